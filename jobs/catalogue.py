@@ -85,7 +85,7 @@ def in_table(table: str, given: dict[str, Any]) -> dict[str, Any]:
     if table in CHOSEN:
         return {table: given}
     outer, _, name = table.partition(".")
-    return {outer: {name: [given]}}
+    return {outer: {name: [given]} if name else [given]}
 
 
 # Any: values of TOML.

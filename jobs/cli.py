@@ -354,6 +354,7 @@ for _command, _table in {
     "topologies": "topology",
     "selections": "selection",
     "schedules": "schedule",
+    "wrappers": "wrap",
     "metrics": "evaluation.metrics",
 }.items():
     _catalogue(_command, _table)

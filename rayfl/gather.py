@@ -9,7 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Protocol
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from rayfl import tree
 from rayfl.compress.base import Packet, decoded_bytes
@@ -60,7 +62,8 @@ class Aggregate:
         if any(not isinstance(item, dict) for item in self.items.values()):
             raise RayflError("packets that the server relays unopened cannot be rescaled; gather them with Collect")
         items = {sender: tree.mul(item, factors) for sender, item in self.items.items() if isinstance(item, dict)}
-        return replace(self, sum=tree.mul(self.sum, factors), items=items)
+        known = tree.mul(self.known, factors) if self.known else self.known
+        return replace(self, sum=tree.mul(self.sum, factors), items=items, known=known)
 
 
 class Gather(ABC):
@@ -184,6 +187,39 @@ class Collect(Gather):
 @dataclass(frozen=True)
 class Relay(Collect):
     """Keeps every packet undecoded, as a `Handle` by sender in `items`, so that the server can forward it."""
+
+
+CENTER = "robust center"
+"""The entry of a server's state with the last result of rules that keep a center, by message name."""
+
+
+class RobustMean(Collect):
+    """A mean of messages that the engine keeps until all have arrived, made slice by slice on the workers.
+
+    As an aggregate it counts messages, whose weights must be equal, and collects none; `known` is then its result.
+    """
+
+    measures: ClassVar[bool] = False
+    """Whether it reads the messages twice, the first time to `decide`."""
+    keeps_center: ClassVar[bool] = False
+    """Whether the last row of `rows` is the result of the round before, at first zeros."""
+
+    def measure(self, rows: Tensor) -> np.ndarray:
+        """What adds up over slices of the messages, float32 [n, slice]: the products of every two, float64 [n, n]."""
+        return (rows.double() @ rows.double().T).numpy()
+
+    def decide(self, statistics: np.ndarray) -> np.ndarray:
+        """What `combine` needs, from the sum of what `measure` returned for all slices."""
+        return statistics
+
+    @abstractmethod
+    def combine(self, rows: Tensor, decision: np.ndarray | None) -> Tensor:
+        """The result's slice, float32 [slice], from those of the messages, float32 [n, slice] by ascending client."""
+
+    def add(self, total: Aggregate, packet: Packet, weight: float, sender: int) -> Aggregate:
+        if total.count and total.weight != weight * total.count:
+            raise RayflError("a robust mean cannot believe weights that clients send, and these are not all the same")
+        return replace(total, weight=total.weight + weight, count=total.count + 1)
 
 
 def _plus(total: Tree, packet: Packet, weight: float) -> Tree:

@@ -94,6 +94,15 @@ def vector(a: Tree) -> Tensor:
     return torch.cat([tensor.flatten() for tensor in a.values()])
 
 
+def between(a: Tree, first: int, last: int) -> Tensor:
+    """The entries [first, last) of `vector(a)`."""
+    parts, start = [], 0
+    for tensor in a.values():
+        parts.append(tensor.flatten()[max(0, first - start) : max(0, last - start)])
+        start += tensor.numel()
+    return torch.cat(parts)
+
+
 def unvector(flat: Tensor, like: Tree) -> Tree:
     """The inverse of `vector`; every tensor owns its memory."""
     pieces = torch.split(flat, [tensor.numel() for tensor in like.values()])

@@ -215,6 +215,7 @@ def test_the_table_of_commands_is_whole():
         "topologies",
         "selections",
         "schedules",
+        "wrappers",
         "metrics",
     }
     assert shown == set(main.commands)

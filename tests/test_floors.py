@@ -22,6 +22,7 @@ FLOORS = (
     {"task", "gather"},
     {"methods"},
     {"rounds"},
+    {"wrappers"},
     {"run_directory"},
     {"experiment"},
     {"report", "testing"},

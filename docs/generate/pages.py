@@ -36,6 +36,7 @@ from rayfl.selections.base import Selection
 from rayfl.settings import Settings
 from rayfl.tasks.base import Task
 from rayfl.topology.graphs import Topology
+from rayfl.wrappers.base import Wrapper
 
 ROOT = Path(__file__).resolve().parents[2]
 METHODS = "reference/methods"
@@ -49,6 +50,7 @@ COMMANDS = {
     Topology: "topologies",
     Selection: "selections",
     Schedule: "schedules",
+    Wrapper: "wrappers",
     Metric: "metrics",
 }
 """The command that lists a kind, which is also its section's name."""

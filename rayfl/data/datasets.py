@@ -140,6 +140,13 @@ class Source(Choice, ABC):
         default=None, description="digests of the files' content by name; default: those that the files have"
     )
 
+    flipped_clients: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="share of the clients that train on wrong labels: class c becomes num_classes - 1 - c",
+    )
+
     # Any: a table of an experiment.
     def to_table(self) -> dict[str, Any]:
         """The table that makes it again."""

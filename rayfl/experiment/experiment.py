@@ -37,6 +37,7 @@ from rayfl.settings import Settings, dotted, shown
 from rayfl.task import BoundTask
 from rayfl.tasks.base import Task
 from rayfl.topology.graphs import Topology
+from rayfl.wrappers.base import MessageWrapper, Wrapper
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 """The allowed names of an experiment. Its run directory has the same name."""
@@ -173,6 +174,10 @@ class Experiment(Settings):
     method: Annotated[MethodChoice, BeforeValidator(_choice), PlainSerializer(MethodChoice.to_table)]
     uplink: Annotated[Compressor, from_table(Compressor), TO_TABLE] = Field(default_factory=Dense)
     downlink: Annotated[Compressor, from_table(Compressor), TO_TABLE] = Field(default_factory=Dense)
+    wrap: Annotated[
+        tuple[Annotated[Wrapper, from_table(Wrapper), TO_TABLE], ...],
+        BeforeValidator(lambda given: given if isinstance(given, list | tuple) else (given,)),
+    ] = Field(default=(), description="wrappers around the method, the innermost first, each by its name or as a table")
     selection: Annotated[Selection, from_table(Selection), TO_TABLE] = Field(default_factory=Uniform)
     schedule: Annotated[Schedule, from_table(Schedule), TO_TABLE] = Field(default_factory=Synchronous)
     topology: Annotated[Topology, from_table(Topology), TO_TABLE] | None = None
@@ -222,6 +227,16 @@ class Experiment(Settings):
             raise RayflError(f"{own[0]} and clients.retention_ratio are both given; give one of them")
         return self
 
+    @field_validator("wrap")
+    @classmethod
+    def _go_together(cls, wrap: tuple[Wrapper, ...]) -> tuple[Wrapper, ...]:
+        names = [one.name for one in wrap]
+        if len({*names}) < len(names):
+            raise RayflError(f"={shown(names)} names a wrapper twice; name each once", key=("wrap",))
+        if first := [one.name for one in wrap[:-1] if isinstance(one, MessageWrapper) and one.sees_all]:
+            raise RayflError(f": {first[0]!r} must see all that clients send; make it the last one", key=("wrap",))
+        return wrap
+
     @model_validator(mode="after")
     def _fits(self) -> "Experiment":
         self.method.hyper.for_num_rounds(self.rounds)
@@ -230,7 +245,8 @@ class Experiment(Settings):
     @property
     def in_memory(self) -> list[str]:
         """The objects from Python that cannot be made again by a name, in words."""
-        names = [(table.get("name") if isinstance(table, dict) else None) for table in self.as_dict().values()]
+        tables = [one for value in self.as_dict().values() for one in (value if isinstance(value, list) else [value])]
+        names = [(table.get("name") if isinstance(table, dict) else None) for table in tables]
         return [name.removeprefix(plugins.MEMORY) for name in names if name is not None and plugins.is_in_memory(name)]
 
     def as_dict(self) -> dict[str, Any]:

@@ -25,7 +25,10 @@ KINDS = {
 """The settings that name a file, and the word with which the copy's name begins."""
 STAYING = {("data", "path"), ("data", "test_path")}
 """The settings that name files of samples. They are too large to be copied; `data.digest` has their digests."""
-_OPEN = ("data", "partition", "model", "task", "method", "uplink", "downlink", "topology", "evaluation")
+_OPEN = (
+    *("data", "partition", "model", "task", "method", "uplink", "downlink", "topology", "evaluation"),
+    *("selection", "wrap"),
+)
 """The tables in which a name may refer to a plugin file: my_methods.py:FedNova."""
 
 

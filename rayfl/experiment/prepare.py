@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -26,6 +27,7 @@ from rayfl.methods.shared.own_parts import with_parts
 from rayfl.models.given_weights import read_backbone, read_weights
 from rayfl.models.part_names import chosen
 from rayfl.network import Network
+from rayfl.population.attackers import attackers
 from rayfl.population.sampling import Population
 from rayfl.rounds.check_hooks import checked_hook
 from rayfl.rounds.check_setup import check_setup
@@ -38,6 +40,9 @@ from rayfl.task import NetworkTask
 from rayfl.tasks.check import check_task
 from rayfl.tasks.from_data import task_for
 from rayfl.tree import Tree
+
+STORE_SHARE = 0.3
+"""The share of a machine's memory that Ray takes for its object store."""
 
 
 @torch_flags.own_flags()
@@ -52,8 +57,11 @@ def prepare(experiment: Experiment) -> Setup:
         torch_flags.choose(experiment.runtime.instruction_set)
         dataset = checked_dataset(experiment.data.load())
         partition = make_partition(experiment, dataset)
+        dataset = with_flipped_labels(experiment, dataset, partition)
         task = make_task(experiment, dataset)
         method = experiment.method.make(task, experiment.rounds)
+        for one in experiment.wrap:
+            method = one.around(method)
         topology = None if experiment.topology is None else experiment.topology.read(experiment.clients.num_seen)
         weights = task.network.first_weights(seeding.torch_seed(seed, purpose="initial parameters"))
         if model.start is not None and experiment.adapters is None:
@@ -100,8 +108,9 @@ def with_task(table: Mapping[str, object], dataset: Dataset) -> dict[str, object
 def given_elsewhere(experiment: Experiment) -> list[Given]:
     """The settings that are given to classes from elsewhere and that no class of ours declares."""
     found: list[Given] = []
-    metrics = [("evaluation.metrics", metric) for metric in experiment.evaluation.metrics]
-    for table, settings in (*experiment, ("method", experiment.method.hyper), *metrics):
+    listed = [("evaluation.metrics", metric) for metric in experiment.evaluation.metrics]
+    listed += [("wrap", one) for one in experiment.wrap]
+    for table, settings in (*experiment, ("method", experiment.method.hyper), *listed):
         if isinstance(settings, Settings):
             kind = experiment.method.kind if table == "method" else type(settings)
             of = f"{kind.__name__} ({plugins.place_of(kind)})"
@@ -122,7 +131,7 @@ def _naming_failed_code(experiment: Experiment) -> Iterator[None]:
     except (RayflError, HookError, OSError, KeyboardInterrupt):
         raise
     except BaseException as error:
-        tables = (experiment.data, experiment.partition, experiment.task, experiment.topology)
+        tables = (experiment.data, experiment.partition, experiment.task, experiment.topology, *experiment.wrap)
         chosen = (*map(type, tables), experiment.method.kind)
         modules = {one.__module__ for kind in chosen for one in kind.__mro__ if issubclass(one, Kind)}
         frames = [one for one in traceback.walk_tb(error.__traceback__) if one[0].f_globals["__name__"] in modules]
@@ -234,6 +243,10 @@ def check(setup: Setup, experiment: Experiment, task: NetworkTask) -> None:
         # Bytes per pair of peers: whether one receives from the other, and the weights.
         memory.require(17 * peers**2, f"a graph of clients.count={peers} peers", "lower clients.count")
     check_setup(setup)
+    for one in experiment.wrap:
+        one.check(
+            setup, 10**6 * (experiment.runtime.object_store_memory_mb or 0) or int(STORE_SHARE * memory.machine_bytes())
+        )
     if experiment.report.target is not None:
         ranking = {name: facts for name, facts in setup.metric_facts.items() if facts.ranks}
         require_target(experiment.report.target, ranking)
@@ -245,6 +258,23 @@ def check(setup: Setup, experiment: Experiment, task: NetworkTask) -> None:
         memory.require(10**6 * runtime.object_store_memory_mb, store, "lower it")
     if experiment.runtime.executor == "inline" and setup.device_name == "cuda" and not torch.cuda.is_available():
         raise RayflError("runtime.device='cuda' needs a GPU, and this machine has none; use device='cpu'")
+
+
+def with_flipped_labels(experiment: Experiment, dataset: Dataset, partition: Partition) -> Dataset:
+    """The dataset in which the attacking clients' labels are flipped, in all that is not their test split."""
+    share = experiment.data.flipped_clients
+    if not share:
+        return dataset
+    if not dataset.has_classes:
+        raise RayflError(
+            f"={share:g} flips classes, and the labels of dataset {dataset.name!r} are no classes; remove it",
+            ("data", "flipped_clients"),
+        )
+    labels = dataset.train.labels.copy()
+    for client in attackers(experiment.seed, experiment.clients.num_seen, share):
+        own = np.concatenate([partition.split(split)[client] for split in ("train", "validation", "heldout")])
+        labels[own] = dataset.num_classes - 1 - labels[own]
+    return replace(dataset, train=replace(dataset.train, labels=labels))
 
 
 def make_partition(experiment: Experiment, dataset: Dataset) -> Partition:
@@ -259,7 +289,7 @@ def make_partition(experiment: Experiment, dataset: Dataset) -> Partition:
         )
     generator = seeding.generator(experiment.seed, purpose="partition")
     partition = experiment.partition.split(dataset, experiment.clients.count, generator)
-    defaults = experiment.method.splits
+    defaults = {key: share for one in (experiment.method, *experiment.wrap) for key, share in one.splits.items()}
     ratios = {
         "validation": experiment.splits.validation_ratio,
         "heldout": experiment.splits.heldout_ratio,

@@ -19,6 +19,7 @@ from rayfl.selections.base import Selection
 from rayfl.settings import Settings, listed
 from rayfl.tasks.base import Task
 from rayfl.topology.graphs import Topology
+from rayfl.wrappers.base import Wrapper
 
 CHOSEN: Mapping[str, type[Kind]] = {
     "method": Method,
@@ -33,7 +34,7 @@ CHOSEN: Mapping[str, type[Kind]] = {
     "task": Task,
 }
 """The tables that choose a method, a model, ... by its name, and have its settings."""
-LISTED: Mapping[str, type[Kind]] = {**CHOSEN, "evaluation.metrics": Metric}
+LISTED: Mapping[str, type[Kind]] = {**CHOSEN, "evaluation.metrics": Metric, "wrap": Wrapper}
 """The same, and the settings that are lists of choices."""
 OTHER_WORDS: Mapping[str, str] = {
     word: key

@@ -33,6 +33,7 @@ from rayfl.methods.hook_types import (
     Reply,
     Split,
     Stage,
+    Trees,
     Upload,
     Work,
 )
@@ -74,6 +75,7 @@ __all__ = [
     "Topology",
     "Traits",
     "Tree",
+    "Trees",
     "Upload",
     "WeightedMean",
     "Work",
@@ -150,6 +152,8 @@ class Method(Kind, ABC):
     schedule that mixes models (FedAsync) needs one."""
     own_compression: bool = False
     """Whether the method fixes its own compressors, so that `uplink` and `downlink` may not be set."""
+    hands_over_trees: bool = True
+    """Whether all that `gather` names is handed over by `finish` as trees, or goes through `Context.outgoing`."""
 
     def __init_subclass__(cls, on_device: bool = False, keeps_parts: bool = False, takes_stale: bool = False) -> None:
         super().__init_subclass__()
@@ -365,7 +369,7 @@ class ServerHalf(ABC):
         """The message to a client that delivered, in the same round, after the update; called on the actors."""
         return Reply({}, server_memory)
 
-    def overrides(self, hook: Literal["personal_message", "reply"]) -> bool:
+    def overrides(self, hook: Literal["personal_message", "reply", "store_uplink"]) -> bool:
         """Whether this method implements `hook`: the engine then calls it for every client."""
         return getattr(type(self), hook) is not getattr(ServerHalf, hook)
 

@@ -20,7 +20,6 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from rayfl import tree
-from rayfl.compress.dense import Dense
 from rayfl.methods.base import (
     Aggregate,
     Context,
@@ -41,7 +40,7 @@ from rayfl.methods.shared.distributed_gradient import (
     soft_threshold,
 )
 from rayfl.methods.shared.one_gradient import GradientCarry
-from rayfl.methods.shared.uplink import compressed
+from rayfl.methods.shared.uplink import compressed, uncompressed
 
 
 class DIANAHyper(GradientStep):
@@ -78,7 +77,7 @@ class DIANA(ShiftedGradient, on_device=True):
     def finish(self, state: ShiftState, carry: GradientCarry, ctx: Context) -> Finished:
         difference = tree.sub(carry["gradient"], state["shift"])
         if self.is_exact(ctx):
-            message: Message = {"gradient": Dense().encode(difference, {}, ctx.generator)[0]}
+            message: Message = uncompressed({"gradient": difference}, ctx)
         else:
             message, state = compressed(state, {"gradient": difference}, ctx)
         shift = tree.add(state["shift"], message["gradient"].decode_beside(difference), self.alpha(ctx))

@@ -33,6 +33,8 @@ or a finished packet."""
 Download = Mapping[str, Packet | Tree]
 """What the server sends, by name: a tree, which the engine encodes with the experiment's downlink; or a finished
 packet."""
+Trees = Mapping[str, Tree | Difference]
+"""What a client sends, by name, before it is encoded."""
 Split = Literal["train", "validation", "heldout"]
 
 
@@ -86,7 +88,9 @@ class Context:
     `uses_graph`. `retention_given`: whether the experiment gives each client a retention ratio. `initial` are the
     parameters of round 0. `work` is filled, by stage name, when `finish` is called. `sends` is False for a client that
     trains and does not upload; it must leave the memory of its compressor alone. `generator` belongs to this (seed,
-    round, client, call) and to nothing else.
+    round, client, call) and to nothing else. `num_selected` is `clients.per_round`. `outgoing` is what wrappers do to
+    the trees of a message; a method that encodes trees itself calls it before, once, on all of them
+    (`shared.uplink.compressed` does).
     """
 
     round: int
@@ -103,6 +107,13 @@ class Context:
     retention_given: bool = False
     work: Mapping[str, Work] = field(default_factory=dict)
     sends: bool = True
+    num_selected: int = 0
+    outgoing: Callable[[Trees], Trees] = dict
+
+    @property
+    def seed(self) -> int:
+        """The experiment's seed."""
+        return self.draws.key[0]
 
     @property
     def generator(self) -> np.random.Generator:

@@ -24,7 +24,6 @@ from pydantic import Field
 from torch import Tensor
 
 from rayfl import tree
-from rayfl.compress.dense import Dense
 from rayfl.methods.base import (
     Aggregate,
     Batch,
@@ -43,7 +42,7 @@ from rayfl.methods.base import (
 )
 from rayfl.methods.shared.distributed_gradient import DistributedGradient, GradientStep, stated_omega
 from rayfl.methods.shared.one_gradient import GradientCarry
-from rayfl.methods.shared.uplink import UplinkMemory
+from rayfl.methods.shared.uplink import UplinkMemory, uncompressed
 
 
 class MARINAHyper(GradientStep):
@@ -113,8 +112,7 @@ class MARINA(DistributedGradient, on_device=True):
     def finish(self, state: MARINAState, carry: MARINACarry, ctx: Context) -> Finished:
         state = {**state, "point": carry["params"], "round": torch.tensor(ctx.round)}
         if carry["dense"]:
-            packet, _ = Dense().encode(carry["gradient"], {}, ctx.generator)
-            return self.finished(state, {"gradient": packet}, carry, ctx)
+            return self.finished(state, uncompressed({"gradient": carry["gradient"]}, ctx), carry, ctx)
         if "previous" in carry:
             return self.finished(state, {"gradient": carry["gradient"]}, carry, ctx)
         return self.finished(state, {}, carry, ctx)

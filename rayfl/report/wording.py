@@ -161,6 +161,13 @@ _METRICS = {
     "elastic/boosted_share": MetricText(
         "Share of boosted entries", "0 to 1", "The share of the update's entries that elastic aggregation enlarges."
     ),
+    "clip/norm": MetricText("Norm of a message", "norm", "The Euclidean norm of a client's message before clipping."),
+    "clip/clipped": MetricText("Clipped messages", "0 to 1", "The share of the round's messages that were clipped."),
+    "clip/bound": MetricText("Clipping norm", "norm", "The norm to which messages were clipped in the round."),
+    "privacy/epsilon": MetricText(
+        "Epsilon so far", "epsilon", "What differential privacy has cost up to this round; delta is in the settings."
+    ),
+    "attack/share": MetricText("Attackers", "0 to 1", "The share of the round's messages that attackers sent."),
     "fedmgda/direction_norm": MetricText(
         "Norm of the common direction",
         "norm",

@@ -21,7 +21,7 @@ from rayfl.data.partition import Partition
 from rayfl.data.transfer import to_device
 from rayfl.determinism import seeding
 from rayfl.determinism.process import Precision
-from rayfl.gather import Relay
+from rayfl.gather import Relay, RobustMean
 from rayfl.methods.base import Context, Method, PeerHalf, Plan, ServerHalf
 from rayfl.metrics.base import Metric, PerExample
 from rayfl.metrics.check import checked_facts
@@ -243,8 +243,9 @@ class Setup:
 
     @property
     def keeps_messages(self) -> bool:
-        """Whether messages are stored until it is known who needs them (peers, `take_first`, schedules)."""
-        return self.is_peer or self.population.settings.take_first is not None or not self.schedule.in_rounds
+        """Whether messages are stored until it is known who needs them: peers, `take_first`, schedules, robust means."""
+        kept = any(isinstance(rule, RobustMean) for rule in self.method.gather.values()) or not self.schedule.in_rounds
+        return kept or self.is_peer or self.population.settings.take_first is not None
 
     @cached_property
     def state_slots(self) -> Slots:
@@ -316,6 +317,7 @@ class Setup:
             coin=partial(seeding.coin, self.seed),
             links=self.links(round) if sees_graph else None,
             retention_given=self.population.settings.retention_ratio is not None,
+            num_selected=self.population.settings.num_selected,
         )
 
     def context_for_hooks(self, round: int, plan: Plan, client: int, purpose: str, key: int | None = None) -> Context:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from rayfl.determinism.addition_order import Node, cut, nodes_within
-from rayfl.gather import Aggregate, Handle
+from rayfl.gather import Aggregate, Handle, RobustMean
 from rayfl.methods.base import Plan
 from rayfl.population.fate import Fate
 from rayfl.population.sampling import Participation
@@ -13,6 +13,7 @@ from rayfl.rounds.client_outputs import ClientOutputs
 from rayfl.rounds.executor import Job, Ref
 from rayfl.rounds.late_clients import cut_off_surplus
 from rayfl.rounds.merge_sums import MOST_ALONE, merge_sums
+from rayfl.rounds.robust_means import robust_mean
 from rayfl.rounds.running_round import Round
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.worker_jobs import AddJob, TrainJob
@@ -57,6 +58,9 @@ def train(round: Round, fates: Mapping[int, Fate]) -> tuple[dict[str, Aggregate]
     if setup.keeps_messages and not setup.is_peer:
         sums, sum_bytes = add_messages(round, messages)
     received = merge_sums(round, sums, sum_bytes)
+    for name, one in received.items():
+        if isinstance(one.gather, RobustMean) and one.count:
+            received[name] = robust_mean(round, name, one, messages)
     for name in setup.relayed:
         received[name] = relayed(round, name, delivered)
     round.run_state = round.run_state.updated(setup.memory_slots, outputs)

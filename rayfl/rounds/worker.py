@@ -10,11 +10,13 @@ from functools import singledispatchmethod
 from typing import Any
 
 import numpy as np
+import torch
 
 from rayfl import tree
 from rayfl.compress.base import message_bits
 from rayfl.data.transfer import to_device
 from rayfl.determinism.seeding import generator
+from rayfl.gather import RobustMean
 from rayfl.methods.base import Carry, Work
 from rayfl.population.fate import Fate
 from rayfl.rounds import evaluation
@@ -42,6 +44,7 @@ from rayfl.rounds.worker_jobs import (
     PollJob,
     PooledJob,
     ReplyJob,
+    RobustJob,
     RoundInputs,
     Trained,
     TrainJob,
@@ -154,6 +157,18 @@ class Worker:
     def merge(self, job: MergeJob, round_inputs: RoundInputs, inputs: Sequence[Any]) -> tuple[None, list[Any]]:
         """Add up the sums or packets of several nodes."""
         return None, [on_wire(self.summing.summed(job.node, dict(zip(job.parts, inputs, strict=True))))]
+
+    @do.register
+    def robust(
+        self, job: RobustJob, round_inputs: RoundInputs, inputs: Sequence[Any]
+    ) -> tuple[np.ndarray | None, list[Any]]:
+        """Measure or combine a slice of messages."""
+        rule = self.method.gather[job.name]
+        assert isinstance(rule, RobustMean), "the round loop asks for no other"
+        sent = [message[job.name] for message, _ in inputs if job.name in message]
+        rows = torch.stack([tree.between(packet.decode(), job.first, job.last) for packet in sent])
+        measures = rule.measures and job.decision is None
+        return (rule.measure(rows), []) if measures else (None, [rule.combine(rows, job.decision).numpy()])
 
     @do.register
     def reply(

@@ -4,6 +4,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+import numpy as np
+
 from rayfl.compress.base import Message
 from rayfl.determinism.addition_order import Node
 from rayfl.methods.base import Plan, Work
@@ -132,6 +134,19 @@ class MergeJob:
 
 
 @dataclass(frozen=True)
+class RobustJob:
+    """Reads a slice of all messages called `name`: measures it, or combines it by the rule's `decision`.
+
+    Inputs: (message, weight) by client. Result: what was measured; or output: the slice of the result.
+    """
+
+    name: str
+    first: int
+    last: int
+    decision: np.ndarray | None
+
+
+@dataclass(frozen=True)
 class PooledJob:
     """Evaluates the global model on a part of the pooled test set, or of all clients' training examples.
 
@@ -144,7 +159,7 @@ class PooledJob:
     by_client: bool = False
 
 
-WorkerJob = TrainJob | ClientJob | MixJob | AddJob | MergeJob | PooledJob
+WorkerJob = TrainJob | ClientJob | MixJob | AddJob | MergeJob | RobustJob | PooledJob
 """A job for a worker; the job's class decides which method of the worker does it."""
 
 

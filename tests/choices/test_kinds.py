@@ -13,6 +13,7 @@ from rayfl.schedules.base import Schedule
 from rayfl.selections.base import Selection
 from rayfl.tasks.base import Task
 from rayfl.topology.graphs import Topology
+from rayfl.wrappers.base import Wrapper
 from tests.refusals import refused
 
 KINDS: list[type[kinds.Choice]] = [
@@ -25,6 +26,7 @@ KINDS: list[type[kinds.Choice]] = [
     Selection,
     Task,
     Topology,
+    Wrapper,
 ]
 
 

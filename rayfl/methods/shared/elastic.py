@@ -85,7 +85,9 @@ class Elastic(Wrapping, on_device=True, keeps_parts=True):
             raise RayflError(
                 f"elastic rescales the delta that a server aggregates, and {type(inner).__name__} has none; remove it"
             )
-        self.gather = {**inner.gather, SENSITIVITY: WeightedMean()}
+        if self.sees_all:
+            raise RayflError("elastic sends a message past a wrapper that must see all; put it before that one, or out")
+        self.gather, self.hands_over_trees = {**inner.gather, SENSITIVITY: WeightedMean()}, False
 
     def plan(self, round: int, coin: float) -> Plan:
         plan = self.inner.plan(round, coin)
@@ -152,7 +154,7 @@ class Elastic(Wrapping, on_device=True, keeps_parts=True):
         inner, metrics = _without(received), {}
         if sensitivity and delta.count:
             ratios = self.normalised(sensitivity)
-            like = delta.sum or next(item for item in delta.items.values() if isinstance(item, dict))
+            like = delta.known or delta.sum or next(item for item in delta.items.values() if isinstance(item, dict))
             inner["delta"] = delta.scaled({name: self.factors(ratios.get(name)) for name in like})
             metrics = {"elastic/boosted_share": self.boosted_share(ratios, like)}
         state, others = super().server_update(_without(server), inner, delivered, ctx)

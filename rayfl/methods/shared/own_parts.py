@@ -114,7 +114,7 @@ class OwnParts(WrappingClients, on_device=True, keeps_parts=True):
     hyper: Parts
     task: NetworkTask
     own_stages: ClassVar[tuple[str, ...]] = (PERSONAL,)
-    own_names: ClassVar[frozenset[str]] = frozenset((KEPT, BUFFERS))
+    own_names: frozenset[str] = frozenset((KEPT, BUFFERS))
 
     # Any: see Method.
     def __init__(self, inner: Method, hyper: HyperParameters | None = None, **settings: Any) -> None:
@@ -125,6 +125,12 @@ class OwnParts(WrappingClients, on_device=True, keeps_parts=True):
         self.averaged: tuple[str, ...] = ()
         if self.hyper.buffers == "average" and inner.gather:
             self.averaged = tuple(name for name in self.buffers if network.local[name].dtype.kind == "f")
+        if self.averaged and self.sees_all:
+            raise RayflError(
+                "='average' sends buffers past a wrapper that must see all that clients send; give 'personal' or "
+                "'frozen'",
+                ("parts", "buffers"),
+            )
         keeps_buffers = not self.averaged or inner.personalized or isinstance(inner, PeerHalf)
         trains_own = network.personal if self.hyper.order != "shared-only" else ()
         self.kept = (*trains_own, *(self.buffers if keeps_buffers else ()))
@@ -139,16 +145,8 @@ class OwnParts(WrappingClients, on_device=True, keeps_parts=True):
     @cached_property
     def optimizer(self) -> Optimizer:
         """The optimizer of personal parameters: the client's."""
-        make = getattr(self._method.hyper, "make_optimizer", SGD)
+        make = getattr(self.innermost.hyper, "make_optimizer", SGD)
         return make()
-
-    @property
-    def _method(self) -> Method:
-        """The method that trains, inside all wrappers."""
-        method = self.inner
-        while isinstance(method, WrappingClients):
-            method = method.inner
-        return method
 
     @property
     def start(self) -> Tree:
@@ -196,7 +194,7 @@ class OwnParts(WrappingClients, on_device=True, keeps_parts=True):
         after = self.inner.with_task(task).step(self.inside(carry), batch, stage=stage)
         if task.num_gradients > 1:
             raise RayflError(
-                f"a step of {type(self._method).__name__} took {task.num_gradients} gradients; a method with "
+                f"a step of {type(self.innermost).__name__} took {task.num_gradients} gradients; a method with "
                 "keeps_parts=True takes one, of the client's model"
             )
         return {**after, KEPT: self._moved(kept, task.gradient, task, stage) if stage.lr else kept}
@@ -250,7 +248,7 @@ class OwnParts(WrappingClients, on_device=True, keeps_parts=True):
         """The wrapper's part of a carry after a step that moved buffers, and personal parameters along `gradient`."""
         local, optimizer = {**kept["local"], **task.moved}, kept["optimizer"]
         if gradient:
-            gradient = clip(gradient, getattr(self._method.hyper, "clip_norm", None))
+            gradient = clip(gradient, getattr(self.innermost.hyper, "clip_norm", None))
             own = {name: local[name] for name in gradient}
             own, optimizer = self.optimizer.update(own, gradient, optimizer, stage.lr)
             local |= own
@@ -313,7 +311,7 @@ def with_parts(method: Method, parts: Parts) -> Method:
 
     Raise RayflError if the method does not train one model by one gradient a step, or exchanges nothing.
     """
-    trainer = method.inner if isinstance(method, WrappingClients) else method
+    trainer = method.innermost if isinstance(method, WrappingClients) else method
     name = trainer.name or type(trainer).__name__
     if not method.keeps_parts:
         what = "parts.personal" if parts.personal else "a model whose buffers change in training (BatchNorm)"

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import NotRequired, TypedDict, TypeVar, cast
 
 from rayfl.compress.base import encode_trees
+from rayfl.compress.dense import Dense
 from rayfl.methods.base import Context, Packet, State, Tree
 
 
@@ -23,5 +24,10 @@ def compressed(state: Sender, trees: Mapping[str, Tree], ctx: Context) -> tuple[
     """
     if not ctx.sends:
         return {}, state
-    packets, memories = encode_trees(ctx.uplink, trees, state.get("uplink", {}), ctx.generator)
+    packets, memories = encode_trees(ctx.uplink, ctx.outgoing(trees), state.get("uplink", {}), ctx.generator)
     return packets, cast(Sender, {**state, "uplink": memories}) if memories else state
+
+
+def uncompressed(trees: Mapping[str, Tree], ctx: Context) -> dict[str, Packet]:
+    """Encode trees as they are, whatever the uplink is."""
+    return encode_trees(Dense(), ctx.outgoing(trees), {}, ctx.generator)[0]

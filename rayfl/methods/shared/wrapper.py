@@ -32,7 +32,9 @@ class WrappingClients(Method):
     """Passes a client's hooks on to `inner`. A subclass changes a hook, and calls the inner method's by `super()`."""
 
     own_stages: ClassVar[tuple[str, ...]] = ()
-    own_names: ClassVar[frozenset[str]] = frozenset()
+    own_names: frozenset[str] = frozenset()
+    sees_all: bool = False
+    """Whether a wrapper inside must see all that clients send, so that none around it may add messages."""
     inner: Method
 
     # Any: see Method.
@@ -42,12 +44,19 @@ class WrappingClients(Method):
         self.gather = inner.gather
         self.personalized, self.splits = inner.personalized, {**inner.splits, **type(self).splits}
         self.own_compression, self.uses_graph = inner.own_compression, inner.uses_graph
+        self.hands_over_trees, self.has_global_model = inner.hands_over_trees, inner.has_global_model
+        self.sees_all = isinstance(inner, WrappingClients) and inner.sees_all
         self.on_device = type(self).on_device and inner.on_device
         self.keeps_parts = type(self).keeps_parts and inner.keeps_parts
         self.takes_stale, self.difference = type(self).takes_stale and inner.takes_stale, inner.difference
         self.honours_retention, self.needs_one_omega = inner.honours_retention, inner.needs_one_omega
         self.metrics_with_variance = inner.metrics_with_variance
         self.judged_after_training = inner.judged_after_training
+
+    @property
+    def innermost(self) -> Method:
+        """The method inside all wrappers."""
+        return self.inner.innermost if isinstance(self.inner, WrappingClients) else self.inner
 
     def with_task(self, task: BoundTask) -> Self:
         twin = super().with_task(task)

@@ -1,0 +1,1 @@
+"""What an experiment puts around its method: the `wrap` list."""

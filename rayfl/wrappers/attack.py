@@ -1,0 +1,45 @@
+"""Attacks on the server's mean, or on the neighbours', by a share of the clients."""
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+
+from rayfl import tree
+from rayfl.methods.base import Context, Metrics, State, Tree
+from rayfl.population.attackers import attackers
+from rayfl.wrappers.base import MessageWrapper
+
+
+class Attack(MessageWrapper):
+    """A share of the clients, drawn once from the seed, sends something else than they have computed.
+
+    sign-flip: -strength times their message. gaussian: normal numbers of deviation `strength` in place of it (Blanchard
+    et al., NeurIPS 2017). scale: strength times their message (Bagdasaryan et al., AISTATS 2020). Their own states are
+    those of honest clients. `data.flipped_clients` flips labels instead.
+    """
+
+    name: ClassVar[str] = "attack"
+    kind: Literal["sign-flip", "gaussian", "scale"] = Field(default="sign-flip", description="what attackers send")
+    share: float = Field(default=0.2, gt=0, lt=1, description="share of the clients that attack")
+    strength: float = Field(default=1.0, gt=0, description="factor of the message, or deviation of the noise")
+
+    def client(
+        self, trees: Mapping[str, Tree], state: State, received: Tree, ctx: Context
+    ) -> tuple[Mapping[str, Tree], State, Metrics]:
+        attacks = ctx.traits.id in attackers(ctx.seed, ctx.num_clients, self.share)
+        if attacks and self.kind == "gaussian":
+            trees = {name: noise(one, self.strength, ctx) for name, one in trees.items()}
+        elif attacks:
+            factor = self.strength if self.kind == "scale" else -self.strength
+            trees = {name: tree.scale(one, factor) for name, one in trees.items()}
+        return trees, state, {"attack/share": float(attacks)}
+
+
+def noise(like: Tree, deviation: float, ctx: Context) -> Tree:
+    """Normal numbers, float32 in the shapes of `like`, from the context's generator."""
+    return {
+        name: torch.from_numpy(ctx.generator.normal(0.0, deviation, tuple(one.shape)).astype("float32"))
+        for name, one in like.items()
+    }

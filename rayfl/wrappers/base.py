@@ -1,0 +1,230 @@
+"""Wrapper: something around a method that changes its training or its messages; an experiment has a list of them."""
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from rayfl.choices.kinds import Choice
+from rayfl.compress.dense import Dense
+from rayfl.methods.base import (
+    Aggregate,
+    Carry,
+    Context,
+    Download,
+    Finished,
+    FirstDraws,
+    Gather,
+    Message,
+    Method,
+    Metrics,
+    Packet,
+    PeerHalf,
+    RayflError,
+    ServerHalf,
+    Stage,
+    State,
+    Traits,
+    Tree,
+    Trees,
+)
+from rayfl.methods.shared.wrapper import Wrapping, WrappingClients
+from rayfl.rounds.setup import Setup
+from rayfl.tree import Difference
+
+KEY = ("wrap",)
+Received = Mapping[str, Aggregate]
+"""What arrived in a round, by message name."""
+
+
+class Wrapper(Choice):
+    """What an experiment puts around its method.
+
+    A training wrapper implements `around`, which returns a `rayfl.methods.shared.wrapper.Wrapping`.
+    """
+
+    label: ClassVar[str] = "wrapper"
+    package: ClassVar[str] = "rayfl.wrappers"
+    splits: ClassVar[Mapping[str, float]] = {}
+    """Further splits that it needs, with the default share of the train split."""
+
+    @abstractmethod
+    def around(self, method: Method) -> Method:
+        """The method with this wrapper around it. Raise RayflError if they do not fit."""
+
+    def check(self, setup: Setup, store_bytes: int) -> None:
+        """Raise RayflError if the wrapper does not fit the rest of the experiment; called before round 0.
+
+        store_bytes: of Ray's object store, or of the memory that it would take by default.
+        """
+
+
+class MessageWrapper(Wrapper):
+    """Changes a client's whole message before it is encoded, and what arrived before the method's server has it.
+
+    Pure, as methods are: every hook returns new states. Tensors lie in main memory.
+    """
+
+    needs_server: ClassVar[bool] = False
+    """Whether peers cannot have it."""
+    sees_all: ClassVar[bool] = False
+    """Whether nothing may be sent that it has not seen. It is then the last wrapper, and neither counts beside the
+    trees nor clients that keep silent are allowed."""
+
+    def around(self, method: Method) -> Method:
+        name = type(method).__name__ if not isinstance(method, WrappingClients) else type(method.innermost).__name__
+        if not method.gather:
+            raise RayflError(f": {self.name!r} changes messages, and clients of {name} send none; remove it", KEY)
+        if method.own_compression or not method.hands_over_trees:
+            what = "compresses in its own way" if method.own_compression else "has messages that are encoded already"
+            raise RayflError(
+                f": {self.name!r} changes messages before they are encoded, and {name} {what}; take another method, or "
+                "(with elastic) put this wrapper first",
+                KEY,
+            )
+        if isinstance(method, ServerHalf):
+            return WrappedClients(method, self)
+        if self.needs_server or self.gather():
+            raise RayflError(f": {self.name!r} needs a server, and {name} has none; remove it", KEY)
+        return WrappedPeers(method, self)
+
+    def gather(self) -> Mapping[str, Gather]:
+        """Messages of its own that `client` adds, by name."""
+        return {}
+
+    def init_client(self, params: Tree) -> State:
+        """A client's state before its first round; `params` are those of round 0."""
+        return {}
+
+    def init_server(self, params: Tree) -> State:
+        """The server's state before round 0."""
+        return {}
+
+    def download(self, server: State) -> Tree:
+        """What every participant downloads of it, dense: a tree of a few numbers, or {}."""
+        return {}
+
+    @abstractmethod
+    def client(
+        self, trees: Mapping[str, Tree], state: State, received: Tree, ctx: Context
+    ) -> tuple[Mapping[str, Tree], State, Metrics]:
+        """The trees that are encoded in place of `trees`, the client's new state, and metrics of the client.
+
+        trees: all that the client sends, by message name. received: what `download` made, {} if nothing came down.
+        """
+
+    def aggregate(self, received: Received, server: State, ctx: Context) -> tuple[Received, State, Metrics]:
+        """What the method's server gets in place of `received`, the new server state, and metrics of the round."""
+        return received, server, {}
+
+
+class Wrapped(WrappingClients, keeps_parts=True):
+    """The clients of `inner`, whose messages the wrapper changes.
+
+    The wrapper has one entry, `entry`, in states of clients and of the server, in messages down and in carries.
+    """
+
+    def __init__(self, inner: Method, wrapper: MessageWrapper) -> None:
+        super().__init__(inner)
+        self.wrapper, self.entry = wrapper, f"wrap {wrapper.name}"
+        self.gather, self.own_names = {**inner.gather, **wrapper.gather()}, frozenset((self.entry, *wrapper.gather()))
+        self.sees_all = self.sees_all or wrapper.sees_all
+        self.takes_stale = self.takes_stale and type(wrapper).aggregate is MessageWrapper.aggregate
+
+    # Any: a state, a carry or a message.
+    def _with(self, inner: Mapping[str, Any], own: Any) -> dict[str, Any]:
+        """The inner method's part, and the wrapper's, if it has one."""
+        return {**inner, self.entry: own} if own else dict(inner)
+
+    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> State:
+        return self._with(super().init_client(client, params, draws), self.wrapper.init_client(params))
+
+    def begin(self, state: State, received: Message, ctx: Context) -> Carry:
+        came = received[self.entry].decode() if self.entry in received else {}
+        return self._with(super().begin(state, received, ctx), came)
+
+    # Any: see Method.
+    def step(self, carry: Carry, batch: Any, *, stage: Stage) -> Carry:
+        return self._with(super().step(carry, batch, stage=stage), carry.get(self.entry, {}))
+
+    def end_stage(self, carry: Carry, *, stage: Stage) -> Carry:
+        return self._with(super().end_stage(carry, stage=stage), carry.get(self.entry, {}))
+
+    def receive_reply(self, state: State, received: Message, ctx: Context) -> State:
+        return self._with(super().receive_reply(state, received, ctx), state.get(self.entry, {}))
+
+    def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
+        own: State = state.get(self.entry, {})
+        metrics: Metrics = {}
+        seen: set[str] = set()
+
+        def outgoing(trees: Trees) -> Trees:
+            nonlocal own, metrics
+            if seen:
+                raise RayflError(f"{type(self.inner).__name__} sends in two parts; {self.wrapper.name!r} needs all")
+            opened = {name: one.tree() if isinstance(one, Difference) else one for name, one in trees.items()}
+            sent, own, metrics = self.wrapper.client(opened, own, carry.get(self.entry, {}), ctx)
+            seen.update(trees, sent)
+            return ctx.outgoing(sent)
+
+        finished = super().finish(state, carry, replace(ctx, outgoing=outgoing) if ctx.sends else ctx)
+        if not ctx.sends:
+            return replace(finished, state=self._with(finished.state, own))
+        message = dict(finished.message or {})
+        if trees := {name: part for name, part in message.items() if not isinstance(part, Packet)}:
+            message |= trees if seen else outgoing(trees)
+        unseen = [name for name in message if name not in seen and (self.wrapper.sees_all or name in self.gather)]
+        if unseen or (self.wrapper.sees_all and not seen):
+            raise RayflError(
+                f"{type(self.inner).__name__} sends {', '.join(unseen) or 'nothing'} past the wrapper "
+                f"{self.wrapper.name!r}; take another method or wrapper"
+            )
+        return replace(
+            finished,
+            state=self._with(finished.state, own),
+            message=None if finished.message is None else message,
+            metrics={**finished.metrics, **metrics},
+        )
+
+
+class WrappedClients(Wrapped, Wrapping, keeps_parts=True, takes_stale=True):
+    """The same with a server."""
+
+    def init_server(self, params: Tree) -> State:
+        return self._with(super().init_server(params), self.wrapper.init_server(params))
+
+    def download(self, server: State, ctx: Context) -> Download:
+        own = self.wrapper.download(server.get(self.entry, {}))
+        return self._with(super().download(server, ctx), Dense().encode(own, {}, ctx.generator)[0] if own else {})
+
+    def server_update(
+        self, server: State, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context
+    ) -> tuple[State, Metrics]:
+        received, own, metrics = self.wrapper.aggregate(received, server.get(self.entry, {}), ctx)
+        state, others = super().server_update(server, received, delivered, ctx)
+        return self._with(state, own), {**others, **metrics}
+
+
+class WrappedPeers(Wrapped, PeerHalf, keeps_parts=True):
+    """The same among peers."""
+
+    def __init__(self, inner: Method, wrapper: MessageWrapper) -> None:
+        super().__init__(inner, wrapper)
+        assert isinstance(inner, PeerHalf), "see `wrapped`"
+        self.peers, self.evaluated_from_mean = inner, inner.evaluated_from_mean
+        vars(self).update(include_self=inner.include_self, weighs_links=inner.weighs_links)
+
+    def mix(self, state: State, received: Mapping[str, Aggregate], ctx: Context) -> State:
+        mixed = self.peers.mix(self.inside(state), self.inside(received), self.inside(ctx))
+        return self._with(mixed, state.get(self.entry, {}))
+
+
+def require_uniform_weights(name: str, method: Method) -> None:
+    """Raise RayflError if clients send the number of their examples, which then weighs their messages."""
+    hyper = (method.innermost if isinstance(method, WrappingClients) else method).hyper
+    if (weighting := getattr(hyper, "weighting", "uniform")) != "uniform":
+        raise RayflError(
+            f": {name!r} cannot believe the weights that clients send; give method.weighting='uniform' in place of "
+            f"{weighting!r}",
+            KEY,
+        )

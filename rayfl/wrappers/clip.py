@@ -1,0 +1,64 @@
+"""Clipping of whole messages."""
+
+import math
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+
+from rayfl import tree
+from rayfl.methods.base import Context, Gather, Metrics, State, Sum, Tree
+from rayfl.settings import unused_with
+from rayfl.wrappers.base import MessageWrapper, Received
+
+WITHIN = "clip/within"
+"""The message that says whether a client's message was within the norm: 1/2, or else -1/2."""
+
+
+class Clip(MessageWrapper):
+    """Scales a client's message down to a Euclidean norm of at most `norm`, over all of its trees together.
+
+    With a `quantile` (Andrew, Thakkar, McMahan, Ramaswamy, NeurIPS 2021, Algorithm 1, without noise) `norm` is that of
+    round 0: clients download the norm C and send whether their message was within, and the server sets
+    C <- C exp(-rate (share within - quantile)).
+    """
+
+    name: ClassVar[str] = "clip"
+    norm: float = Field(default=1.0, gt=0, description="largest norm of a message; with a quantile: in round 0")
+    quantile: float | None = Field(
+        default=None, gt=0, lt=1, description="share of the clients within the norm that is aimed at"
+    )
+    rate: float = Field(
+        default=0.2,
+        gt=0,
+        description="step of the logarithm of the norm",
+        json_schema_extra=unused_with(quantile=[None]),
+    )
+
+    def gather(self) -> Mapping[str, Gather]:
+        return {} if self.quantile is None else {WITHIN: Sum()}
+
+    def init_server(self, params: Tree) -> State:
+        return {} if self.quantile is None else {"norm": torch.tensor([self.norm])}
+
+    def download(self, server: State) -> Tree:
+        return dict(server)
+
+    def client(
+        self, trees: Mapping[str, Tree], state: State, received: Tree, ctx: Context
+    ) -> tuple[Mapping[str, Tree], State, Metrics]:
+        most, norm = float(received.get("norm", self.norm)), math.hypot(*(tree.norm(one) for one in trees.values()))
+        sent = dict(trees) if norm <= most else {name: tree.scale(one, most / norm) for name, one in trees.items()}
+        if self.quantile is not None:
+            sent[WITHIN] = {"within": torch.tensor([0.5 if norm <= most else -0.5])}
+        return sent, state, {"clip/norm": norm, "clip/clipped": float(norm > most)}
+
+    def aggregate(self, received: Received, server: State, ctx: Context) -> tuple[Received, State, Metrics]:
+        if self.quantile is None:
+            return received, server, {}
+        norm, within = server["norm"], received[WITHIN]
+        if within.count:
+            share = 0.5 + float(within.sum["within"]) / within.count
+            server = {"norm": norm * math.exp(-self.rate * (share - self.quantile))}
+        return received, server, {"clip/bound": float(norm)}

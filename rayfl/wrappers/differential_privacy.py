@@ -1,0 +1,144 @@
+"""Differential privacy of whole clients: central (a server that is trusted adds noise), and local (each client does).
+
+Central: McMahan, Ramage, Talwar, Zhang, Learning Differentially Private Recurrent Language Models, ICLR 2018, with a
+fixed denominator; with a quantile Andrew et al., NeurIPS 2021. Noise is drawn from the experiment's seed: epsilon is
+that of the mechanism, to study what it costs; a simulation protects nobody's data.
+"""
+
+import functools
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+
+from rayfl import tree
+from rayfl.compress.dense import Dense
+from rayfl.compress.sparse import TopK
+from rayfl.compress.threshold import Threshold
+from rayfl.determinism import seeding
+from rayfl.errors import RayflError
+from rayfl.methods.base import Aggregate, Context, Metrics, State, Sum, Tree, WeightedMean
+from rayfl.rounds.setup import Setup
+from rayfl.selections.base import Selection
+from rayfl.selections.plain import Poisson
+from rayfl.settings import unused_with
+from rayfl.wrappers.attack import noise
+from rayfl.wrappers.base import KEY, Received, require_uniform_weights
+from rayfl.wrappers.clip import WITHIN, Clip
+
+ORDERS = [1 + tenth / 10 for tenth in range(1, 100)] + [*range(12, 64), 80, 128, 256, 512, 1024]
+"""The orders of Renyi divergence among which the accountant chooses."""
+
+
+@functools.cache
+def epsilon(noise_multiplier: float, rate: float, rounds: int, delta: float) -> float:
+    """Epsilon after `rounds` rounds of the Gaussian mechanism with Poisson sampling at `rate` (1: no sampling), by
+    Opacus's accountant of Renyi differential privacy."""
+    # Opacus imports most of torch; only runs with differential privacy wait for it.
+    from opacus.accountants.analysis import rdp
+
+    spent = rdp.compute_rdp(q=rate, noise_multiplier=noise_multiplier, steps=rounds, orders=ORDERS)
+    return float(rdp.get_privacy_spent(orders=ORDERS, rdp=spent, delta=delta)[0])
+
+
+class Private(Clip):
+    """Clipping before noise; what both sorts have in common."""
+
+    sees_all: ClassVar[bool] = True
+    noise_multiplier: float = Field(default=1.0, gt=0, description="deviation of the noise over the norm, z")
+    delta: float = Field(default=1e-5, gt=0, lt=1, description="delta of (epsilon, delta)")
+
+    def check(self, setup: Setup, store_bytes: int) -> None:
+        if importlib.util.find_spec("opacus") is None:
+            raise RayflError(f": {self.name!r} needs opacus; run: pip install 'rayfl[privacy]'", KEY)
+        require_uniform_weights(self.name, setup.method)
+        selection = setup.selection
+        if selection.hears_losses or type(selection).candidates is not Selection.candidates:
+            raise self.broken(f"selection={selection.name!r} hears losses in the clear; take 'poisson'")
+
+    def broken(self, why: str) -> RayflError:
+        """The error for an experiment that would not be private."""
+        return RayflError(f": with {self.name!r} the run would not be private: {why}", KEY)
+
+
+class CentralDP(Private):
+    """The server adds noise of deviation z S to the sum of messages of norm at most S, and divides by the number of
+    clients that it expects, in every round, also if nobody is asked.
+
+    Epsilon, as `privacy/epsilon` in every round, is for all rounds so far and for two experiments of which one has a
+    client more. Clients that drop out change nothing in it. Messages of all names are clipped and get noise together.
+    """
+
+    name: ClassVar[str] = "central-dp"
+    needs_server: ClassVar[bool] = True
+    adjacency: Literal["add-or-remove"] = Field(default="add-or-remove", description="experiments that are compared")
+    count_noise: float | None = Field(
+        default=None,
+        gt=0,
+        description="deviation of the noise on the number of clients within the norm; default: per_round / 20",
+        json_schema_extra=unused_with(quantile=[None]),
+    )
+
+    def check(self, setup: Setup, store_bytes: int) -> None:
+        super().check(setup, store_bytes)
+        clients, uplink = setup.population.settings, setup.uplink
+        if type(setup.selection) is not Poisson and clients.num_selected < clients.num_seen:
+            raise self.broken("the accountant knows Poisson sampling; give selection='poisson'")
+        if clients.take_first is not None:
+            raise self.broken("with clients.take_first a client decides whether others arrive; remove it")
+        dense = isinstance(uplink, Dense) and uplink.dtype == "fp32"
+        if not dense and not (isinstance(uplink, TopK | Threshold) and uplink.values == "fp32"):
+            raise self.broken(
+                f"what arrives by uplink={uplink.name!r} can be longer than what was clipped; take dense, topk or "
+                "threshold, with fp32"
+            )
+        half, others = setup.server_half, {type(rule) for rule in setup.method.gather.values()} - {Sum, WeightedMean}
+        if others or any(half.overrides(hook) for hook in ("personal_message", "reply", "store_uplink")):
+            raise self.broken("the method's server looks at single messages; take fedavg or scaffold, for example")
+        if self.quantile is not None and 2 * (self.count_noise or clients.num_selected / 20) <= self.noise_multiplier:
+            raise RayflError(
+                f": count_noise of 'central-dp' must be above noise_multiplier / 2 = {self.noise_multiplier / 2:g}", KEY
+            )
+
+    def multiplier(self, count_deviation: float) -> float:
+        """The multiplier of the noise on messages: larger with a quantile, which takes a part of epsilon."""
+        z = self.noise_multiplier
+        return z if self.quantile is None else (z**-2 - (2 * count_deviation) ** -2) ** -0.5
+
+    def aggregate(self, received: Received, server: State, ctx: Context) -> tuple[Received, State, Metrics]:
+        own = replace(ctx, draws=seeding.LazyGenerator(ctx.seed, ctx.round, purpose="privacy noise"))
+        expected, bound, noisy = ctx.num_selected, float(server.get("norm", self.norm)), dict[str, Aggregate]()
+        of_count = self.count_noise or expected / 20
+        for name, one in received.items():
+            total = one.sum or ({"within": torch.zeros(1)} if name == WITHIN else tree.zeros_like(ctx.initial))
+            deviation = of_count if name == WITHIN else self.multiplier(of_count) * bound
+            total = tree.add(total, noise(total, deviation, own))
+            noisy[name] = replace(one, sum=total, weight=float(expected), count=expected)
+        noisy, server, metrics = super().aggregate(noisy, server, ctx)
+        spent = epsilon(self.noise_multiplier, expected / ctx.num_clients, ctx.round + 1, self.delta)
+        return noisy, server, {**metrics, "clip/bound": bound, "privacy/epsilon": spent}
+
+
+class LocalDP(Private):
+    """Every client clips its message to norm S and adds noise of deviation z S before it sends it, to anybody.
+
+    Two data sets of a client that differ in any way move its message by at most 2 S. Epsilon, as `privacy/epsilon`, is
+    that of a client which has been asked in every round so far, without any amplification.
+    """
+
+    name: ClassVar[str] = "local-dp"
+    adjacency: Literal["replace"] = Field(default="replace", description="data sets of a client that are compared")
+    quantile: None = Field(  # pyright: ignore[reportIncompatibleVariableOverride] (refused here)
+        default=None, description="not here: the share of the clients within the norm would be in the clear"
+    )
+
+    def client(
+        self, trees: Mapping[str, Tree], state: State, received: Tree, ctx: Context
+    ) -> tuple[Mapping[str, Tree], State, Metrics]:
+        sent, state, metrics = super().client(trees, state, received, ctx)
+        sent = {name: tree.add(one, noise(one, self.noise_multiplier * self.norm, ctx)) for name, one in sent.items()}
+        spent = epsilon(self.noise_multiplier / 2, 1.0, ctx.round + 1, self.delta)
+        return sent, state, {**metrics, "privacy/epsilon": spent}

@@ -1,0 +1,100 @@
+"""Every wrapper under the engine, and what wrappers refuse."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rayfl.choices.kinds import find
+from rayfl.data.sources.arrays import Arrays
+from rayfl.experiment.experiment import Experiment
+from rayfl.experiment.prepare import prepare
+from rayfl.population.attackers import attackers
+from rayfl.rounds.executor import InlineExecutor
+from rayfl.run_directory import checkpoint
+from rayfl.testing.comparison import assert_same_bits, contents, rows
+from rayfl.testing.executors import Shuffled, play
+from rayfl.wrappers.base import Wrapper
+from tests.contracts.every_method import experiment
+from tests.refusals import refused
+from tests.wrappers.every_wrapper import EVERY, here
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_every_wrapper_under_the_engine(name: str, tmp_path: Path):
+    """On one worker and on three, and from a checkpoint: the same bits; in stacks nearly the same numbers."""
+    made = here(name, clients={"dropout_after_training": 0.2})
+    records, run_states = play(made)
+    again, later = play(made, Shuffled(made))
+    assert rows(records) == rows(again)
+    executor = InlineExecutor(made)
+    checkpoint.save(tmp_path, run_states[0], executor)
+    read_back = checkpoint.load(tmp_path, executor)
+    assert read_back is not None
+    rest, rest_states = play(made, run_state=read_back)
+    assert rows(records[1:]) == rows(rest)
+    assert_same_bits(contents(executor, run_states[-1]), contents(executor, rest_states[-1]))
+    assert_same_bits(contents(executor, run_states[-1]), contents(Shuffled(made), later[-1]))
+    stacked, _ = play(here(name, clients={"dropout_after_training": 0.2}, runtime={"engine": "vmap", "stack_width": 4}))
+    for one, other in zip(records, stacked, strict=True):
+        assert one.means == pytest.approx(other.means, rel=1e-3, abs=1e-4)
+    plain, _ = play(prepare(experiment("fedavg", clients={"dropout_after_training": 0.2})))
+    assert rows(records) != rows(plain)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_wrapper_is_a_table_and_comes_back(name: str):
+    made = experiment("fedavg", wrap=name)
+    assert [type(one) for one in made.wrap] == [find(Wrapper, name)]
+    assert type(made)(**made.as_dict()) == made
+
+
+def test_elastic_in_the_list_is_its_short_form():
+    listed = play(here({"name": "elastic", "tau": 0.3}))[0]
+    short = play(prepare(experiment("fedavg", method={"name": "fedavg", "batch_size": 60, "elastic": {"tau": 0.3}})))[0]
+    assert rows(listed) == rows(short)
+
+
+def test_what_wrappers_refuse():
+    with refused(names=["wrap", "clip", "twice"]):
+        experiment("fedavg", wrap=["clip", {"name": "clip", "norm": 2.0}])
+    with refused(names=["wrapper", "clp", "did you mean 'clip'"]):
+        experiment("fedavg", wrap="clp")
+    with refused(names=["wrap", "rate=0.5", "quantile"]):
+        experiment("fedavg", wrap=[{"name": "clip", "rate": 0.5}])
+    with refused(names=["wrap", "clip", "FedPSE", "compresses"]):
+        here("clip", method="fedpse")
+    with refused(names=["wrap", "attack", "Local", "none"]):
+        here("attack", method="local")
+    with refused(names=["wrap", "clip", "DPSGD", "server"]):
+        here("clip", method="dpsgd")
+    with refused(names=["wrap", "attack", "encoded", "first"]):
+        here("elastic", "attack")
+    play(here("attack", "elastic", rounds=1))
+
+
+def test_labels_flip_where_attackers_train():
+    options: dict[str, Any] = {"clients": {"count": 10}, "splits": {"validation_ratio": 0.2}}
+    honest = prepare(experiment("fedavg", **options))
+    flipped = prepare(experiment("fedavg", data={"name": "digits", "flipped_clients": 0.3}, **options))
+    wrong = attackers(flipped.seed, 10, 0.3)
+    assert len(wrong) == 3 and wrong < attackers(flipped.seed, 10, 0.5)
+    for client in range(10):
+        for split in ("train", "validation"):
+            own = flipped.partition.split(split)[client]
+            true, now = honest.dataset.train.labels[own], flipped.dataset.train.labels[own]
+            assert (now == (9 - true if client in wrong else true)).all()
+    assert (honest.dataset.test.labels == flipped.dataset.test.labels).all()
+    numbers = np.zeros((60, 3), np.float32)
+    with refused(names=["data.flipped_clients=0.3", "classes"]):
+        prepare(
+            Experiment(
+                rounds=1,
+                data=Arrays(numbers, numbers[:, :1], flipped_clients=0.3),
+                partition="iid",
+                clients={"count": 2},
+                model={"name": "mlp", "hidden": [4]},
+                method="fedavg",
+            )
+        )
