@@ -243,7 +243,7 @@ class Setup:
 
     @property
     def keeps_messages(self) -> bool:
-        """Whether messages are stored until it is known who needs them: peers, `take_first`, schedules, robust means."""
+        """Whether messages are stored until it is known who needs them (not so in plain rounds with a server)."""
         kept = any(isinstance(rule, RobustMean) for rule in self.method.gather.values()) or not self.schedule.in_rounds
         return kept or self.is_peer or self.population.settings.take_first is not None
 

@@ -126,10 +126,9 @@ class Wrapped(WrappingClients, keeps_parts=True):
 
     def __init__(self, inner: Method, wrapper: MessageWrapper) -> None:
         super().__init__(inner)
-        self.wrapper, self.entry = wrapper, f"wrap {wrapper.name}"
+        self.wrapper, self.entry, self.sees_all = wrapper, f"wrap {wrapper.name}", self.sees_all or wrapper.sees_all
         self.gather, self.own_names = {**inner.gather, **wrapper.gather()}, frozenset((self.entry, *wrapper.gather()))
-        self.sees_all = self.sees_all or wrapper.sees_all
-        self.takes_stale = self.takes_stale and type(wrapper).aggregate is MessageWrapper.aggregate
+        self.takes_stale &= type(wrapper).aggregate is MessageWrapper.aggregate
 
     # Any: a state, a carry or a message.
     def _with(self, inner: Mapping[str, Any], own: Any) -> dict[str, Any]:

@@ -74,6 +74,15 @@ def test_what_wrappers_refuse():
     play(here("attack", "elastic", rounds=1))
 
 
+def test_other_schedules_take_wrappers_that_leave_the_server_alone():
+    clients = {"count": 6, "per_round": 3}
+    records, _ = play(here("attack", schedule={"name": "buffered", "buffer": 2}, clients=clients))
+    assert all("attack/share" in record.means for record in records)
+    for name in ("clip", "krum"):
+        with refused(names=["schedule", "buffered", "FedAvg"]):
+            here(name, schedule={"name": "buffered", "buffer": 2}, clients=clients)
+
+
 def test_labels_flip_where_attackers_train():
     options: dict[str, Any] = {"clients": {"count": 10}, "splits": {"validation_ratio": 0.2}}
     honest = prepare(experiment("fedavg", **options))
