@@ -124,6 +124,23 @@ _METRICS = {
     "population/available": MetricText(
         "Clients that could be reached", "clients", "How many clients were available when the round began."
     ),
+    "flight/staleness": MetricText(
+        "Staleness of messages",
+        "updates",
+        "How many updates of the server a client missed between its start and its end.",
+    ),
+    "flight/idle_share": MetricText(
+        "Idle share",
+        "0 to 1",
+        "The share of the places for clients under way that stood empty since the last update.",
+    ),
+    "flight/version": MetricText(
+        "Version that clients began with", "updates", "The number of updates of the server before a client began."
+    ),
+    "flight/began_s": MetricText(
+        "Start of clients", "simulated s", "When those who ended since the last update began."
+    ),
+    "flight/ended_s": MetricText("End of clients", "simulated s", "When those who ended since the last update ended."),
     "graph/mean_degree": MetricText(
         "Neighbours of a peer, mean",
         "peers",

@@ -8,14 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jobs.single import run
 from rayfl.choices.kinds import find, named
 from rayfl.experiment.prepare import prepare
 from rayfl.methods.fedavg import FedAvg
+from rayfl.report.figures import sections
+from rayfl.report.groups import groups
 from rayfl.rounds.errors import MethodError
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.ledger import RoundRecord
 from rayfl.rounds.setup import Setup
 from rayfl.run_directory import checkpoint
+from rayfl.run_directory.record import read_run
 from rayfl.schedules.asynchronous import Asynchronous
 from rayfl.schedules.base import AT_ONCE, NOT_YET, Now, Schedule
 from rayfl.schedules.buffered import Buffered
@@ -237,6 +241,19 @@ def test_what_a_schedule_cannot_be_used_with():
             here(given["schedule"], clients={"availability_s": 5.0, **given["clients"]})
     with refused(names=["schedule.hinge=3", "staleness='polynomial'"]):
         here({"name": "buffered", "hinge": 3})
+
+
+def test_the_page_draws_staleness_and_idle_places(tmp_path: Path):
+    table = experiment("fedavg", schedule="buffered", clients={"count": 6, **SPEEDS}, output={"report": False})
+    folder = run(
+        table.model_copy(update={"runtime": table.runtime.model_copy(update={"executor": "inline"})}), tmp_path
+    )
+    drawn = [
+        figure for section in sections(groups([read_run(folder)]), ["pooled/accuracy"]) for figure in section.figures
+    ]
+    titles = {figure.title: figure.chart for figure in drawn}
+    for title in ("Staleness of messages", "Idle share"):
+        assert "Simulated time so far, s" in str(titles[title])
 
 
 WRONG = """
