@@ -83,7 +83,7 @@ def _require_reachable(address: str) -> None:
         dashboard = f"--address {address} " if address.startswith("http") else ""
         raise RayflError(
             f"address={address!r} is not allowed: give host:port of a Ray head, auto or local, or unset RAY_ADDRESS; "
-            f"to run on that cluster itself: ray job submit {dashboard}--working-dir . -- python -m jobs.run FILE"
+            f"to run on that cluster itself: ray job submit {dashboard}--working-dir . -- python -m rayfl run FILE"
         )
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_S).close()

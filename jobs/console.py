@@ -18,8 +18,8 @@ PLACES = ("pooled", "own", "unseen", "personal_pooled", "own_after_training")
 """Where models are evaluated, the most important place first."""
 
 
-Show = Literal["all", "bar", "nothing"]
-"""all: a bar if the display is live, otherwise a line per round; bar: the bar only; nothing: not even the log."""
+Show = Literal["all", "nothing"]
+"""all: a bar if the display is live, otherwise a line per round; nothing: not even the log."""
 
 
 @dataclass(frozen=True)

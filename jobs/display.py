@@ -65,8 +65,11 @@ class Display(AbstractContextManager["Display"]):
         self._stage = self._progress.add_task(one_line(words), total=None, words="")
         self._progress.start()
 
-    def line(self, title: str, total: float, in_notebook: bool = True) -> Line:
-        """Add a bar. in_notebook: whether a notebook shows it; without ipywidgets it shows one at a time."""
+    def line(self, title: str, total: float | None, in_notebook: bool = True) -> Line:
+        """Add a bar; total: None if it is unknown.
+
+        in_notebook: whether a notebook shows it; without ipywidgets it shows one at a time.
+        """
         self._end_stage()
         title = one_line(title)
         if self._in_notebook and self.live and in_notebook:
@@ -179,7 +182,7 @@ class _TimeLeft(TimeRemainingColumn):
         return Text() if over or task.time_remaining is None else super().render(task).append(" left")
 
 
-def _notebook_line(title: str, total: float) -> Line:
+def _notebook_line(title: str, total: float | None) -> Line:
     from tqdm.auto import tqdm
 
     # At most one change a second, because each is a message to the browser.
@@ -205,14 +208,11 @@ class Overall:
 
     def begin(self, title: str) -> None:
         """Show a run that has begun in a process of its own."""
-        self._own[title] = self._display.line(title, 1.0, in_notebook=False)
-        self._own[title].update(0.0, "starting")
+        self._own[title] = self._display.line(title, None, in_notebook=False)
 
-    def part(self, title: str, part: float, words: str = "") -> None:
+    def part(self, title: str, part: float) -> None:
         """Show that a run has done the fraction `part` of its rounds, from 0 to 1."""
         self._parts[title] = part
-        if title in self._own:
-            self._own[title].update(part, words)
         self._show()
 
     def over(self, title: str) -> None:

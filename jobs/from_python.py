@@ -13,18 +13,13 @@ it is used again. The run can be resumed.
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from contextvars import copy_context
 from dataclasses import dataclass
-from functools import partial
-from logging import getLogger
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 from jobs import earlier_run, single
-from jobs.console import Audience, Show
+from jobs.console import Audience
 from jobs.display import Display
 from jobs.shipped import experiment_file
 from jobs.sweep import run_all
@@ -86,13 +81,13 @@ def run(
     """Run an experiment and return its results. If the run was interrupted, the results are partial.
 
     directory: the run directory, or the URL of its copy, by default the next free one of the experiment's name in its
-    `output.directory`; `overwrite` replaces the run in it. on_round: called with every round as it ends; if it
-    raises, the run ends with that exception, and can be resumed. progress: show a bar in a terminal or a notebook, and
-    a line per round elsewhere.
+    `output.directory`; `overwrite` replaces the run in it. on_round: called with every round as it ends; if it returns
+    True, the run ends after the round under way, and if it raises, with that exception; it can be resumed. progress:
+    show a bar in a terminal or a notebook, and a line per round elsewhere.
     Errors: see the module; RayflError is raised before anything is written.
     """
     chosen = _experiment(experiment, overrides, settings)
-    with _audience(chosen.rounds, "all" if progress else "nothing", on_round) as audience:
+    with _audience(chosen.rounds, on_round, progress) as audience:
         return RunResults(read_run(single.run(chosen, _place(directory), overwrite, audience)), chosen)
 
 
@@ -112,7 +107,7 @@ def resume(
     found, changes = earlier_run.found_again(_place(directory) or Path(), overrides)
     before = read_run(found)
     chosen = earlier_run.resumable(before, changes, settings)
-    with _audience(chosen.rounds, "all" if progress else "nothing", on_round) as audience:
+    with _audience(chosen.rounds, on_round, progress) as audience:
         single.go_on(before, chosen, audience)
     return RunResults(read_run(before.directory), chosen)
 
@@ -156,89 +151,18 @@ def sweep(
     return SweepResults(swept.directory, runs)
 
 
-# Any: settings as in an experiment file, and objects from Python.
-def stream(
-    experiment: Given = None,
-    *overrides: str,
-    directory: str | Path | None = None,
-    overwrite: bool = False,
-    progress: bool = True,
-    **settings: Any,
-) -> "Stream":
-    """Return a run that yields its rounds as they end: `for round in rayfl.stream(...)`. Takes the arguments of `run`.
-
-    progress: show a bar in a terminal or a notebook, and nothing elsewhere, because the loop may print. The run starts
-    with the loop and continues while the loop's body works. If you leave the loop early, the run stops after its
-    current round, and can be resumed. The loop raises the run's errors; this function raises mistakes in the settings.
-    """
-    chosen = _experiment(experiment, overrides, settings)
-    play = partial(single.run, chosen, _place(directory), overwrite)
-    return Stream(chosen, play, "bar" if progress else "nothing")
-
-
-class Stream:
-    """A run as an iterable of its rounds, for one loop. `results` can be read after the loop."""
-
-    def __init__(self, experiment: Experiment, play: Callable[[Audience], Path], show: Show) -> None:
-        self.experiment = experiment
-        self._play = play
-        self._show: Show = show
-        self._begun = False
-        self._directory: Path | None = None
-
-    @property
-    def results(self) -> RunResults:
-        """The run's results. Raise RayflError before the loop is over, and if the run failed."""
-        if self._directory is None:
-            raise RayflError("this stream has no results yet: loop over its rounds first")
-        return RunResults(read_run(self._directory), self.experiment)
-
-    def __iter__(self) -> Iterator[Round]:
-        if self._begun:
-            raise RayflError("a stream can be looped over only once: call rayfl.stream again for another run")
-        self._begun = True
-        rounds: SimpleQueue[Round | None] = SimpleQueue()
-        left = threading.Event()
-        # A program that exits meanwhile waits for the current round and its checkpoint.
-        with ThreadPoolExecutor(1, "rayfl.stream") as thread:
-            # In this context, from which a notebook knows the cell that a bar belongs to.
-            over = thread.submit(copy_context().run, self._run, rounds, left)
-            try:
-                while (found := rounds.get()) is not None:
-                    yield found
-            finally:
-                left.set()
-        over.result()
-
-    def _run(self, rounds: "SimpleQueue[Round | None]", left: threading.Event) -> None:
-        """Play the run; its error is raised in the loop's thread."""
-        try:
-            with _audience(self.experiment.rounds, self._show, rounds.put, left.is_set) as audience:
-                self._directory = self._play(audience)
-        except BaseException as error:
-            if left.is_set():
-                getLogger("rayfl").warning("the run failed after its loop was left: %s", error)
-            raise
-        finally:
-            rounds.put(None)
-
-
 @contextmanager
-def _audience(
-    planned: int,
-    show: Show,
-    on_round: Callable[[Round], object] | None,
-    stopping: Callable[[], bool] = lambda: False,
-) -> Iterator[Audience]:
+def _audience(planned: int, on_round: Callable[[Round], object] | None, progress: bool) -> Iterator[Audience]:
     if on_round is not None and not callable(on_round):
         raise RayflError(f"on_round={shown(on_round)} is not allowed; it must be a function of a Round")
+    enough = threading.Event()
 
     def report_round(row: RoundRow, means: Mapping[str, float]) -> None:
-        if on_round is not None:
-            on_round(Round(**row._asdict(), planned=planned, metrics=dict(means)))
+        if on_round and on_round(Round(**row._asdict(), planned=planned, metrics=dict(means))) is True:
+            enough.set()
 
-    with Display(hidden=show == "nothing") as display:
-        yield Audience(show, report_round, stopping, display)
+    with Display(hidden=not progress) as display:
+        yield Audience("all" if progress else "nothing", report_round, enough.is_set, display)
 
 
 def _path(directory: str | Path | None) -> Path | None:

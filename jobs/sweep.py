@@ -124,8 +124,7 @@ def run_all(
             if parallel == 1:
                 outcomes += _one_by_one(waiting, directory, overwrite, audience, overall)
             else:
-                lines = audience.show == "all" and not audience.display.live
-                outcomes += Processes(directory, address, overwrite, overall, lines, audience).run(waiting, parallel)
+                outcomes += Processes(directory, address, overwrite, overall, audience).run(waiting, parallel)
     place = {one.directory: number for number, one in enumerate(combinations)}
     outcomes.sort(key=lambda outcome: place[outcome.combination.directory])
     swept = Swept(directory, outcomes)

@@ -1,7 +1,7 @@
 """Several runs of a sweep at once, each in a process of its own, so that one that dies does not harm the others.
 
-Each process is the command `rayfl run --resume`, and a Ray job of its own on the sweep's Ray. Its progress is
-read from the run's records. If it fails, it writes its sentence to the file that RAYFL_ERROR_FILE names.
+Each process is the command `rayfl run --resume`, and a Ray job of its own on the sweep's Ray. If it fails, it writes
+its sentence to the file that RAYFL_ERROR_FILE names. `rayfl ls` shows the rounds of the runs.
 """
 
 import os
@@ -10,9 +10,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
@@ -21,22 +20,16 @@ from typing import Literal
 
 from actors.parent_process import ERROR_FILE
 from actors.signals import stoppable
-from jobs import console
+from jobs.console import Audience
 from jobs.display import Overall
 from jobs.failures import INTERRUPTED, LIMIT
 from jobs.standard_output import say
-from rayfl.errors import RayflError
 from rayfl.experiment import toml
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.input_files import absolute
 from rayfl.experiment.sweep import Combination
-from rayfl.rounds.ledger import RoundRow
-from rayfl.run_directory.record import recorded_rounds
-from rayfl.run_directory.tables import table_path
 
 Status = Literal["finished", "skipped", "stopped", "failed"]
-_LOOK_S = 0.5
-"""Seconds between two looks at a run's records."""
 
 
 @dataclass(frozen=True)
@@ -53,15 +46,14 @@ class Outcome:
 class Processes:
     """Runs combinations in processes that join the Ray at `address` (None: without Ray).
 
-    overwrite: replace earlier runs. lines: print a line per round.
+    overwrite: replace earlier runs.
     """
 
     directory: Path
     address: str | None
     overwrite: bool
     overall: Overall
-    lines: bool
-    audience: console.Audience
+    audience: Audience
     stopping: bool = False
     running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -100,7 +92,6 @@ class Processes:
     def _one(self, one: Combination, files: Path) -> Outcome | None:
         """One run from start to end, with `files` as a folder for it; None if it was not begun."""
         directory = self.directory / one.directory
-        records = _Records(directory, self.overwrite)
         files.mkdir()
         with (files / "log").open("wb") as log, self.lock:
             if self.stopping or self.audience.is_over(one.experiment.runtime.limit_s):
@@ -115,22 +106,10 @@ class Processes:
             )
             self.running[one.directory] = process
         self.overall.begin(one.title)
-        while process.poll() is None:
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(_LOOK_S)
-            self._show(one, records)
+        status, error = _end(process.wait(), files)
         del self.running[one.directory]
-        status, error = _end(process.returncode, files)
         # A signal ends a process that is still starting at once, with another exit code.
         return Outcome(one, directory, "stopped" if self.stopping and status == "failed" else status, error)
-
-    def _show(self, one: Combination, records: "_Records") -> None:
-        """Show the rounds that a run has recorded since the last look."""
-        for row, means in records.new():
-            words = console.line(row, means, one.experiment.rounds)
-            self.overall.part(one.title, (row.round + 1) / one.experiment.rounds, words)
-            if self.lines:
-                say(f"{one.title}  {words}")
 
     def _command(self, experiment: Experiment, directory: Path, file: Path) -> list[str]:
         """The command that runs an experiment, which is written to `file`, or goes on with its unfinished run."""
@@ -146,39 +125,6 @@ class Processes:
         path = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
         address = {"RAY_ADDRESS": self.address} if self.address else {}
         return {**os.environ, "PYTHONPATH": path, ERROR_FILE: str(error)} | address
-
-
-class _Records:
-    """Reads the rounds that another process records for a run, except those that are there already."""
-
-    def __init__(self, directory: Path, replaced: bool) -> None:
-        """replaced: whether a run that is there now will be removed."""
-        self.directory = directory
-        self.last, self._seen = -1, [0]
-        if replaced:
-            self._seen = self._changed()
-        else:
-            self.new()
-
-    def new(self) -> Sequence[tuple[RoundRow, Mapping[str, float]]]:
-        """The rounds that were recorded since the last call."""
-        if (changed := self._changed()) == self._seen:
-            return []
-        self._seen = changed
-        try:
-            found = list(recorded_rounds(self.directory, self.last))
-        except RayflError:
-            # The run itself says why its records cannot be read.
-            return []
-        self.last = found[-1][0].round if found else self.last
-        return found
-
-    def _changed(self) -> list[int]:
-        """When the files of the table of rounds were last written to, in ns."""
-        paths = [table_path(self.directory, "rounds", suffix) for suffix in ("arrows", "parquet")]
-        with suppress(OSError):
-            return [path.stat().st_mtime_ns for path in paths if path.exists()]
-        return []
 
 
 def _end(code: int, files: Path) -> tuple[Status, str]:

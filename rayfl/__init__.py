@@ -1,6 +1,6 @@
 """rayfl: federated-learning experiments as pure functions; `actors` runs them on Ray, `jobs` starts them.
 
-From Python: `rayfl.run`, `rayfl.stream`, `rayfl.resume`, `rayfl.sweep`, `rayfl.load`, `rayfl.Experiment`. Each is
+From Python: `rayfl.run`, `rayfl.resume`, `rayfl.sweep`, `rayfl.load`, `rayfl.Experiment`. Each is
 imported when it is first used: importing rayfl alone loads neither torch nor Ray. It sets the variables that numpy
 reads when it is loaded, so import rayfl before numpy.
 """
@@ -12,18 +12,17 @@ from rayfl.determinism.process import prepare_process, warn_if_late
 from rayfl.version import __version__
 
 if TYPE_CHECKING:
-    from jobs.from_python import resume, run, stream, sweep
+    from jobs.from_python import resume, run, sweep
     from rayfl.experiment.experiment import Experiment
     from rayfl.report.results import load
 
-__all__ = ["Experiment", "__version__", "load", "resume", "run", "stream", "sweep"]
+__all__ = ["Experiment", "__version__", "load", "resume", "run", "sweep"]
 
 _PLACES = {
     "Experiment": "rayfl.experiment.experiment",
     "load": "rayfl.report.results",
     "resume": "jobs.from_python",
     "run": "jobs.from_python",
-    "stream": "jobs.from_python",
     "sweep": "jobs.from_python",
 }
 """The modules that define the names of `__all__`."""

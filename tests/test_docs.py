@@ -152,10 +152,10 @@ def commands(text: str) -> Iterator[list[str]]:
     inline += re.findall(r"`(rayfl [a-z-][^`]*?\n[^`]*?)`", prose)
     for line in [*lines, *inline]:
         given = re.sub(r"[\[\]](?=[A-Zk-])|(?<=[A-Z.])\]| ?\.\.\.", "", line) if line in inline else line
-        found = re.search(r"(?:^(?:\$ |\.venv/bin/)?|python -m )(rayfl|jobs\.run|benchmarks)(?: (.*))?$", given)
+        found = re.search(r"(?:^(?:\$ |\.venv/bin/)?|python -m )(rayfl|benchmarks)(?: (.*))?$", given)
         if found and not line.startswith("rayfl: "):
             words = shlex.split(found[2] or "", comments=True)
-            yield [*{"rayfl": (), "jobs.run": ["run"], "benchmarks": ["benchmarks"]}[found[1]], *words]
+            yield [*{"rayfl": (), "benchmarks": ["benchmarks"]}[found[1]], *words]
 
 
 def test_commands_are_found_in_blocks_and_in_sentences():
@@ -285,8 +285,7 @@ def small(function: Any, given: Any = None, *overrides: str, **settings: Any) ->
 
 @each_page
 def test_every_program_shown_is_one(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch):
-    for name in ("run", "stream"):
-        monkeypatch.setattr(rayfl, name, partial(small, getattr(rayfl, name)))
+    monkeypatch.setattr(rayfl, "run", partial(small, rayfl.run))
     monkeypatch.syspath_prepend(folder)
     monkeypatch.setattr(pyplot, "show", lambda: None)
     for block in blocks(text_of(page), "python"):

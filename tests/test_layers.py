@@ -52,7 +52,7 @@ def _names(node: ast.AST) -> Iterator[str]:
         ("import ray.data as data, os", {"ray", "os"}),
         ("def late():\n    from ray.util import placement_group", {"ray"}),
         ("if TYPE_CHECKING:\n    from actors.ray_executor import RayExecutor", {"actors"}),
-        ("importlib.import_module('jobs.run')", {"jobs"}),
+        ("importlib.import_module('jobs.cli')", {"jobs"}),
         ("__import__('ray')", {"ray"}),
         ("from . import ray\nfrom rayfl import tree", {"rayfl"}),
         ("text = 'import ray'", set()),
@@ -82,7 +82,7 @@ def test_importing_all_of_rayfl_brings_neither_ray_nor_a_higher_layer() -> None:
     program = (
         "import importlib, sys\n"
         "import rayfl\n"
-        "assert {'run', 'load', 'stream'} <= set(dir(rayfl))\n"
+        "assert {'run', 'load', 'sweep'} <= set(dir(rayfl))\n"
         "assert not {'numpy', 'torch', 'pandas', 'ray', 'actors', 'jobs'} & set(sys.modules)\n"
         "rayfl.load\n"
         "assert 'torch' not in sys.modules\n"

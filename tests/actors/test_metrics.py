@@ -41,10 +41,13 @@ def test_a_run_is_found_at_rays_endpoint_of_metrics(tmp_path: Path) -> None:
     given = {"output": {"report": False}, "checkpoint": {"every": 1}}
     table: dict[str, Any] = experiment(rounds=10_000, runtime={"actors": 1}).as_dict() | given
     until, found = time.monotonic() + 120, dict[str, dict[str, float]]()
-    for one in rayfl.stream(directory=tmp_path / "a run", progress=False, **table):
-        found = values("a run") if one.round % 50 == 0 else found
-        if set(found) >= NAMES or time.monotonic() > until:
-            break
+
+    def look(one: Any) -> bool:
+        if one.round % 50 == 0:
+            found.update(values("a run"))
+        return set(found) >= NAMES or time.monotonic() > until
+
+    rayfl.run(directory=tmp_path / "a run", progress=False, on_round=look, **table)
     assert set(found) >= NAMES, "after two minutes of a run that sends its values every ten seconds"
     assert found["ray_rayfl_client_actors"] == {"": 1.0}
     rounds, downlink = found["ray_rayfl_rounds_total"][""], found["ray_rayfl_downlink_bytes_total"][""]

@@ -59,13 +59,10 @@ def test_what_the_coordinator_logs_is_logged_by_the_driver_once(
     check_sentence(sentence, ["checkpoint", "round 0"])
 
 
-def test_a_loop_over_the_rounds_that_is_left_early_ends_the_run(tmp_path: Path) -> None:
+def test_a_callback_that_has_enough_ends_the_run(tmp_path: Path) -> None:
     table: dict[str, Any] = experiment(rounds=500, runtime={"actors": 1}).as_dict() | {"output": {"report": False}}
-    stream = rayfl.stream(directory=tmp_path / "run", progress=False, **table)
-    for one in stream:
-        assert one.round == 0 and one.planned == 500
-        break
-    assert not stream.results.finished and 1 <= len(stream.results.rounds) < 500
+    results = rayfl.run(directory=tmp_path / "run", progress=False, on_round=lambda one: one.planned == 500, **table)
+    assert not results.finished and 1 <= len(results.rounds) < 500
 
 
 def test_an_error_of_a_client_reaches_the_driver_as_one_sentence(tmp_path: Path) -> None:

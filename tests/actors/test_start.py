@@ -59,7 +59,7 @@ def test_local_is_this_machine(given: dict[str, str], tries: list[str], monkeypa
 
 def test_a_dashboard_is_no_cluster_to_join(tries: list[str], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("RAY_ADDRESS", "http://127.0.0.1:8265")
-    command = "ray job submit --address http://127.0.0.1:8265 --working-dir . -- python -m jobs.run FILE"
+    command = "ray job submit --address http://127.0.0.1:8265 --working-dir . -- python -m rayfl run FILE"
     with refused(names=["address='http://127.0.0.1:8265'", command, "RAY_ADDRESS"]), session.session(Runtime()):
         pass
     assert not tries

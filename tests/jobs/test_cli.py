@@ -190,7 +190,19 @@ def test_every_combination_of_a_shipped_sweep_uses_its_retention_ratios(path):
 
 @pytest.mark.ray
 def test_an_interrupted_run_ends_after_its_round_and_keeps_its_records(file):
-    command = [sys.executable, "-m", "jobs.run", str(file), "--rounds", "100000", "--actors", "1", "--output", "run"]
+    command = [
+        sys.executable,
+        "-m",
+        "rayfl",
+        "run",
+        str(file),
+        "--rounds",
+        "100000",
+        "--actors",
+        "1",
+        "--output",
+        "run",
+    ]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
     environment["PYTHONPATH"] = str(EXPERIMENTS[0].parents[2])
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=file.parent) as process:

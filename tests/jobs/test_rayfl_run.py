@@ -63,7 +63,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return API.run(directory=tmp_path_factory.mktemp("played") / "run", progress=False, **SETTINGS)
 
 
-def test_keywords_a_file_overrides_an_experiment_and_a_stream_are_one_run(played: Any, tmp_path: Path):
+def test_keywords_a_file_overrides_and_an_experiment_are_one_run(played: Any, tmp_path: Path):
     (tmp_path / "x.toml").write_text(FILE, encoding="utf-8")
     assert command("run", tmp_path / "x.toml", "--inline", "--output", tmp_path / "command").exit_code == 0
     rounds: list[Any] = []
@@ -79,16 +79,10 @@ def test_keywords_a_file_overrides_an_experiment_and_a_stream_are_one_run(played
         **given,
     )
     changed = API.Experiment(**{**SETTINGS, "rounds": 2})
-    stream = API.stream(changed, directory=str(tmp_path / "stream"), progress=False, rounds=3)
-    assert list(stream) == [pytest.approx(one) for one in stream_without_time(rounds, stream.results)]
-    for other in ("command", "file", "stream"):
+    assert [one.round for one in rounds] == [0, 1, 2] and {one.planned for one in rounds} == {3}
+    API.run(changed, directory=str(tmp_path / "changed"), progress=False, rounds=3)
+    for other in ("command", "file", "changed"):
         assert_same_bits(played.directory, tmp_path / other, tmp_path)
-
-
-def stream_without_time(rounds: list[Any], results: Any) -> list[Any]:
-    """The rounds with the real times of another run."""
-    times = results.rounds["wall_s"].tolist()
-    return [type(one)(**{**vars(one), "wall_s": time}) for one, time in zip(rounds, times, strict=True)]
 
 
 def assert_same_bits(a: Path, b: Path, folder: Path) -> None:
@@ -99,17 +93,18 @@ def assert_same_bits(a: Path, b: Path, folder: Path) -> None:
     shutil.rmtree(folder / "compared")
 
 
-def test_a_loop_that_is_left_early_leaves_a_run_that_can_go_on(tmp_path: Path):
-    stream = API.stream(directory=tmp_path / "run", progress=False, **{**SETTINGS, "rounds": 40})
-    for one in stream:
-        assert one.round == 0 and one.planned == 40 and 0 < one.metrics["own/accuracy"] < 1
-        break
-    found = stream.results
+def test_a_callback_that_has_enough_leaves_a_run_that_can_go_on(tmp_path: Path):
+    rounds: list[Any] = []
+
+    def is_enough(one: Any) -> bool:
+        rounds.append(one)
+        return True
+
+    found = API.run(directory=tmp_path / "run", on_round=is_enough, progress=False, **{**SETTINGS, "rounds": 40})
+    assert rounds[0].planned == 40 and 0 < rounds[0].metrics["own/accuracy"] < 1
     assert not found.finished and 1 <= len(found.rounds) < 40
     assert (found.directory / "checkpoints" / f"{len(found.rounds):08}").is_dir()
-    with refused(names=["stream", "once"]):
-        next(iter(stream))
-    assert "rayfl.resume" in stream.results._repr_html_()
+    assert "rayfl.resume" in found._repr_html_()
 
 
 def test_a_callback_that_raises_ends_the_run_and_it_is_resumed(played: Any, tmp_path: Path):

@@ -1,4 +1,4 @@
-"""`ray job submit --working-dir . -- python -m jobs.run FILE` on a local head, as on a cluster."""
+"""`ray job submit --working-dir . -- python -m rayfl run FILE` on a local head, as on a cluster."""
 
 import json
 import os
@@ -48,7 +48,7 @@ def submit(
     head: str, *arguments: str, wait: bool = True, options: Sequence[str] = ()
 ) -> "subprocess.CompletedProcess[str]":
     given = ["--working-dir", ".", *["--no-wait"] * (not wait), *options]
-    return ray_job(head, "submit", *given, "--", "python", "-m", "jobs.run", *arguments)
+    return ray_job(head, "submit", *given, "--", "python", "-m", "rayfl", "run", *arguments)
 
 
 def ray_job(head: str, verb: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
