@@ -269,7 +269,6 @@ def test_a_sweep_of_what_has_no_name_is_run_once_and_in_this_process(tmp_path: P
         ("run", ("absent.toml",), {}, ["absent.toml", "TOML"]),
         ("run", ("demoo",), {}, ["demoo", "'demo'"]),
         ("run", (), {"sweep": {"seed": [1]}}, ["sweep", "rayfl.sweep"]),
-        ("stream", (), {"rounds": 0}, ["rounds=0", "at least 1"]),
         ("sweep", (), {}, ['sweep={"KEY": [VALUE, ...]}', "rayfl.run"]),
         ("sweep", (), {"sweep": {"seed": 3}}, ["sweep.seed=3", "list"]),
         ("load", ("absent",), None, ["/absent", "experiment.json"]),
@@ -287,7 +286,7 @@ def test_a_mistake_is_an_exception_with_one_sentence(
 
 def test_a_notebook_has_one_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
-    with Display() as display, console.following(2, "a run", Audience("bar", display=display)) as on_round:
+    with Display() as display, console.following(2, "a run", Audience("all", display=display)) as on_round:
         for number in range(2):
             on_round(RoundRow(number, 4, 4, 8_000_000, 0, 0.0, 0.1), {"own/accuracy": 0.5})
     first, *_, last = capsys.readouterr().err.strip().split("\r")

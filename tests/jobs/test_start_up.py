@@ -185,7 +185,7 @@ def test_a_ray_of_our_own_starts_no_process_without_work(monkeypatch: pytest.Mon
 
     monkeypatch.setattr("ray.init", init)
     with pytest.raises(RuntimeError):
-        start_or_join._init(None, False)
+        start_or_join._init(None)
     assert found == [None, None, None]
     # Also after an error Ray is what it was.
     assert {name: getattr(Node, name) for name in skipped} == skipped
