@@ -9,7 +9,6 @@ import sys
 from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 import ray
 import torch
@@ -54,8 +53,8 @@ class Placement:
     answer a call.
 
     `instruction_set` is set in the actors; `mixed` lets machines that compute other bits work together. `labels` select
-    the nodes, and `strategy` spreads the actors over them or packs them. `most`: the number of actors to which the pool
-    grows when nodes join; None: nodes neither join nor leave. `notices` are sentences for the user.
+    the nodes. `most`: the number of actors to which the pool grows when nodes join; None: nodes neither join nor leave.
+    `notices` are sentences for the user.
     """
 
     num_actors: int
@@ -65,7 +64,6 @@ class Placement:
     call_timeout_s: float | None = None
     instruction_set: InstructionSet = "native"
     mixed: bool = False
-    strategy: Literal["spread", "pack"] = "spread"
     labels: Mapping[str, str] = field(default_factory=dict)
     most: int | None = None
     notices: tuple[str, ...] = field(default=(), compare=False)
@@ -92,19 +90,6 @@ def _allows(condition: str, value: str | None) -> bool:
     inside = re.fullmatch(r"!?in\((.*)\)", condition)
     allowed = re.split(", ?", inside[1]) if inside else [condition.removeprefix("!")]
     return (value in allowed) != condition.startswith("!")
-
-
-def fullest_node_with_room(room: Mapping[str, int], used: Mapping[str, int]) -> str:
-    """The node for the next actor of a packed pool; "" if none has room.
-
-    `room`: how many actors fit on each node. `used`: how many are on it now. Of the nodes with actors, choose the one
-    with the least room left; if none of them has room, choose the node with the most room.
-    """
-    left = {node: held - used.get(node, 0) for node, held in room.items() if held > used.get(node, 0)}
-    in_use = [node for node in left if used.get(node)]
-    if in_use:
-        return min(in_use, key=lambda node: (left[node], node))
-    return max(left, key=lambda node: (left[node], node), default="")
 
 
 def living_nodes() -> list[Node]:
@@ -142,8 +127,7 @@ def place(runtime: Runtime, nodes: Sequence[Node] | None = None, most_calls: int
         call_timeout_s=runtime.call_timeout_s,
         instruction_set=runtime.instruction_set,
         mixed=runtime.mixed,
-        strategy=runtime.strategy,
-        labels=runtime.selector,
+        labels=runtime.labels or {},
         most=most if joined else None,
     )
     fitting = sum(node.holds(placement.num_cpus, placement.num_gpus) for node in chosen)
@@ -159,7 +143,7 @@ def place(runtime: Runtime, nodes: Sequence[Node] | None = None, most_calls: int
 def require_room_here(runtime: Runtime) -> None:
     """Raise RayflError, before Ray starts, if this machine cannot hold the actors. Ray alone knows its labels."""
     here = Node("this machine", os.cpu_count() or 1, torch.cuda.device_count())
-    place(runtime.model_copy(update={"labels": {}, "accelerator_type": None}), [here])
+    place(runtime.model_copy(update={"labels": {}}), [here])
 
 
 def share(
@@ -201,14 +185,15 @@ def _chosen(runtime: Runtime, nodes: Sequence[Node]) -> list[Node]:
     Raise RayflError if there are none, or none of them can hold an actor.
     """
     workers = [node for node in nodes if node.cpus] or nodes
-    chosen = [node for node in workers if node.has(runtime.selector)]
-    asked = ", ".join(f"{key}={value!r}" for key, value in runtime.selector.items())
+    labels = runtime.labels or {}
+    chosen = [node for node in workers if node.has(labels)]
+    asked = ", ".join(f"{key}={value!r}" for key, value in labels.items())
     if not chosen:
         # The values of the labels that are asked for come first.
-        known = {(key not in runtime.selector, key, value) for node in workers for key, value in node.labels.items()}
+        known = {(key not in labels, key, value) for node in workers for key, value in node.labels.items()}
         found = [f"{key}={value}" for _, key, value in sorted(known) if key != "ray.io/node-id"]
         raise RayflError(
-            f"runtime.{'labels' if runtime.labels else 'accelerator_type'} asks for {asked}, which no node has; nodes "
+            f"runtime.labels asks for {asked}, which no node has; nodes "
             f"have {', '.join(found[:8]) or 'no labels'}; ask for another, or start a node that has it"
         )
     if not any(node.holds(runtime.num_cpus or 1 / _UNIT, runtime.num_gpus) for node in chosen):

@@ -7,7 +7,7 @@ may wait for room for ever while other actors are free, and might run it on a no
 import logging
 import math
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ from ray.exceptions import RayError, RayTaskError
 from actors.client import Actor, ClientActor, Joined
 from actors.errors import ClusterError, unwrapped
 from actors.kinds import Kinds
-from actors.placement import Placement, fullest_node_with_room, living_nodes
+from actors.placement import Placement, living_nodes
 from actors.retry_policy import Cause, Loss, try_again
 from rayfl.determinism.platform import Platform
 from rayfl.experiment.runtime import NODE_KEY
@@ -35,11 +35,10 @@ GROWTH_S = 5.0
 
 @dataclass(frozen=True)
 class Starting:
-    """An actor that is starting; `node`: the id of the node that it is meant for, "" for any."""
+    """An actor that is starting."""
 
     actor: Actor
     deadline: float
-    node: str = ""
 
 
 class ActorPool:
@@ -124,23 +123,13 @@ class ActorPool:
         labels = dict(size.labels)
         if self._odd_nodes:
             labels[NODE_KEY] = f"!in({','.join(sorted(self._odd_nodes))})"
-        packs = size.strategy == "pack"
-        room = size.room(living_nodes(), self._odd_nodes) if packs else {}
-        used = Counter(each.node for each in (*self.ready.values(), *self._starting.values()))
+        resources = {"num_cpus": size.num_cpus, "num_gpus": size.num_gpus}
         for _ in range(count):
-            node = fullest_node_with_room(room, used)
-            used[node] += 1
-            options = {
-                "num_cpus": size.num_cpus,
-                "num_gpus": size.num_gpus,
-                "scheduling_strategy": "DEFAULT" if packs else "SPREAD",
-                "label_selector": {**labels, NODE_KEY: node} if node else labels,
-                # Other work may hold the node's resources.
-                "fallback_strategy": [{"label_selector": labels}] if node else None,
-            }
-            actor = ClientActor.options(**options).remote(size.instruction_set, size.num_gpus)
+            actor = ClientActor.options(**resources, scheduling_strategy="SPREAD", label_selector=labels).remote(
+                size.instruction_set, size.num_gpus
+            )
             joined = actor.join.remote([self._setup])
-            self._starting[joined] = Starting(actor, time.monotonic() + size.start_timeout_s, node)
+            self._starting[joined] = Starting(actor, time.monotonic() + size.start_timeout_s)
 
     def replace(self, actor: Actor, cause: Cause) -> int | None:
         """Kill an actor that was at work and start another one.

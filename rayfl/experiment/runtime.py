@@ -18,8 +18,8 @@ LABEL = r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
 """A value of a node's label, or its key without the prefix, as Kubernetes allows them."""
 LABEL_KEY = rf"({LABEL}/)?{LABEL}"
 LABEL_SELECTOR = rf"!?({LABEL}|in\({LABEL}(, ?{LABEL})*\))"
-ACCELERATOR_KEY, NODE_KEY = "ray.io/accelerator-type", "ray.io/node-id"
-"""Labels that Ray itself gives to nodes."""
+NODE_KEY = "ray.io/node-id"
+"""A label that Ray itself gives to nodes."""
 
 
 class Runtime(Settings):
@@ -35,14 +35,8 @@ class Runtime(Settings):
         default=None, gt=0, description="cores per actor; default: its threads, or an equal share if these do not fit"
     )
     num_gpus: float = Field(default=0.0, ge=0, description="share of a GPU per actor, e.g. 0.25")
-    strategy: Literal["spread", "pack"] = Field(
-        default="spread", description="spread: actors on as many nodes as there are; pack: on as few as have room"
-    )
     labels: Mapping[str, str] | None = Field(
         default=None, description="labels of the nodes that actors may run on, in the form of Ray's label selectors"
-    )
-    accelerator_type: str | None = Field(
-        default=None, description="accelerator of the nodes that actors may run on, e.g. A100"
     )
     threads: int = Field(default=1, ge=1, le=1024, description="torch threads per actor")
     instruction_set: InstructionSet = Field(
@@ -85,7 +79,7 @@ class Runtime(Settings):
 
     @model_validator(mode="after")
     def _is_possible(self) -> "Runtime":
-        share, kind, labels = self.num_gpus, self.accelerator_type, self.labels or {}
+        share, labels = self.num_gpus, self.labels or {}
         refusals = [
             (
                 self.device == "cuda" and self.executor == "ray" and share == 0,
@@ -112,16 +106,6 @@ class Runtime(Settings):
                 "labels",
                 f" has {NODE_KEY}, which changes whenever a node starts; use another label",
             ),
-            (
-                kind is not None and not re.fullmatch(LABEL, kind),
-                "accelerator_type",
-                f"={shown(kind)} is no name of an accelerator; give one as Ray writes it, e.g. 'A100'",
-            ),
-            (
-                kind is not None and ACCELERATOR_KEY in labels,
-                "accelerator_type",
-                f" is the label {ACCELERATOR_KEY}, which labels has too; give one of them",
-            ),
         ]
         refusals += [
             (
@@ -136,12 +120,6 @@ class Runtime(Settings):
             if is_wrong:
                 raise RayflError(words, (key,))
         return self
-
-    @property
-    def selector(self) -> dict[str, str]:
-        """The labels of the nodes that actors may run on, `accelerator_type` among them."""
-        kind = {} if self.accelerator_type is None else {ACCELERATOR_KEY: self.accelerator_type}
-        return {**(self.labels or {}), **kind}
 
     @property
     def cluster(self) -> str | None:

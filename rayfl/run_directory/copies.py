@@ -54,59 +54,44 @@ class Copies:
 
     def __init__(self, directory: Path, storage: Storage) -> None:
         self.directory, self.storage = directory, storage
-        self._copied: dict[str, _Stamp | None] | None = None
-        """The files in the copy, with their stamps when they were copied (None: unknown); None: nothing is known."""
+        self._copied: dict[str, _Stamp] = {}
+        """The stamps of the files that this process has copied."""
 
     def update(self) -> None:
         """Copy what has changed, and remove from the copy what the directory no longer has.
 
         Raise StorageError or OSError if that fails; the copy is then still a run that can be resumed.
         """
-        copied, self._copied = self._copied, None
-        if copied is None:
-            copied = self._found()
-        here = set(own_files(self.directory))
-        gone = copied.keys() - here
-        lost: set[str] = set()
-        for name in sorted(here | gone, key=lambda name: (_step(name, name in gone), name)):
+        here, there = set(own_files(self.directory)), self._there()
+        gone, lost = there - here, set[str]()
+        for name in sorted(here | there, key=lambda name: (_step(name, name in gone), name)):
             if name in gone:
                 # If it may not be removed it stays, and does no harm.
                 with suppress(StorageError):
                     self.storage.remove(name)
-                del copied[name]
             # The run may remove an old checkpoint meanwhile: a manifest without its other files must not be copied.
             elif not (name.endswith(MANIFEST) and name.rpartition("/")[0] in lost):
                 try:
                     stamp = _stamp(self.directory / name)
-                    if copied.get(name) != stamp:
+                    if name not in there or self._copied.get(name) != stamp:
                         self.storage.put(name, self.directory / name)
-                        copied[name] = stamp
+                        self._copied[name] = stamp
                 except FileNotFoundError:
                     lost.add(name.rpartition("/")[0])
-        self._copied = copied
-
-    def _found(self) -> dict[str, _Stamp | None]:
-        """The files in the copy. A checkpoint whose manifest is the same there and here has the same files."""
-        there = {name for name in self.storage.files() if is_own_file(name)}
-        found: dict[str, _Stamp | None] = dict.fromkeys(there)
-        for name in (one for one in there if round_of(one) is not None):
-            # The run may remove an old checkpoint meanwhile.
-            with suppress(FileNotFoundError):
-                if (self.directory / name).read_bytes() == b"".join(self.storage.pieces(name)):
-                    folder = name.removesuffix(MANIFEST)
-                    found |= {one: _stamp(self.directory / one) for one in there if one.startswith(folder)}
-        return found
 
     def is_behind(self) -> bool:
         """Whether the copy lacks a file, or has not come as far as the run."""
-        there, here = {name for name in self.storage.files() if is_own_file(name)}, set(own_files(self.directory))
+        there, here = self._there(), set(own_files(self.directory))
         return not here <= there or reached(there) != reached(here)
 
     def clear(self) -> None:
         """Remove the run from the storage, its experiment first, so that a part of a run is no run."""
-        for name in sorted(self.storage.files(), key=lambda name: name != EXPERIMENT):
-            if is_own_file(name):
-                self.storage.remove(name)
+        for name in sorted(self._there(), key=lambda name: name != EXPERIMENT):
+            self.storage.remove(name)
+
+    def _there(self) -> set[str]:
+        """The run's files in the storage."""
+        return {name for name in self.storage.files() if is_own_file(name)}
 
 
 def _stamp(path: Path) -> _Stamp:

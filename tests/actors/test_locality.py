@@ -1,11 +1,8 @@
 """Who takes which job, without Ray: a job's own node first, and nobody waits."""
 
-from collections import Counter
-
 import pytest
 
 from actors.locality import Inputs, WaitingJobs
-from actors.placement import fullest_node_with_room
 
 
 def test_the_home_of_a_job_is_where_most_of_its_inputs_lie() -> None:
@@ -59,14 +56,3 @@ def test_homes_are_known_as_long_as_a_job_has_one() -> None:
     assert not waiting.homeless and waiting.at_home("a") and not waiting.at_home("b")
     assert waiting.take("a") == 0
     assert waiting.homeless and not WaitingJobs([None]).at_home("a")
-
-
-def test_a_packed_pool_fills_one_node_after_the_other() -> None:
-    room, there, order = {"small": 2, "large": 4, "mid": 3}, Counter[str](), list[str]()
-    while node := fullest_node_with_room(room, there):
-        there[node] += 1
-        order.append(node)
-    assert order == ["large"] * 4 + ["mid"] * 3 + ["small"] * 2
-    # One was lost on small: it is made up for there, where most of what there is is in use already.
-    assert fullest_node_with_room(room, {"small": 1, "large": 2}) == "small"
-    assert fullest_node_with_room({}, {}) == ""

@@ -95,8 +95,8 @@ def test_there_are_as_many_actors_as_a_round_can_use(actors, expected: int, noti
         ({"labels": {"ray.io/market-type": "!spot"}}, 2),
         ({"labels": {"zone": "in(west, east)"}}, 6),
         ({"labels": {"zone": "in(west,east)", "ray.io/market-type": "!in(spot,other)"}}, 2),
-        ({"accelerator_type": "T4"}, 2),
-        ({"accelerator_type": "T4", "num_gpus": 0.5, "labels": {"zone": "east"}}, 2),
+        ({"labels": {"ray.io/accelerator-type": "T4"}}, 2),
+        ({"num_gpus": 0.5, "labels": {"zone": "east", "ray.io/accelerator-type": "T4"}}, 2),
     ],
 )
 def test_labels_choose_nodes(runtime: dict, expected: int) -> None:
@@ -169,7 +169,6 @@ def test_a_joined_cluster_may_grow(runtime, cluster, expected, most: int, notice
             ["runtime.labels", "zone='east', ray.io/market-type='spot'", "ray.io/market-type=spot"],
         ),
         ({"labels": {"zone": "a"}}, LAPTOP, ["runtime.labels", "zone='a'", "no labels"]),
-        ({"accelerator_type": "H100"}, ZONES, ["runtime.accelerator_type", "ray.io/accelerator-type='H100'"]),
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_sentence(runtime: dict, cluster: list[Node], names: list[str]) -> None:

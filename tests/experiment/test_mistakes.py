@@ -40,14 +40,6 @@ UNION = ("number", "list", "median", "sigma", "low", "high", "groups", "order")
             {"runtime": {"labels": {"ray.io/node-id": "0a"}}},
             ["runtime.labels", "ray.io/node-id"],
         ),
-        (
-            {"runtime": {"accelerator_type": "A 100"}},
-            ["runtime.accelerator_type='A 100'", "Ray"],
-        ),
-        (
-            {"runtime": {"accelerator_type": "A100", "labels": {"ray.io/accelerator-type": "T4"}}},
-            ["runtime.accelerator_type", "ray.io/accelerator-type", "labels"],
-        ),
         ({"runtime": {"seed": 3}}, ["runtime.seed", "unknown"]),
         ({"learning_rat": 0.1}, ["learning_rat", "unknown", "known"]),
         ({"method": {"name": "fedavg", "keep_ratio": 0.1, "lr": 0.1}},
