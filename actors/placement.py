@@ -74,15 +74,10 @@ class Placement:
         labels = "".join(f", {key}={value}" for key, value in self.labels.items())
         return f"num_cpus={self.num_cpus:g}, num_gpus={self.num_gpus:g}{labels}"
 
-    def room(self, nodes: Sequence[Node], without: Collection[str] = ()) -> dict[str, int]:
-        """The number of actors that each node holds, by the node's id. Nodes without room, and those of `without`, are
-        left out."""
-        held = {
-            node.id: node.holds(self.num_cpus, self.num_gpus)
-            for node in nodes
-            if node.has(self.labels) and node.id not in without
-        }
-        return {node: count for node, count in held.items() if count}
+    def room(self, nodes: Sequence[Node], without: Collection[str] = ()) -> int:
+        """The number of actors that these nodes hold, those of `without` left out, by their ids."""
+        suitable = (node for node in nodes if node.has(self.labels) and node.id not in without)
+        return sum(node.holds(self.num_cpus, self.num_gpus) for node in suitable)
 
 
 def _allows(condition: str, value: str | None) -> bool:

@@ -222,7 +222,7 @@ class ActorPool:
 
     def _room(self) -> int:
         """The actors that the cluster's nodes hold."""
-        return sum(self.placement.room(living_nodes(), self._odd_nodes).values())
+        return self.placement.room(living_nodes(), self._odd_nodes)
 
     @property
     def _start_deadline(self) -> float:

@@ -53,9 +53,6 @@ _LOCAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _FIRST_PORT, _TRIES, _STRIDE = 20_000, 10, 997
 _asked = count()
 
-_WORKER_NICENESS, _AGENTS_NICER = ("RAY_worker_niceness", "15"), 4
-"""The variable with the niceness of Ray's workers, its default, and how much nicer than workers agents are."""
-
 
 def is_plain() -> bool:
     """Whether the user wants Ray without its private parts."""
@@ -227,7 +224,6 @@ def lean_nodes(fork_server: str | None) -> Iterator[None]:
     It is a patch, because ray.cluster_utils.Cluster, which takes some of this as arguments, always starts the dashboard
     and waits for it: ray.init took 2 s with the patch, 5 s with Cluster.
     """
-    raylets: list[int] = []
 
     # Any: Ray's own method and arguments.
     def lean(start_raylet: Any) -> Any:
@@ -238,7 +234,6 @@ def lean_nodes(fork_server: str | None) -> Iterator[None]:
                 os.environ[USUAL_WORKER] = node._ray_params.worker_path
                 node._ray_params.worker_path = str(Path(__file__).with_name("forked_worker.py"))
             start_raylet(node, *words, **settings)
-            raylets.append(_pid(node, "raylet"))
 
         return start
 
@@ -249,8 +244,6 @@ def lean_nodes(fork_server: str | None) -> Iterator[None]:
         for name in (USUAL_WORKER, SERVER):
             replaced.callback(os.environ.pop, name, None)
         yield
-        for raylet in raylets:
-            _put_agents_last(raylet)
 
 
 # Any: Ray's own arguments.
@@ -270,17 +263,6 @@ def _choose_ports(node: Any) -> None:
         setattr(node._ray_params, name, port)
         # An agent records the port that it has chosen in this way.
         persist(node._session_dir, node._node_id, name, port)
-
-
-def _put_agents_last(raylet: int) -> None:
-    """Let a raylet's agents load after its workers, which have a lower priority than agents by default."""
-    import psutil
-
-    # Some may have ended.
-    with suppress(psutil.Error):
-        for agent in psutil.Process(raylet).children():
-            with suppress(psutil.Error):
-                agent.nice(int(os.environ.get(*_WORKER_NICENESS)) + _AGENTS_NICER)
 
 
 def free_ports(length: int) -> list[int]:

@@ -23,8 +23,9 @@ from rich.text import Text
 from rayfl.errors import one_line, printable
 
 STOPPING = "stopping after this round; Ctrl-C again stops now"
-_SHORTEST_TITLE = 8
-"""Columns of a title that is cut."""
+_WIDE = 70
+"""Columns from which on rows have a title and a bar."""
+_TIME = len("00:00:00 left ")
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class Display(AbstractContextManager["Display"]):
     def stage(self, words: str) -> None:
         """Show the step under way and its seconds until the next stage or line. A notebook shows no stages."""
         self._end_stage()
-        self._stage = self._progress.add_task(one_line(words), total=None, words="")
+        self._stage = self._progress.add_task("", total=None, words=one_line(words))
         self._progress.start()
 
     def line(self, title: str, total: float | None, in_notebook: bool = True) -> Line:
@@ -121,47 +122,30 @@ class _Printable(Formatter):
 
 
 class _Area(Progress):
-    """Progress in rows that fit the terminal: what does not fit is left out, the least important first."""
+    """Progress in rows that fit the terminal: a narrow one has no room for the titles and the bars."""
 
     def make_tasks_table(self, tasks: Iterable[Task]) -> Table:
-        """As rich's, with the columns for which there is room."""
-        if not (tasks := list(tasks)):
-            return Table.grid()
-        width = self.console.width
-        words = [task.fields["words"].split("  ") for task in tasks]
-        left, elapsed = ([column.render(task) for task in tasks] for column in (_TimeLeft(), TimeElapsedColumn()))
-        second = [Text(" ".join(["", *parts[1:2]])) for parts in words]
-        title, bar_width = [Text(task.description) for task in tasks], max(6, width // 8)
-        bars = [BarColumn(bar_width).render(task) for task in tasks]
-        room, sizes = width - _longest(Text(parts[0]) for parts in words), dict[int, int]()
-        # In the order of their importance, behind the first part of the words.
-        for column, size in (
-            (left, _longest(left)),
-            (second, _longest(second)),
-            (elapsed, _longest(elapsed)),
-            (title, _longest(title)),
-            (bars, bar_width),
-        ):
-            if column is title:
-                size = min(size, max(room - bar_width - 2, _SHORTEST_TITLE))
-            if 0 < size < room:
-                sizes[id(column)] = size
-                room -= size + 1
-        for text in title:
-            text.truncate(sizes.get(id(title), 0), overflow="ellipsis")
-        own = width - sum(size + 1 for column, size in sizes.items() if column != id(second))
-        cells = [_fitting(parts, own) for parts in words]
+        """As rich's, with the first parts of the words for which there is room."""
         table = Table.grid(padding=(0, 1))
-        columns = [one for one in (title, bars, cells, elapsed, left) if one is cells or id(one) in sizes]
-        for _ in columns:
-            table.add_column(no_wrap=True)
-        for row in zip(*columns, strict=True):
-            table.add_row(*row)
+        # rich asks for an empty table before it has a console.
+        if not (tasks := list(tasks)):
+            return table
+        width = self.console.width
+        # The first part of the words comes before all else.
+        spare = width - max(cell_len(task.fields["words"].partition("  ")[0]) for task in tasks)
+        has_title = width >= _WIDE and spare > width // 2
+        for task in tasks:
+            time = _Time().render(task) if spare > _TIME else Text()
+            room = width - time.cell_len - 1
+            cells = [time]
+            if has_title:
+                title = Text(task.description)
+                title.truncate(width // 6, overflow="ellipsis")
+                cells = [title, BarColumn(width // 8).render(task), time]
+                room -= width // 6 + width // 8 + 2
+            cells.insert(-1, _fitting(task.fields["words"].split("  "), room))
+            table.add_row(*cells)
         return table
-
-
-def _longest(texts: Iterable[Text]) -> int:
-    return max((text.cell_len for text in texts), default=0)
 
 
 def _fitting(parts: Sequence[str], width: int) -> Text:
@@ -174,12 +158,13 @@ def _fitting(parts: Sequence[str], width: int) -> Text:
     return text
 
 
-class _TimeLeft(TimeRemainingColumn):
-    """The time left, as soon as it is known."""
+class _Time(TimeRemainingColumn):
+    """The time left; the time taken as long as that is unknown, and at the end."""
 
     def render(self, task: Task) -> Text:
-        over = task.finished or task.stop_time is not None
-        return Text() if over or task.time_remaining is None else super().render(task).append(" left")
+        if task.finished or task.stop_time is not None or task.time_remaining is None:
+            return TimeElapsedColumn().render(task)
+        return super().render(task).append(" left")
 
 
 def _notebook_line(title: str, total: float | None) -> Line:

@@ -97,9 +97,10 @@ def printable(text: str) -> str:
     return "\n".join(one_line(line) for line in text.split("\n"))
 
 
-def reason(error: OSError) -> str:
-    """The cause of a file's error, in the system's words."""
-    return os.strerror(error.errno).lower() if error.errno else str(error)
+def reason(error: Exception) -> str:
+    """The cause of a file's error, in the system's words if the system has refused it."""
+    number = error.errno if isinstance(error, OSError) else None
+    return os.strerror(number).lower() if number else str(error)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -151,10 +151,6 @@ class Mirror:
                         self._directory,
                     )
                 self._failing = True
-            else:
-                if self._failing:
-                    log.warning("%s can be written to again, and has the whole run", self._url)
-                self._failing = False
 
     def __enter__(self) -> Callable[[], None]:
         return self.round_done

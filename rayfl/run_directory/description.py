@@ -114,8 +114,7 @@ def _read(path: Path) -> Mapping[str, object]:
     try:
         return read_json(path)
     except (OSError, ValueError) as error:
-        why = reason(error) if isinstance(error, OSError) else error
-        raise RayflError(f"{path} cannot be read ({why}): restore it, or run the experiment again") from None
+        raise RayflError(f"{path} cannot be read ({reason(error)}): restore it, or run the experiment again") from None
 
 
 def write_origin(directory: Path) -> None:

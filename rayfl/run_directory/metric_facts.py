@@ -32,5 +32,4 @@ def read_metric_facts(directory: Path) -> Mapping[str, Facts]:
     try:
         return {name: Facts(**given) for name, given in read_json(path).items()}
     except (OSError, ValueError, TypeError) as error:
-        why = reason(error) if isinstance(error, OSError) else error
-        raise RayflError(f"{path} cannot be read ({why}): restore it, or run the experiment again") from None
+        raise RayflError(f"{path} cannot be read ({reason(error)}): restore it, or run the experiment again") from None

@@ -100,5 +100,4 @@ def read_model_inputs(directory: Path) -> ModelInputs | None:
     try:
         return ModelInputs(**read_json(path))
     except (OSError, ValueError) as error:
-        why = reason(error) if isinstance(error, OSError) else error
-        raise RayflError(f"{path} cannot be read ({why}): restore it, or run the experiment again") from None
+        raise RayflError(f"{path} cannot be read ({reason(error)}): restore it, or run the experiment again") from None

@@ -107,8 +107,7 @@ def _read(path: Path) -> dict[str, np.ndarray]:
     except RayflError:
         raise
     except (OSError, ValueError) as error:
-        why = reason(error) if isinstance(error, OSError) else error
-        raise RayflError(f"{file} cannot be read ({why}); write numbers or texts with numpy.save") from None
+        raise RayflError(f"{file} cannot be read ({reason(error)}); write numbers or texts with numpy.save") from None
 
 
 def _dataset(

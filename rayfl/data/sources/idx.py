@@ -39,8 +39,7 @@ def read_idx(path: Path) -> np.ndarray:
             memory.require(math.prod(shape), str(path), "fetch it again")
             content = file.read(math.prod(shape) + 1)
     except (OSError, EOFError, zlib.error) as error:
-        why = reason(error) if isinstance(error, OSError) else error
-        raise RayflError(f"{path} cannot be read ({why}): fetch it again or give another root") from None
+        raise RayflError(f"{path} cannot be read ({reason(error)}): fetch it again or give another root") from None
     if len(content) != math.prod(shape):
         found = "more" if len(content) > math.prod(shape) else len(content)
         raise RayflError(f"{path} has {found} bytes of values where its header says {math.prod(shape)}: fetch it again")
