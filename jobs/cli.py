@@ -258,14 +258,14 @@ def compare(directories: Sequence[Path | str], **given: Any) -> None:
 
 
 @main.command()
-@click.argument("folders", nargs=-1, type=PLACE)
-def ls(folders: Sequence[Path | str]) -> None:
-    """List the runs in FOLDERS or below URLs, by default in runs/, the latest first: state, rounds, metric, age."""
+@click.argument("folders", nargs=-1, type=ABSOLUTE)
+def ls(folders: Sequence[Path]) -> None:
+    """List the runs in FOLDERS, by default in runs/, the latest first: state, rounds, metric, age."""
     with Display("loading") as display:
         from jobs import looking
 
-        for place in folders or [Path("runs").absolute()]:
-            looking.list_runs(place, display)
+        for folder in folders or [Path("runs").absolute()]:
+            looking.list_runs(folder, display)
 
 
 @main.command()

@@ -4,7 +4,6 @@ import json
 import math
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from rich.table import Table
@@ -20,7 +19,7 @@ from rayfl.report import wording
 from rayfl.report.comparison import TextTable, comparison, require
 from rayfl.report.overview import Overview, overviews, state_of
 from rayfl.report.summary import Summary, summary
-from rayfl.run_directory.copies import copies_for_listing, copy_for_reading
+from rayfl.run_directory.copies import copy_for_reading
 from rayfl.run_directory.record import Run, read_run, run_directories
 from rayfl.settings import dotted
 
@@ -67,21 +66,16 @@ def compare(places: Sequence[Path | str], given: Mapping[str, object], display: 
     print_comparison(found, options)
 
 
-def list_runs(place: Path | str, display: Display) -> None:
-    """Print a list of the runs in a folder, or below a URL."""
+def list_runs(folder: Path, display: Display) -> None:
+    """Print a list of the runs in a folder."""
     display.stage("reading the runs")
-    folder = place
-    if isinstance(folder, str):
-        folder = copies_for_listing(folder)
     if not folder.is_dir():
-        raise RayflError(f"there is no folder {place}; name the folder of your runs")
+        raise RayflError(f"there is no folder {folder}; name the folder of your runs")
     found = overviews(folder)
-    if isinstance(place, str):
-        found = [replace(one, state="unfinished") if one.state == "stopped" else one for one in found]
     display.close()
     if found:
         print_table(list_table(folder, found), 120)
-    say(f"{wording.counted(len(found), 'run') if found else 'no runs'} in {place}")
+    say(f"{wording.counted(len(found), 'run') if found else 'no runs'} in {folder}")
 
 
 def show(place: Path | str, display: Display) -> None:

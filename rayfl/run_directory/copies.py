@@ -1,4 +1,4 @@
-"""The copy of a run in object storage: kept up to date while the run goes on, and fetched to resume, read or list it.
+"""The copy of a run in object storage: kept up to date while the run goes on, and fetched to resume or read it.
 
 If copying is interrupted, the copy is still a run that can be resumed: a checkpoint comes after the records that it
 relies on, and its manifest after its other files. Only changed files are copied. Only a run's own files are written or
@@ -7,7 +7,6 @@ removed.
 
 import atexit
 import logging
-import os
 import shutil
 import tempfile
 import threading
@@ -18,7 +17,7 @@ from types import TracebackType
 from typing import NamedTuple
 
 from rayfl.errors import RayflError
-from rayfl.run_directory.description import EXPERIMENT, PLATFORM
+from rayfl.run_directory.description import EXPERIMENT
 from rayfl.run_directory.disk import LOCK, DiskError, locked, sync_directory, writing
 from rayfl.run_directory.manifest import FOLDER, MANIFEST, checkpoints, round_of
 from rayfl.run_directory.object_storage import Storage, StorageError, opened
@@ -185,15 +184,10 @@ def fetch(storage: Storage, directory: Path, leave_out: tuple[str, ...] = ()) ->
     if EXPERIMENT not in names:
         raise RayflError(f"{storage.url} holds no run ({EXPERIMENT} is missing there): name the folder of a run")
     for name in sorted(names, key=lambda name: name == EXPERIMENT):
-        _fetch_file(storage, name, directory)
-
-
-def _fetch_file(storage: Storage, name: str, directory: Path) -> None:
-    """Download one file to the same path in `directory`."""
-    path = directory / name
-    with writing(directory, "try again"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        storage.fetch(name, path)
+        path = directory / name
+        with writing(directory, "try again"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            storage.fetch(name, path)
 
 
 def fetch_newer(storage: Storage, directory: Path, require_same: Callable[[Path, Path], object]) -> bool:
@@ -236,38 +230,9 @@ def copy_for_reading(url: str, leave_out: tuple[str, ...] = ("checkpoints/",)) -
 
     Raise RayflError if it cannot be read, DiskError if writing fails.
     """
-    directory = _temporary(url)
+    home = Path(tempfile.mkdtemp(prefix="rayfl-"))
+    atexit.register(shutil.rmtree, home, ignore_errors=True)
+    directory = home / url.partition("?")[0].rstrip("/").rpartition("/")[2]
     with opened(url) as storage:
         fetch(storage, directory, leave_out)
     return directory
-
-
-def copies_for_listing(url: str) -> Path:
-    """Download the descriptions and records of all runs below a URL to a temporary folder, with the files' times.
-
-    The folder is removed when this process ends. Raise RayflError if the storage cannot be read, DiskError if writing
-    fails.
-    """
-    folder = _temporary(url)
-    with opened(url) as storage:
-        times = storage.files()
-        runs = {name.removesuffix(EXPERIMENT) for name in times if f"/{name}".endswith(f"/{EXPERIMENT}")}
-        # Names in a storage may contain such parts, which would lead out of the folder.
-        runs = {run for run in runs if not any(part in ("", "..") for part in run.split("/")[:-1])}
-        for name, time in times.items():
-            if any(name.startswith(run) and _is_listed(name.removeprefix(run)) for run in runs):
-                _fetch_file(storage, name, folder)
-                os.utime(folder / name, (time, time))
-    return folder
-
-
-def _is_listed(name: str) -> bool:
-    """Whether a list of runs needs the file `name` of a run."""
-    return name in (EXPERIMENT, PLATFORM) or (name.startswith("records/") and is_own_file(name))
-
-
-def _temporary(url: str) -> Path:
-    """The path of a new folder that has the name of the URL's last part and is removed when this process ends."""
-    home = Path(tempfile.mkdtemp(prefix="rayfl-"))
-    atexit.register(shutil.rmtree, home, ignore_errors=True)
-    return home / url.partition("?")[0].rstrip("/").rpartition("/")[2]

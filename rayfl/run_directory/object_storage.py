@@ -112,17 +112,14 @@ class Storage:
             self._files, path = _file_system(url, self._scheme)
         self._path = path.rstrip("/")
 
-    def files(self) -> dict[str, float]:
-        """When each file in the folder, at any depth, was written, by its path below the folder; {} without files.
-
-        In seconds since 1970; 0 if the storage does not say.
-        """
+    def files(self) -> set[str]:
+        """The paths of all files in the folder, at any depth, below it."""
         from pyarrow.fs import FileSelector, FileType
 
         with self._refusals():
             found = self._files.get_file_info(FileSelector(self._path, allow_not_found=True, recursive=True))
-        start, files = len(self._path.lstrip("/")) + 1, (one for one in found if one.type == FileType.File)
-        return {one.path.lstrip("/")[start:]: one.mtime.timestamp() if one.mtime else 0.0 for one in files}
+        start = len(self._path.lstrip("/")) + 1
+        return {one.path.lstrip("/")[start:] for one in found if one.type == FileType.File}
 
     def pieces(self, name: str) -> Iterator[bytes]:
         """The content of a file, in pieces."""

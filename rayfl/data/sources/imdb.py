@@ -8,10 +8,10 @@ split are numbered by frequency, and reviews are cut or padded to one length.
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -29,28 +29,19 @@ SENTIMENTS = ("neg", "pos")
 
 def words(text: str) -> list[str]:
     """Lower-case runs of letters and digits, with apostrophes inside; HTML's line breaks are left out."""
-    return re.findall(r"[^\W_]+(?:'[^\W_]+)*", _plain(text))
-
-
-def whitespace(text: str) -> list[str]:
-    """Words between spaces, punctuation included, in lower case; HTML's line breaks are left out."""
-    return _plain(text).split()
-
-
-TOKENIZERS: Mapping[str, Callable[[str], list[str]]] = {"words": words, "whitespace": whitespace}
+    return re.findall(r"[^\W_]+(?:'[^\W_]+)*", text.lower().replace("<br />", " "))
 
 
 class IMDB(Fetched):
     """25,000 train and 25,000 test film reviews, bad (0) or good (1), as tokens [length] (Maas and others, 2011).
 
-    tokenizer: words (runs of letters, digits and apostrophes) or whitespace, both in lower case.
+    Tokens are runs of letters, digits and apostrophes, in lower case.
     vocabulary: the number of token numbers: 0 is padding, 1 any other word, and 2 onwards the most frequent words of
     the train split, equally frequent ones in alphabetical order. A model must embed this number of tokens.
     length: tokens of a review; longer reviews lose their end, shorter ones are padded with 0 at the end.
     """
 
     name: ClassVar[str] = "imdb"
-    tokenizer: Literal["words", "whitespace"] = Field(default="words", description="what a token is, in lower case")
     vocabulary: int = Field(default=10_000, ge=3, description="kinds of tokens, padding and unknown among them")
     length: int = Field(default=256, ge=1, description="tokens of a review")
     advice: ClassVar[str] = (
@@ -64,8 +55,8 @@ class IMDB(Fetched):
 
     def load(self) -> Dataset:
         """Load the dataset. If files are missing, RayflError says which to fetch and where to put them."""
-        folder, split = self.folder, TOKENIZERS[self.tokenizer]
-        (train, train_labels), (test, test_labels) = (self._reviews(folder / half, split) for half in ("train", "test"))
+        folder = self.folder
+        (train, train_labels), (test, test_labels) = (self._reviews(folder / half) for half in ("train", "test"))
         numbers = _numbered(train, self.vocabulary)
         return Dataset(
             name=self.name,
@@ -76,7 +67,7 @@ class IMDB(Fetched):
             vocabulary=self.vocabulary,
         )
 
-    def _reviews(self, folder: Path, split: Callable[[str], list[str]]) -> tuple[list[list[str]], np.ndarray]:
+    def _reviews(self, folder: Path) -> tuple[list[list[str]], np.ndarray]:
         """The words of all reviews, the bad ones first, in the order of their files' names, and the labels."""
         found: list[tuple[Path, int]] = []
         for label, sentiment in enumerate(SENTIMENTS):
@@ -85,11 +76,7 @@ class IMDB(Fetched):
                 raise self.missing(f"{folder / sentiment} has no *.txt")
             found += [(path, label) for path in paths]
         memory.require(8 * self.length * len(found), f"data.length={self.length} for {len(found)} reviews", "lower it")
-        return [split(_text(path)) for path, _ in found], np.array([label for _, label in found], np.int64)
-
-
-def _plain(text: str) -> str:
-    return text.lower().replace("<br />", " ")
+        return [words(_text(path)) for path, _ in found], np.array([label for _, label in found], np.int64)
 
 
 def _text(path: Path) -> str:

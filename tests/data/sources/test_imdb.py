@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from rayfl.data.sources.imdb import IMDB, whitespace, words
+from rayfl.data.sources.imdb import IMDB, words
 from tests.refusals import refused
 
 REVIEWS = {
@@ -49,16 +49,6 @@ def test_long_reviews_lose_their_end(root):
 def test_tokenizers():
     text = "It's GREAT...<br />top_notch 10/10, déjà 'vu'"
     assert words(text) == ["it's", "great", "top", "notch", "10", "10", "déjà", "vu"]
-    assert whitespace("A  film,\nA") == ["a", "film,", "a"]
-    assert whitespace("end.<br /><br />Begin") == ["end.", "begin"]
-
-
-def test_the_tokenizer_is_an_option(root):
-    # good 4, bad 3, then once each and by the alphabet: a, "film,", "film.", isn't, it, one.
-    dataset = IMDB(root=root, length=6, tokenizer="whitespace").load()
-    assert dataset.train.inputs.tolist() == [[3, 3, 6, 8, 7, 2], [3, 0, 0, 0, 0, 0], [2, 2, 5, 4, 2, 9]]
-    # "film!" is not in the train split.
-    assert dataset.test.inputs[:, :3].tolist() == [[3, 1, 0], [2, 1, 0]]
 
 
 def test_an_empty_class_and_a_missing_folder_are_told_what_to_fetch(root, tmp_path):
