@@ -1,4 +1,4 @@
-"""Object storage: the folder at a URL such as s3://bucket/experiments, through pyarrow, or else through fsspec.
+"""Object storage: the folder at a URL such as s3://bucket/experiments, through pyarrow.
 
 Options are in the URL's query, as pyarrow takes them (s3://bucket/runs?endpoint_override=host:9000&scheme=http). Keys
 of accounts are in the environment only, because a URL is written into the run directory.
@@ -17,17 +17,14 @@ from rayfl.errors import RayflError, reason
 from rayfl.run_directory.disk import DiskError
 from rayfl.settings import shown
 
-# A command that meets no URL loads neither.
+# A command that meets no URL does not load it.
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
 
-_BY_PYARROW = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs")
-_WHOLE = ("s3", "gs", "gcs", "abfs", "abfss")
-"""Schemes in which a file appears when it is closed, and folders need not be made."""
-_LOCAL = ("file", "local", "memory", "http", "https", "data")
-"""Schemes that fsspec knows and that cannot keep a run."""
+_SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss")
+"""Storages in which a file appears when it is closed, and folders need not be made."""
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:[/:]|data:[^/]*,")
-"""A scheme and a slash; fsspec's simplecache::s3://bucket/folder and data:,content are URLs too, which are refused."""
+"""A scheme and a slash; simplecache::s3://bucket/folder and data:,content are URLs too, which are refused."""
 _SECRET = re.compile(r"secret|token|password|key", re.IGNORECASE)
 _PIECE_BYTES = 8 << 20
 _LONGEST = 200
@@ -58,27 +55,14 @@ def require_url(url: str) -> None:
             f"a URL of {parts.scheme} may hold no key or password, since it is written into the run directory: put them"
             " into the environment (of S3: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)"
         )
-    if parts.scheme not in _BY_PYARROW:
-        _require_fsspec(url, parts.scheme)
+    if parts.scheme not in _SCHEMES:
+        raise RayflError(
+            f"{shown(url)}: no run can be kept in {parts.scheme}://; known are s3, gs and abfs, and a folder of this "
+            "machine is given as its path"
+        )
     whole = url.startswith(f"{parts.scheme}://") and parts.netloc
     if not whole or parts.fragment or "::" in url or ".." in parts.path.split("/"):
         raise RayflError(f"{shown(url)} names no folder of a bucket: write it as s3://bucket/folder")
-
-
-def _require_fsspec(url: str, scheme: str) -> None:
-    import fsspec
-
-    cause = "a folder of this machine is given as its path"
-    if scheme not in _LOCAL:
-        try:
-            fsspec.get_filesystem_class(scheme)
-            return
-        except (ImportError, ValueError) as error:
-            cause = str(error)
-    raise RayflError(
-        f"{shown(url)}: no run can be kept in {scheme}:// ({cause}); known are s3, gs, abfs, hdfs and the protocols "
-        "that installed packages add to fsspec"
-    )
 
 
 def below(url: str, name: str) -> str:
@@ -107,9 +91,8 @@ class Storage:
         """Open the folder. Raise RayflError as `require_url` does."""
         require_url(url)
         self.url = url
-        self._scheme = urlsplit(url).scheme
         with self._refusals():
-            self._files, path = _file_system(url, self._scheme)
+            self._files, path = _file_system(url)
         self._path = path.rstrip("/")
 
     def files(self) -> set[str]:
@@ -135,18 +118,10 @@ class Storage:
     def put(self, name: str, path: Path) -> None:
         """Copy a file to the storage, where it appears whole or not at all.
 
-        Raise OSError if writing fails. A storage that shows a file while it is written gets it under another name
-        first.
+        Raise OSError if writing fails.
         """
-        place, is_whole = self._at(name), self._scheme in _WHOLE
-        partial = place if is_whole else f"{place}.partial"
-        with open(path, "rb") as source, self._refusals():
-            if not is_whole:
-                self._files.create_dir(place.rpartition("/")[0], recursive=True)
-            with self._files.open_output_stream(partial) as target:
-                shutil.copyfileobj(source, target, _PIECE_BYTES)
-            if not is_whole:
-                self._files.move(partial, place)
+        with open(path, "rb") as source, self._refusals(), self._files.open_output_stream(self._at(name)) as target:
+            shutil.copyfileobj(source, target, _PIECE_BYTES)
 
     def remove(self, name: str) -> None:
         """Remove a file if it is there."""
@@ -177,7 +152,7 @@ class Storage:
             yield
         except StorageError:
             raise
-        # pyarrow raises OSError and errors of its own; packages of fsspec raise any.
+        # pyarrow raises OSError and errors of its own.
         except Exception as error:
             raise StorageError(_words(error)) from error
 
@@ -193,25 +168,16 @@ def opened(url: str) -> Iterator[Storage]:
         ) from None
 
 
-def _file_system(url: str, scheme: str) -> "tuple[FileSystem, str]":
+def _file_system(url: str) -> "tuple[FileSystem, str]":
     """The file system of a URL and the path in it."""
-    from pyarrow.fs import FileSystem, FSSpecHandler, PyFileSystem
+    from pyarrow.fs import FileSystem
 
-    if scheme in _BY_PYARROW:
-        parts = urlsplit(url)
-        if scheme in ("gs", "gcs") and "retry_limit_seconds" not in parts.query:
-            # pyarrow's limit is fifteen minutes, for which a run without credentials would print nothing.
-            query = "&".join(filter(None, (parts.query, "retry_limit_seconds=60")))
-            url = urlunsplit(parts._replace(query=query))
-        try:
-            return FileSystem.from_uri(url)
-        # This pyarrow was built without this file system.
-        except NotImplementedError:
-            pass
-    import fsspec.core
-
-    found, path = fsspec.core.url_to_fs(url)
-    return PyFileSystem(FSSpecHandler(found)), path
+    parts = urlsplit(url)
+    if parts.scheme in ("gs", "gcs") and "retry_limit_seconds" not in parts.query:
+        # pyarrow's limit is fifteen minutes, for which a run without credentials would print nothing.
+        query = "&".join(filter(None, (parts.query, "retry_limit_seconds=60")))
+        url = urlunsplit(parts._replace(query=query))
+    return FileSystem.from_uri(url)
 
 
 def _words(error: Exception) -> str:
