@@ -136,9 +136,9 @@ def test_no_port_is_chosen_where_the_kernel_may_give_any(monkeypatch: pytest.Mon
 
 
 _OWN_RAY = """
-import os, psutil, ray
+import os, ray
 from pathlib import Path
-from actors import fork_server, forked_worker, ray_internals, session
+from actors import fork_server, forked_worker, session
 from rayfl.experiment.runtime import Runtime
 
 @ray.remote(num_cpus=0)
@@ -146,11 +146,9 @@ def parent():
     return os.getppid()
 
 with session.session(Runtime()):
-    raylet = ray_internals.own_processes()["raylet"]
     found = ray.get(parent.remote())
     server = fork_server._begun
-    agents = [each.nice() for each in psutil.Process(raylet).children()]
-    print(found == server.process.pid, agents)
+    print(found == server.process.pid)
 ended = Path(server.folder.path).exists(), server.process.poll() is None
 print(*ended, fork_server._begun, forked_worker.SERVER in os.environ)
 """
@@ -159,5 +157,4 @@ print(*ended, fork_server._begun, forked_worker.SERVER in os.environ)
 @pytest.mark.ray
 def test_a_ray_of_our_own_forks_its_workers_and_leaves_nothing_behind():
     done = subprocess.run([sys.executable, "-c", _OWN_RAY], stdout=subprocess.PIPE, text=True, check=True, timeout=240)
-    # In tests workers have niceness 0.
-    assert done.stdout.splitlines() == ["True [4, 4]", "False False None False"]
+    assert done.stdout.splitlines() == ["True", "False False None False"]

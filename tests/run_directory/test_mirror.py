@@ -243,7 +243,7 @@ def test_a_storage_that_refuses_for_a_while_gets_all_afterwards(
 
 
 def test_what_cannot_be_copied_at_the_end_is_said_and_kept(
-    unfinished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    unfinished: Path, there: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     def refuse(self: Storage, name: str, path: Path) -> None:
         raise StorageError("ACCESS_DENIED")

@@ -7,12 +7,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from rayfl.run_directory.object_storage import Storage, below
 from rayfl.run_directory.record import read_run
 from rayfl.run_directory.run_files import PARTS, is_own_file, own_files, require_own_entries
 from tests.jobs.commands import rayfl
-from tests.run_directory.test_mirror import elsewhere
+from tests.run_directory.test_mirror import server, there
 
-assert elsewhere
+assert server and there
 
 FILE = """
 rounds = 2
@@ -53,11 +54,12 @@ def test_all_that_a_run_writes_is_its_own(file: Path):
     assert read_run(Path("run")).finished
 
 
-def test_the_copy_of_a_run_with_input_files_is_resumed_elsewhere(file: Path, tmp_path: Path):
-    played("run", file, "--inline", "output.directory=elsewhere://bucket", "output.report=false", "--output", "run")
+def test_the_copy_of_a_run_with_input_files_is_resumed_elsewhere(file: Path, there: Storage):
+    bucket = there.url.replace("/run?", "?")
+    played("run", file, "--inline", f"output.directory={bucket}", "output.report=false", "--output", "run")
     for gone in ("run", "weights.safetensors", "trace.csv", "mine.py"):
         (shutil.rmtree if Path(gone).is_dir() else Path.unlink)(Path(gone))
-    played("resume", "elsewhere://bucket/run", "--rounds", 3)
+    played("resume", below(bucket, "run"), "--rounds", 3)
     assert len(read_run(Path("runs/run")).rounds) == 3
 
 
