@@ -24,7 +24,6 @@ from rayfl.rounds.check_hooks import checked_hook
 from rayfl.rounds.client_outputs import ClientOutputs
 from rayfl.rounds.client_round import ClientRound, naming_round_and_client
 from rayfl.rounds.example_cost import FORWARD
-from rayfl.rounds.first_round import first_round, takes_a_round
 from rayfl.rounds.mask_comparison import mask_bits
 from rayfl.rounds.mix import gather_rows
 from rayfl.rounds.model_sums import ModelSums, cut_up, mean_loss, model_sums
@@ -214,16 +213,21 @@ class Worker:
     def evaluate(
         self, job: EvaluateJob, round_inputs: RoundInputs, inputs: Sequence[Any]
     ) -> tuple[tuple[ClientResult, ...], list[Any]]:
-        """Evaluate every client's model after the exchange."""
+        """Evaluate every client's model after the exchange; of a newcomer that takes a round, the one after it."""
         model = None if round_inputs.model is None else tree.to_tensors(round_inputs.model)
+        found = ClientOutputs.unpack(self.setup.state_slots, job.clients, inputs)
+        takes_a_round = self.method.for_newcomers() == "round"
+        newcomers = {client: Fate.NOT_SELECTED for client in found if takes_a_round and client in self.setup.unseen}
+        trained = self._trained(round_inputs, TrainJob((), newcomers), found)
         results: list[ClientResult] = []
-        for client, kept in ClientOutputs.unpack(self.setup.state_slots, job.clients, inputs).items():
+        for client, kept in found.items():
+            if client in newcomers:
+                _, result, kept = next(trained)
+                metrics = {name: value for name, value in result.metrics.items() if name.startswith("unseen")}
+                results.append(ClientResult(client, metrics=metrics, sums=result.sums))
             with naming_round_and_client(round_inputs.round, client):
                 ctx = self.setup.context(round_inputs.round, round_inputs.plan, client, "judge")
-                state = self._state(client, kept)
-                if takes_a_round(self.setup, client):
-                    state, after_training = first_round(self.setup, round_inputs, client, state)
-                    results.append(after_training)
+                state, _ = without_memory(self._state(client, kept))
                 results.append(evaluation.evaluate_client(self.setup, state, model, None, ctx))
             self._on_client()
         return tuple(results), []
