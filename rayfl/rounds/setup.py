@@ -295,7 +295,9 @@ class Setup:
 
     def data(self, client: int) -> ClientData:
         """The client's examples."""
-        return ClientData(self.dataset, self.partition, client, self.device_data, self.num_clients)
+        # Stacks of unseen clients are their own.
+        stacked = self.num_clients if client < self.num_clients else len(self.partition.train)
+        return ClientData(self.dataset, self.partition, client, self.device_data, stacked)
 
     def context(self, round: int, plan: Plan, client: int, purpose: str, key: int | None = None) -> Context:
         """The context that a method gets in this round for this client (`seeding.NOBODY`: for the server).

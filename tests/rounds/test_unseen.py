@@ -18,7 +18,7 @@ from rayfl.rounds.setup import Evaluation, Setup
 from rayfl.selections.base import Selection
 from rayfl.testing.comparison import assert_same_bits, contents
 from rayfl.testing.contracts import without_unseen
-from rayfl.testing.executors import play
+from rayfl.testing.executors import Shuffled, play
 from tests.methods.reference import NUM_CLASSES, played, setup_of
 from tests.refusals import refused
 from tests.rounds.test_evaluation import Params, by_numpy
@@ -219,6 +219,20 @@ def test_an_unseen_clients_many_samples_do_not_change_the_stacks_of_the_others()
     ends = [contents(InlineExecutor(one), played(one)[-1][1]) for one in (here, without_unseen(here))]
     assert_same_bits(*ends)
     assert here.data(0).most_examples("train") == 5
+
+
+def test_first_rounds_of_unseen_clients_are_stacked():
+    """With the same results as looped, and the same bits on one worker and on three."""
+    hyper = {"lr": 0.1, "batch_size": 8, "epochs": 2}
+    looped = setup_of("ditto", hyper, sizes=(5, 3, 4, 24, 2, 9), clients={"unseen": 0.5})
+    stacked = replace(looped, engine_name="vmap", stack_width=2)
+    found = [
+        play(one, executor(one))[0][-1].metrics for one, executor in ((looped, InlineExecutor), (stacked, Shuffled))
+    ]
+    plain, vmapped = ({(row.client, row.name): row.value for row in rows} for rows in found)
+    assert {client for client, name in plain if name == "unseen/loss"} == {3, 4, 5, None}
+    assert vmapped == pytest.approx(plain, rel=1e-4)
+    assert found[1] == play(stacked)[0][-1].metrics
 
 
 @pytest.mark.parametrize("selection", sorted(named(Selection)))
