@@ -20,7 +20,7 @@ from rayfl.compress.sparse import TopK
 from rayfl.compress.threshold import Threshold
 from rayfl.determinism import seeding
 from rayfl.errors import RayflError
-from rayfl.methods.base import Aggregate, Context, Metrics, State, Sum, Tree, WeightedMean
+from rayfl.methods.base import Context, Metrics, State, Sum, Tree, WeightedMean
 from rayfl.rounds.setup import Setup
 from rayfl.selections.base import Selection
 from rayfl.selections.plain import Poisson
@@ -110,9 +110,10 @@ class CentralDP(Private):
 
     def aggregate(self, received: Received, server: State, ctx: Context) -> tuple[Received, State, Metrics]:
         own = replace(ctx, draws=seeding.LazyGenerator(ctx.seed, ctx.round, purpose="privacy noise"))
-        expected, bound, noisy = ctx.num_selected, float(server.get("norm", self.norm)), dict[str, Aggregate]()
+        expected, bound, noisy = ctx.num_selected, float(server.get("norm", self.norm)), dict(received)
         of_count = self.count_noise or expected / 20
-        for name, one in received.items():
+        # In a round without uploads nothing is released.
+        for name, one in received.items() if ctx.plan.up else ():
             total = one.sum or ({"within": torch.zeros(1)} if name == WITHIN else tree.zeros_like(ctx.initial))
             deviation = of_count if name == WITHIN else self.multiplier(of_count) * bound
             total = tree.add(total, noise(total, deviation, own))

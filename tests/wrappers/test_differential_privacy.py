@@ -63,6 +63,19 @@ def test_dropouts_change_nothing_in_epsilon():
     assert [one.means["privacy/epsilon"] for one in records] == [epsilon(1.0, 2 / 6, t, 1e-5) for t in (1, 2, 3)]
 
 
+def test_a_round_without_uploads_releases_nothing():
+    """L2GD's coin says in which rounds clients send."""
+    made = here({"name": "central-dp"}, method={"name": "l2gd", "p": 0.5, "lam": 0.5}, rounds=6)
+    _, states = play(made)
+    before, moved = dict(made.initial), []
+    for state in states:
+        now = dict(made.server_half.model(state.server))
+        moved.append(tree.norm(tree.sub(now, before)) > 0)
+        before = now
+    assert moved == [made.plan(number).up for number in range(6)]
+    assert 0 < sum(moved) < 6
+
+
 def test_the_quantile_takes_its_part_of_epsilon():
     """Andrew et al., section 3.2: z = (z_delta^-2 + (2 sigma_b)^-2)^(-1/2)."""
     wrap = CentralDP(quantile=0.5, noise_multiplier=1.2, count_noise=2.0)
