@@ -1,13 +1,16 @@
 """Differential privacy: the accountant, the noise, and the experiments that cannot be private."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from rayfl import tree
+from rayfl.determinism.seeding import NOBODY
 from rayfl.errors import RayflError
+from rayfl.gather import Aggregate, WeightedMean
 from rayfl.testing.executors import play
 from rayfl.wrappers.differential_privacy import ORDERS, CentralDP, epsilon
 from tests.refusals import refused
@@ -64,16 +67,12 @@ def test_dropouts_change_nothing_in_epsilon():
 
 
 def test_a_round_without_uploads_releases_nothing():
-    """L2GD's coin says in which rounds clients send."""
-    made = here({"name": "central-dp"}, method={"name": "l2gd", "p": 0.5, "lam": 0.5}, rounds=6)
-    _, states = play(made)
-    before, moved = dict(made.initial), []
-    for state in states:
-        now = dict(made.server_half.model(state.server))
-        moved.append(tree.norm(tree.sub(now, before)) > 0)
-        before = now
-    assert moved == [made.plan(number).up for number in range(6)]
-    assert 0 < sum(moved) < 6
+    made = here({"name": "central-dp"})
+    context, nothing = made.context(0, made.plan(0), NOBODY, "server"), {"delta": Aggregate(WeightedMean())}
+    quiet = replace(context, plan=replace(context.plan, up=False))
+    assert CentralDP().aggregate(nothing, {}, quiet)[0] == nothing
+    noisy = CentralDP().aggregate(nothing, {}, context)[0]["delta"]
+    assert noisy.count == 6 and tree.norm(noisy.result) > 0
 
 
 def test_the_quantile_takes_its_part_of_epsilon():
