@@ -17,10 +17,10 @@ from rayfl.topology.graphs import mixing_weights
 
 def check_setup(setup: Setup) -> None:
     """Raise RayflError if the method and the rest of the experiment do not go together."""
-    method = setup.method
-    name = type(method.innermost if isinstance(method, WrappingClients) else method).__name__
-    check_splits(method, setup.partition, name)
-    check_retention(method, setup.uplink, setup.population.settings, name)
+    method = setup.method.innermost if isinstance(setup.method, WrappingClients) else setup.method
+    name = type(method).__name__
+    check_splits(setup.method, setup.partition)
+    check_retention(method, setup.uplink, setup.population.settings)
     if setup.evaluation.masks and setup.method.mask(setup.first_state(0)) is None:
         raise RayflError(
             f"=true compares masks, but clients of {name} keep none; remove it",
@@ -103,11 +103,11 @@ def check_unseen(setup: Setup, name: str) -> None:
         raise RayflError(" leaves out clients that have no test examples; raise it, or change the partition", key)
 
 
-def check_retention(method: Method, uplink: Compressor, clients: Clients, name: str) -> None:
+def check_retention(method: Method, uplink: Compressor, clients: Clients) -> None:
     """Reject retention ratios that neither method nor uplink uses, or that the method's theory does not cover."""
     if clients.retention_ratio is None or method.honours_retention:
         return
-    key = ("clients", "retention_ratio")
+    name, key = type(method).__name__, ("clients", "retention_ratio")
     if uplink.keeping(1.0) is None:
         raise RayflError(
             f" is used by neither {name} nor the uplink {uplink.name!r}; remove it, or take a method that keeps or "
@@ -118,10 +118,10 @@ def check_retention(method: Method, uplink: Compressor, clients: Clients, name: 
         raise RayflError(f" gives every client an uplink of its own, but {name} needs the same for all; remove it", key)
 
 
-def check_splits(method: Method, partition: Partition, name: str) -> None:
+def check_splits(method: Method, partition: Partition) -> None:
     """Reject a partition that left a split empty that the method needs."""
     for split, share in method.splits.items():
         if not len(partition.split(split).indices):
             raise RayflError(
-                f"{name}, or what is around it, needs {split} examples; set splits.{split}_ratio (for example {share})"
+                f"the method, or what is around it, needs {split} examples; set splits.{split}_ratio (for example {share})"
             )

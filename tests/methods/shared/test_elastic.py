@@ -290,5 +290,5 @@ def test_what_has_no_delta_is_refused(name: str, names: list[str]):
 
 
 def test_heldout_samples_are_needed():
-    with refused(names=["FedAvg", "heldout", "splits.heldout_ratio", "0.1"]):
+    with refused(names=["method", "heldout", "splits.heldout_ratio", "0.1"]):
         prepare(table({"name": "fedavg", "elastic": True}, splits={"heldout_ratio": 0.0}))
