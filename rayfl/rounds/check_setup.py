@@ -123,5 +123,5 @@ def check_splits(method: Method, partition: Partition) -> None:
     for split, share in method.splits.items():
         if not len(partition.split(split).indices):
             raise RayflError(
-                f"the method, or what is around it, needs {split} examples; set splits.{split}_ratio (for example {share})"
+                f"the method or a wrapper needs {split} examples; set splits.{split}_ratio (for example {share})"
             )
