@@ -20,7 +20,6 @@ from ray.exceptions import ObjectLostError
 
 from actors.errors import LostObjects
 from actors.kinds import Kinds
-from actors.metrics import RunMetrics
 from actors.placement import Placement
 from actors.ray_executor import RayExecutor
 from actors.retry_policy import Loss, Setbacks, try_again
@@ -113,13 +112,11 @@ class Coordinator(OwnPackages):
         try:
             kinds = Kinds(read_platform(spec.directory), spec.placement.mixed, spec.resume)
             times = count()
-            metrics = RunMetrics(spec.directory.name)
             executor = RayExecutor(
                 setup[0],
                 spec.placement,
                 kinds,
                 lambda platform: _describe(spec, platform, first=next(times) == 0),
-                metrics.loss,
                 self._keep_wave,
             )
             try:
@@ -128,7 +125,7 @@ class Coordinator(OwnPackages):
                 # there are no states, a trim only makes the next round fetch its working memory anew (W3: +40 %).
                 self._trims = value.stateful or value.has_server_memory
                 with refusing_exits():
-                    self._play_despite_losses(value, executor, spec, metrics)
+                    self._play_despite_losses(value, executor, spec)
             except Stopped:
                 return False
             finally:
@@ -138,32 +135,25 @@ class Coordinator(OwnPackages):
             self._tell()
         return True
 
-    def _play_despite_losses(self, setup: Setup, executor: RayExecutor, spec: RunSpec, metrics: RunMetrics) -> None:
+    def _play_despite_losses(self, setup: Setup, executor: RayExecutor, spec: RunSpec) -> None:
         """Play; if objects are lost with a node, play again from the last checkpoint."""
         resumed, setbacks = spec.resumed, Setbacks()
-
-        def on_round(record: RoundRecord) -> None:
-            self._record(record)
-            metrics.round(record, len(executor.pids))
-
         while True:
             try:
                 play_run(
                     setup,
                     executor,
                     spec.directory,
-                    on_round,
+                    self._record,
                     save_models=spec.save_models,
                     trackers=spec.trackers,
                     checkpoints=spec.checkpoints,
                     resumed=resumed,
                     stopping=lambda: self._stopping,
-                    on_checkpoint=lambda seconds: metrics.checkpoint_seconds.set(seconds),
                 )
                 return
             except (LostObjects, ObjectLostError) as error:
                 resumed = True
-                metrics.loss("objects")
                 try_again(Loss("objects", setbacks.add(self._reached), str(error)))
 
     @ray.method(concurrency_group=_CONTROL)

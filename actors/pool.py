@@ -19,7 +19,7 @@ from actors.client import Actor, ClientActor, Joined
 from actors.errors import ClusterError, unwrapped
 from actors.kinds import Kinds
 from actors.placement import Placement, living_nodes
-from actors.retry_policy import Cause, Loss, try_again
+from actors.retry_policy import Loss, try_again
 from rayfl.determinism.platform import Platform
 from rayfl.experiment.runtime import NODE_KEY
 from rayfl.rounds.errors import out_of_memory
@@ -53,14 +53,13 @@ class ActorPool:
         placement: Placement,
         kinds: Kinds | None = None,
         on_platform: Callable[[Platform], None] = lambda platform: None,
-        on_loss: Callable[[Cause], None] = lambda cause: None,
     ) -> None:
         """Start the actors.
 
         Raise ClusterError if none is ready in time, RayflError if they cannot work. `kinds` decides which machines
-        work; `on_platform` is called with their description whenever it changes; `on_loss` with the cause of a loss.
+        work; `on_platform` is called with their description whenever it changes.
         """
-        self.placement, self.on_loss = placement, on_loss
+        self.placement = placement
         self.ready: dict[Actor, Joined] = {}
         self.idle: deque[Actor] = deque()
         self._kinds = kinds or Kinds({}, placement.mixed)
@@ -131,14 +130,13 @@ class ActorPool:
             joined = actor.join.remote([self._setup])
             self._starting[joined] = Starting(actor, time.monotonic() + size.start_timeout_s)
 
-    def replace(self, actor: Actor, cause: Cause) -> int | None:
+    def replace(self, actor: Actor) -> int | None:
         """Kill an actor that was at work and start another one.
 
         Return the killed actor's process id, or None if the actor was not ready. The actor is killed even if it still
         works: its call is sent again, and its memory must be freed.
         """
         joined = self.ready.pop(actor, None)
-        self.on_loss(cause)
         ray.kill(actor)
         self.start()
         self._replace_dead()
@@ -153,7 +151,6 @@ class ActorPool:
                 ray.get(ref)
             except RayError:
                 self._forget(calls[ref])
-                self.on_loss("death")
                 self.start()
 
     def _forget(self, actor: Actor) -> None:
@@ -188,7 +185,6 @@ class ActorPool:
             if isinstance(error, RayTaskError) and not out_of_memory(cause := unwrapped(error)):
                 raise cause from None
             self._false_starts += 1
-            self.on_loss("start")
             try_again(Loss("start", self._false_starts, " ".join(str(error).split())))
             self.start()
             return

@@ -113,14 +113,13 @@ class RayExecutor:
         placement: Placement,
         kinds: Kinds | None = None,
         on_platform: Callable[[Platform], None] = lambda platform: None,
-        on_loss: Callable[[Cause], None] = lambda cause: None,
         on_wave: OnWave = lambda wave: None,
     ) -> None:
         """Start the actors; arguments and errors are those of `ActorPool`. `on_wave` is called after every call."""
         self._on_wave = on_wave
         self.moved_bytes = 0
         """Bytes of inputs that were on other nodes than the actors to which they were sent."""
-        self.pool = ActorPool(setup, placement, kinds, on_platform, on_loss)
+        self.pool = ActorPool(setup, placement, kinds, on_platform)
 
     def put(self, value: Any) -> Ref:
         """Put a value into the object store."""
@@ -233,7 +232,7 @@ class RayExecutor:
 
     def _replace_and_send_again(self, pending: PendingCalls, call: Call, reason: str, cause: Cause) -> None:
         """Replace a call's actor. Send the call again, unless an earlier job has failed or this was its last try."""
-        pid = self.pool.replace(call.actor, cause)
+        pid = self.pool.replace(call.actor)
         pending.losses[call.index, cause] += 1
         loss = Loss(cause, pending.losses[call.index, cause], reason, pending.about(call), pid)
         try:

@@ -1,7 +1,6 @@
 """Play an experiment from its first round, or from its last checkpoint, to its end in a run directory."""
 
 import logging
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from itertools import chain
@@ -40,14 +39,12 @@ def play_run(
     checkpoints: checkpoint.Checkpoints | None = None,
     resumed: bool = False,
     stopping: Callable[[], bool] = lambda: False,
-    on_checkpoint: Callable[[float], None] = lambda seconds: None,
 ) -> RunState:
     """Run all rounds, record and track each, save checkpoints and the final models. If this is interrupted, the records
     can be read.
 
     resumed: go on from the newest undamaged checkpoint, or from the start if there is none; the records of later rounds
     are dropped. stopping: asked after each round; if it returns true, a checkpoint is saved and `Stopped` raised.
-    on_checkpoint: called with the seconds that each checkpoint took, even if it could not be written.
 
     The log says from which checkpoint a resumed run goes on, which checkpoints are damaged or could not be written, and
     which trackers failed. Raise DiskError if the records or the models cannot be written.
@@ -64,10 +61,8 @@ def play_run(
             last = run_state.round >= setup.rounds
             stop = not last and stopping()
             if checkpoints.due(run_state.round, last or stop):
-                begun = time.perf_counter()
                 recorder.sync()
                 checkpoint.save(directory, run_state, executor, recorder.num_rows, setup.identity)
-                on_checkpoint(time.perf_counter() - begun)
             on_round(record)
             tracking.round(record.row, record.means)
             if stop:
