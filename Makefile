@@ -18,7 +18,7 @@ SOURCES := pyproject.toml constraints.txt
 
 help:
 	@echo "make demo    install, run the demo experiment, print its table and the path of its report"
-	@echo "make test    install, run the whole test suite in three processes (ARGS='-n 0 -k word' passes arguments to pytest)"
+	@echo "make test    install, run the tests but for slow ones in three processes (ARGS='-n 0 -k word' passes arguments to pytest)"
 	@echo "make hostile all wrong inputs of tests/hostile, and long fuzzing of decoders and readers"
 	@echo "make lint    ruff and pyright"
 	@echo "make docs    build the documentation into site/; it fails on any warning"
@@ -28,7 +28,7 @@ demo: $(HAS_RAYFL)
 	@$(BIN)/rayfl run $(EXPERIMENT) $(ARGS)
 
 test: $(HAS_TEST)
-	@$(if $(ARGS),,echo "The whole suite takes 10 to 20 minutes on two cores; pytest shows the percentage done.")
+	@$(if $(ARGS),,echo "The tests take about 10 minutes on two cores; pytest shows the percentage done.")
 	@$(BIN)/python -m pytest -n 3 --dist loadfile $(ARGS)
 
 hostile: $(HAS_TEST)

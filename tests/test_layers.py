@@ -73,6 +73,7 @@ def test_imports_run_one_way(path: Path) -> None:
     assert not names & forbidden, f"{path} imports a layer above its own"
 
 
+@pytest.mark.slow
 def test_importing_all_of_rayfl_brings_neither_ray_nor_a_higher_layer() -> None:
     modules = [
         ".".join(path.with_suffix("").parts).removesuffix(".__init__")

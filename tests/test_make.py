@@ -105,7 +105,8 @@ def test_ci_runs_all_exits_with_the_first_failure_and_ends_on_pytests_line(
 case $1 in
     lint) echo linted; exit {lint} ;;
     docs) echo built; exit {docs} ;;
-    test) echo '5 passed in 0.01s'; [ {test} = 0 ] || echo 'make: *** Error' >&2; exit {test} ;;
+    test) [ "$2" = "ARGS=-m 'not hostile'" ] || exit 9
+        echo '5 passed in 0.01s'; [ {test} = 0 ] || echo 'make: *** Error' >&2; exit {test} ;;
 esac
 """,
     )

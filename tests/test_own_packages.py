@@ -27,6 +27,7 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_rays_workers_programs_and_the_command_find_our_packages(project: Path):
     # Ray hands a worker the class pickled by value, and puts the driver's directory before all others there.
     for number, actor in enumerate((ClientActor, Coordinator)):

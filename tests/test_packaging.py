@@ -99,6 +99,7 @@ def undeclared(folders: tuple[str, ...], requirements: list[Requirement]) -> set
     return {name for name in names - own if not declared & {canonicalize_name(n) for n in provided.get(name, [name])}}
 
 
+@pytest.mark.slow
 def test_every_import_of_the_packages_is_a_declared_dependency() -> None:
     # Where those of extras are imported, their absence gets a sentence; rayfl.testing is run by pytest.
     extras = [
@@ -113,6 +114,7 @@ def test_every_import_of_the_packages_is_a_declared_dependency() -> None:
     assert "torch" in undeclared(PACKAGES, [r for r in DEPENDENCIES if r.name != "torch"])
 
 
+@pytest.mark.slow
 def test_every_import_of_the_tests_is_declared_in_the_test_extra() -> None:
     assert undeclared(("tests",), [*DEPENDENCIES, *EXTRAS["test"]]) == set()
 

@@ -51,6 +51,7 @@ def nodes_seen(head: Head) -> Iterator[list[dict[str, str | None]]]:
         watcher.join()
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.timeout(300)
 def test_nodes_are_started_for_a_run_and_taken_back(tmp_path: Path) -> None:

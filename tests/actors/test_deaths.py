@@ -172,6 +172,7 @@ def test_every_cause_is_counted_by_itself(monkeypatch: pytest.MonkeyPatch) -> No
                 assert bool(pending.failed) == (times == 4)
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.usefixtures("cluster")
 def test_a_cluster_with_room_for_some_actors_is_enough(caplog: pytest.LogCaptureFixture) -> None:

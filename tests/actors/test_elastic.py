@@ -86,6 +86,7 @@ def output(program: str, *arguments: str) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.timeout(600)
 def test_a_cluster_that_grows_shrinks_and_grows_gives_the_same_bits(tmp_path: Path) -> None:
@@ -197,6 +198,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.timeout(600)
 def test_nodes_are_waited_for_and_chosen() -> None:

@@ -154,6 +154,7 @@ print(*ended, fork_server._begun, forked_worker.SERVER in os.environ)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_a_ray_of_our_own_forks_its_workers_and_leaves_nothing_behind():
     done = subprocess.run([sys.executable, "-c", _OWN_RAY], stdout=subprocess.PIPE, text=True, check=True, timeout=240)

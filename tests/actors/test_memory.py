@@ -78,6 +78,7 @@ def test_a_fresh_actor_tries_again_and_changes_nothing(
     assert_same_bits(run_state, other)
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.usefixtures("cluster")
 @pytest.mark.parametrize("kind", ["memory", "cuda"])

@@ -193,6 +193,7 @@ def ended_by(kill: str | tuple[str, ...] | int, arguments: list[str], cwd: Path,
     return errors
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_whatever_of_ray_dies_the_run_ends_in_a_sentence_and_goes_on(tmp_path: Path) -> None:
     (tmp_path / "failing.toml").write_text(EXPERIMENT)
@@ -211,6 +212,7 @@ def test_whatever_of_ray_dies_the_run_ends_in_a_sentence_and_goes_on(tmp_path: P
     assert played == sorted(set(played)), played
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_a_cluster_that_goes_away_and_a_ray_that_does_not_start_are_sentences(tmp_path: Path) -> None:
     root = Path(__file__).parents[2]

@@ -67,6 +67,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     assert not Path(folder.path).exists()
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_no_other_user_reaches_the_files_of_a_session_and_none_stay(short: Path) -> None:
     short.chmod(0o755)
@@ -81,6 +82,7 @@ def test_no_other_user_reaches_the_files_of_a_session_and_none_stay(short: Path)
     assert running.returncode == 0 and list(short.glob("rayfl-*")) == []
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_a_killed_session_is_removed_at_the_next_start_and_a_running_one_is_not(short: Path) -> None:
     killed, running = session(short), session(short)

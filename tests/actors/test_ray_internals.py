@@ -84,6 +84,7 @@ ray.init.__doc__ = ""
 """
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("way", ["plain", "missing"])

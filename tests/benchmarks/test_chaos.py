@@ -46,6 +46,7 @@ print(json.dumps(row._asdict()))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.timeout(900)
 def test_strikes_of_many_kinds_cost_no_run_and_no_bit() -> None:

@@ -153,6 +153,7 @@ def in_turn(tasks: Sequence[Task]) -> list[dict[str, Any]]:
     return [gpu_program.PROGRAMS[task.program](task) for task in tasks]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["loop", "vmap"])
 def test_a_small_bench_runs_whole(engine: Literal["loop", "vmap"], tmp_path: Path):
     """A workload with its bare loop and its bits, an architecture and every compressor."""

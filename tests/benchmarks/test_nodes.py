@@ -65,6 +65,7 @@ def test_the_table_and_the_file_say_what_a_call_costs(
     assert " ms of CPU" not in capsys.readouterr().out and "call_cpu_s" not in json.loads(file.read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_actors_on_simulated_nodes_play_the_rounds():
     # A process of its own starts the cluster.

@@ -130,6 +130,7 @@ def test_other_work_is_not_measured(tiny: Work, what: str, capsys: pytest.Captur
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.slow
 def test_the_bare_loop_does_the_work_and_has_nothing_of_rayfl(tiny: Work, tmp_path: Path):
     (tmp_path / "work").mkdir()
     tiny.write(tmp_path / "work")

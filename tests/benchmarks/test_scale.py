@@ -122,6 +122,7 @@ def test_changed_states_are_found(tmp_path: Path):
     assert [row["same_bits"] for row in figures.rows] == [None, False] and cells(figures)[1][-1] == "OTHER BITS"
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_spilled_states_come_back_bit_for_bit(tmp_path: Path):
     # About 60 states of 1.6 MB exist at the end, which is more than the store's 80 MB, and some were made twice.

@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import os, resource, sys
 from rayfl.determinism.process import prepare_process, trim
@@ -52,6 +54,7 @@ print(hashlib.sha256(b"".join(p.grad.numpy().tobytes() for p in model.parameters
 LOW = {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2"}
 
 
+@pytest.mark.slow
 def test_the_environment_of_the_user_changes_no_bit_of_a_training_step() -> None:
     def step(instruction_set: str, **variables: str) -> str:
         command = [sys.executable, "-c", STEP, instruction_set]
@@ -75,6 +78,7 @@ print([str(one.message) for one in caught if "numpy" in str(one.message)])
 """
 
 
+@pytest.mark.slow
 def test_numpy_after_rayfl_is_no_reason_to_warn() -> None:
     ours = ("NPY_DISABLE_CPU_FEATURES", "OPENBLAS_CORETYPE")
     environment = {name: value for name, value in os.environ.items() if name not in ours}

@@ -228,6 +228,7 @@ def own_experiment(method: dict[str, Any]) -> Experiment:
     return Experiment(**{**experiment("fedavg").as_dict(), "method": method})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("executor", ["inline", "ray"])
 def test_a_strangers_setting_that_no_code_reads(mine: str, tmp_path: Path, executor: str):
     def play(kind: str, **hyper: float) -> Path:

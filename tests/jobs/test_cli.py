@@ -188,6 +188,7 @@ def test_every_combination_of_a_shipped_sweep_uses_its_retention_ratios(path):
         check_retention(found.method.make(Quadratic(), found.rounds), found.uplink, found.clients)
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_an_interrupted_run_ends_after_its_round_and_keeps_its_records(file):
     command = [

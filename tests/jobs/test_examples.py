@@ -34,6 +34,7 @@ def test_an_example_runs_and_learns(name: str, accuracy: float, tmp_path: Path, 
     assert run.finished and pooled[-1] >= accuracy
 
 
+@pytest.mark.slow
 def test_fedbn_on_a_strangers_resnet_learns_and_sends_no_norm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     shutil.copytree(EXAMPLES, tmp_path / "examples")
     monkeypatch.chdir(tmp_path)

@@ -66,6 +66,7 @@ def test_a_sweep_has_one_limit(file: Path) -> None:
     assert rayfl(*command, "runtime.limit_s=1000").exit_code == 0
 
 
+@pytest.mark.slow
 def test_runs_at_once_end_at_the_limit_of_their_sweep(file: Path) -> None:
     """Each of the two processes has what is left of the limit, records a round at least, and the third never begins."""
     command = ("sweep", file, "--inline", "--dir", "swept", "--parallel", 2, "sweep.seed=[1, 2, 3]", "rounds=100000")

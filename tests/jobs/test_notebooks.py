@@ -24,6 +24,7 @@ def num_bars_in(texts: list[str]) -> int:
     return "".join(texts).count("[00:00<?")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "num_bars", "num_plots", "words"),
     [

@@ -351,6 +351,7 @@ def test_a_sweep_copies_its_runs_and_its_page(folder: str):
     assert {"seed=1/experiment.json", "seed=2/experiment.json", "comparison.html"} <= set(names)
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.usefixtures("cluster")
 def test_on_ray_the_driver_copies(folder: str, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

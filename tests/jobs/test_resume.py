@@ -54,6 +54,7 @@ def test_more_rounds_give_the_longer_run(finished: Path, tmp_path: Path, caplog:
     assert_same_run(directory, inline(tmp_path / "longer", 6))
 
 
+@pytest.mark.slow
 def test_a_killed_driver_loses_nothing(tmp_path: Path):
     file = tmp_path / "experiment.toml"
     longer = inline(tmp_path / "longer", 40)
@@ -242,6 +243,7 @@ def test_a_run_that_goes_on_cannot_be_resumed_and_keeps_its_experiment(finished:
     assert contents(directory) == before
 
 
+@pytest.mark.slow
 def test_a_cluster_that_does_not_answer_changes_nothing(finished: Path, tmp_path: Path):
     directory = shutil.copytree(finished, tmp_path / "run")
     before = contents(directory)

@@ -130,6 +130,7 @@ def test_other_settings_are_refused_and_nothing_is_lost(
     assert contents(finished) == before
 
 
+@pytest.mark.slow
 def test_a_run_with_other_instructions_goes_on(file: Path, tmp_path: Path):
     """In processes of their own: a process computes with the instructions that it began with."""
     directory = tmp_path / "run"

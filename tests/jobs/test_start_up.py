@@ -45,6 +45,7 @@ def test_what_is_not_needed_is_not_loaded():
     assert done.stdout.splitlines() == [modules for modules, _ in NEEDED_FIRST]
 
 
+@pytest.mark.slow
 def test_a_run_loads_no_compiler(tmp_path: Path):
     program = (
         "import rayfl, sys\n"

@@ -56,6 +56,7 @@ def ray_job(head: str, verb: str, *arguments: str) -> "subprocess.CompletedProce
     return subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=240)
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_a_submitted_job_runs_to_its_report(head, tmp_path):
     file, directory = tmp_path / "submitted.toml", tmp_path / "run"
@@ -71,6 +72,7 @@ def test_a_submitted_job_runs_to_its_report(head, tmp_path):
     assert (directory / "report.html").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_a_submitted_mistake_fails_the_job_with_its_sentence(head, tmp_path):
     file, directory = tmp_path / "mistake.toml", tmp_path / "run"
@@ -82,6 +84,7 @@ def test_a_submitted_mistake_fails_the_job_with_its_sentence(head, tmp_path):
     assert not directory.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_a_stopped_job_leaves_a_checkpoint(head, tmp_path):
     file, directory = tmp_path / "submitted.toml", tmp_path / "run"
@@ -102,6 +105,7 @@ def test_a_stopped_job_leaves_a_checkpoint(head, tmp_path):
     assert not read_run(directory).finished
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_the_same_job_goes_on_after_its_head_was_killed(head, tmp_path):
     file, directory = tmp_path / "submitted.toml", tmp_path / "run"

@@ -205,6 +205,7 @@ def cut(experiment: Experiment, directory: Path, after: int) -> None:
         running.run(experiment, directory)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("parallel", [1, 2])
 def test_what_was_cut_goes_on_from_its_checkpoint_with_the_same_bits(file, parallel):
@@ -334,6 +335,7 @@ def environment() -> dict[str, str]:
     return clean | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_several_at_once_give_the_same_records_and_one_may_fail(file):
     assert rayfl("sweep", file, "--inline", "--dir", "one", "seed=1").exit_code == 0
@@ -349,6 +351,7 @@ def test_several_at_once_give_the_same_records_and_one_may_fail(file):
     assert Path("two/top-10/lock").is_dir()
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_several_at_once_share_one_ray_and_a_signal_ends_all_after_their_round(file):
     command = [sys.executable, "-m", "jobs.cli", "sweep", str(file), "--dir", "all", "--parallel", "2", "seed=1"]

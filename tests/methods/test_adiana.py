@@ -181,6 +181,7 @@ def error(method: Method, rounds: int) -> list[float]:
     return [float((e**2).sum() / ((start(here) - minimiser) ** 2).sum()) for e in found]
 
 
+@pytest.mark.slow
 def test_it_needs_fewer_rounds_than_diana_where_the_condition_is_bad():
     """Both with the step sizes of their theory; measured: a fifth after 540 rounds, and by DIANA after 3040."""
     omega, n = 8 / 7 - 1, 4

@@ -34,6 +34,7 @@ def own_accuracy(name: str) -> float:
 
 
 # ind_mask has the settings of mcepl, and avr_weipru and par_weipru have those of ind_weipru.
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["pfedme", "perfedavg", "dsgdprox", "lottery_dsgd", "mcepl", "ind_weipru"])
 def test_the_defaults_learn_in_thirty_rounds(name: str):
     assert own_accuracy(name) > LEARNED

@@ -113,6 +113,7 @@ def test_a_dense_uplink_has_alpha_1_so_that_shifts_are_gradients():
         x = x - 0.1 * g
 
 
+@pytest.mark.slow
 def test_it_converges_linearly_where_dcgd_stalls():
     """Softmax regression with l2 on clients that disagree: the gradients of single clients at x* are not 0."""
     l2, omega, n = 1.0, 1.0, 10

@@ -79,6 +79,7 @@ def test_with_an_exact_oracle_the_multiplier_is_minus_the_gradient(skip_probabil
             np.testing.assert_allclose(flat(state["multiplier"]), -gradient, atol=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("eta", [0.5, 3.0])
 def test_reaches_the_minimiser_of_the_mean_loss(eta: float):
     # In rounds without an exchange clients that differ walk towards their own minimisers, so p = 0.

@@ -174,6 +174,7 @@ def test_p_must_be_given_where_the_uplink_states_no_omega():
         play(setup(MARINA(Quadratic()), uplink=TopK(keep_ratio=0.5)))
 
 
+@pytest.mark.slow
 def test_it_converges_linearly_where_dcgd_stalls():
     """Softmax regression with l2 on clients that disagree, rand-k with omega = 1 and so p = 1/2."""
     l2, omega, n, p = 1.0, 1.0, 10, 0.5

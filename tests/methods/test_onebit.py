@@ -99,6 +99,7 @@ def test_equals_the_equations_on_logistic_regression():
         assert {row.uplink_bits for row in record.clients} == {8 * 3 + 8 * 1 + 4 * 64}
 
 
+@pytest.mark.slow
 def test_converges_with_error_feedback_and_stalls_without():
     distances = {}
     for error_feedback in (True, False):

@@ -53,6 +53,7 @@ def test_dropout_belongs_to_the_run_and_not_to_torch_s_seed():
     assert not torch.equal(first, trained(0.0, 0.0))
 
 
+@pytest.mark.slow
 def test_a_method_learns_the_next_character(tmp_path: Path):
     users = {name: {"snippets": [VERSE[shift:]]} for shift, name in enumerate(("ROMEO", "NURSE", "PARIS"))}
     for split in ("train", "test"):

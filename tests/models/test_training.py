@@ -55,6 +55,7 @@ def doubled(params: Tree) -> Tree:
     return tree.map(lambda tensor: tensor.double(), params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(set(EXAMPLES) - set(NOT_STACKED)))
 def test_stacked_clients_have_the_gradients_of_single_ones(name: str):
     """In float64, with batches of 3 and 2 samples: the smaller one is padded."""

@@ -64,6 +64,7 @@ def pages(tmp_path_factory) -> dict[str, Path]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [400, 1280])
 @pytest.mark.parametrize(
     ("name", "scheme"), [("methods", "light"), ("peers", "dark"), ("strange", "light"), ("hostile", "dark")]

@@ -130,6 +130,7 @@ print(results.personal_model(3).network)
 """
 
 
+@pytest.mark.slow
 def test_another_process_needs_no_data(tmp_path: Path):
     path, raw = tmp_path / "data.npz", tmp_path / "raw.npy"
     pixels = np.repeat(np.repeat(TEST.inputs, 2, axis=2), 2, axis=3) * np.uint8(15)

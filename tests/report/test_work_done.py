@@ -45,6 +45,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     return found
 
 
+@pytest.mark.slow
 def test_the_main_table_shows_the_work(runs: dict[str, Run]):
     table = comparison([runs[name] for name in ("fedavg", "ditto", "local")], ReportOptions()).results
     place = table.heads.index("Clients")

@@ -60,6 +60,7 @@ def refuse(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, calls: int, n
     monkeypatch.setattr(owner, name, limited)
 
 
+@pytest.mark.slow
 def test_a_file_system_that_fills_up_anywhere_costs_no_bit(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()

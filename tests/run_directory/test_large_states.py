@@ -74,6 +74,7 @@ print(saved, models, peak() - before)
 """
 
 
+@pytest.mark.slow
 def test_states_of_400_mb_take_80_at_once(tmp_path: Path):
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(tmp_path)],

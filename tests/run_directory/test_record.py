@@ -117,6 +117,7 @@ def test_a_stream_cut_at_its_beginning_is_an_empty_table(tmp_path, kept):
     assert len(read_run(directory).clients) == 2
 
 
+@pytest.mark.slow
 def test_a_stream_cut_anywhere_loses_only_the_batch_that_was_cut(tmp_path):
     directory = described(tmp_path / "run")
     recorder = Recorder(directory)

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.refusals import mentions
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,12 +37,14 @@ def contract(given: str, folder: Path, *options: str, option: str = "--method") 
     )
 
 
+@pytest.mark.slow
 def test_fednova_keeps_the_contract(tmp_path: Path) -> None:
     (tmp_path / "my_methods.py").write_text((ROOT / "jobs" / "examples" / "my_methods.py").read_text())
     done = contract("my_methods.py:FedNova", tmp_path, "--set", "momentum=0.5")
     assert done.returncode == 0 and "9 passed" in done.stdout, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_a_careless_method_fails_and_a_missing_one_is_a_mistake(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(CARELESS)
     done = contract("mine.py:Careless", tmp_path, "-k", "modifies")
@@ -51,6 +55,7 @@ def test_a_careless_method_fails_and_a_missing_one_is_a_mistake(tmp_path: Path) 
     assert any(all(mentions(line, name) for name in ("mine.py", "'Carefull'", "'Careless'")) for line in shown), shown
 
 
+@pytest.mark.slow
 def test_the_quantile_keeps_the_contract_of_tasks(tmp_path: Path) -> None:
     for name in ("my_tasks.py", "task.toml"):
         (tmp_path / name).write_text((ROOT / "jobs" / "examples" / name).read_text())
@@ -58,6 +63,7 @@ def test_the_quantile_keeps_the_contract_of_tasks(tmp_path: Path) -> None:
     assert done.returncode == 0 and "7 passed" in done.stdout, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_a_task_whose_examples_depend_on_each_other_fails(tmp_path: Path) -> None:
     source = (ROOT / "jobs" / "examples" / "my_tasks.py").read_text()
     careless = source.replace(

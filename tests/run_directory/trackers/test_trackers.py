@@ -77,6 +77,7 @@ def crashed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALL)
 def test_rounds_that_are_played_again_are_there_once(crashed: Path, name: str):
     assert points(name, crashed, "pooled/accuracy") == [(0, 0.0), (1, 0.125), (2, 0.25), (3, 0.375)]
