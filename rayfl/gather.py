@@ -5,7 +5,6 @@ of additions decides the bits. Each entry is multiplied by the weight and rounde
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -79,9 +78,11 @@ class Gather(ABC):
     def add(self, total: Aggregate, packet: Packet, weight: float, sender: int) -> Aggregate:
         """Add one message to `total`, whose memory may be reused."""
 
-    @abstractmethod
     def merge(self, a: Aggregate, b: Aggregate) -> Aggregate:
         """Add `b` to `a`, whose memory may be reused; `b` is not changed."""
+        a.items.update(b.items)
+        sums, weights = _merged(a.sum, b.sum), _merged(a.weights, b.weights)
+        return replace(a, sum=sums, weights=weights, weight=a.weight + b.weight, count=a.count + b.count)
 
     def joined(self, a: Aggregate, b: Aggregate) -> Aggregate:
         """Add both in new memory; neither is changed."""
@@ -104,12 +105,6 @@ class Sum(Gather):
 
     def add(self, total: Aggregate, packet: Packet, weight: float, sender: int) -> Aggregate:
         return replace(total, sum=_plus(total.sum, packet, 1.0), weight=total.weight + weight, count=total.count + 1)
-
-    def merge(self, a: Aggregate, b: Aggregate) -> Aggregate:
-        return _together(a, b, _merged)
-
-    def joined(self, a: Aggregate, b: Aggregate) -> Aggregate:
-        return _together(a, b, _joined)
 
     def result(self, total: Aggregate) -> Tree:
         return total.sum
@@ -148,12 +143,6 @@ class ElementwiseMean(Gather):
             tensor.add_(present[name], alpha=weight)
         return Aggregate(self, _plus(total.sum, packet, weight), total.weight + weight, weights, total.count + 1)
 
-    def merge(self, a: Aggregate, b: Aggregate) -> Aggregate:
-        return replace(_together(a, b, _merged), weights=_merged(a.weights, b.weights))
-
-    def joined(self, a: Aggregate, b: Aggregate) -> Aggregate:
-        return replace(_together(a, b, _joined), weights=_joined(a.weights, b.weights))
-
     def sum_bytes(self, before: int, packet: Packet) -> int:
         return max(before, 2 * decoded_bytes(packet))
 
@@ -175,10 +164,6 @@ class Collect(Gather):
 
     def sum_bytes(self, before: int, packet: Packet) -> int:
         return before + decoded_bytes(packet)
-
-    def merge(self, a: Aggregate, b: Aggregate) -> Aggregate:
-        a.items.update(b.items)
-        return replace(a, weight=a.weight + b.weight, count=a.count + b.count)
 
     def result(self, total: Aggregate) -> Tree:
         return {}
@@ -230,10 +215,6 @@ def _plus(total: Tree, packet: Packet, weight: float) -> Tree:
     return total
 
 
-def _together(a: Aggregate, b: Aggregate, plus: Callable[[Tree, Tree], Tree]) -> Aggregate:
-    return replace(a, sum=plus(a.sum, b.sum), weight=a.weight + b.weight, count=a.count + b.count)
-
-
 def _merged(a: Tree, b: Tree) -> Tree:
     """`a` plus `b`, in the memory of `a`."""
     if not a:
@@ -242,11 +223,6 @@ def _merged(a: Tree, b: Tree) -> Tree:
         # One may be on a GPU and the other not, if only some clients' uplinks are dense.
         a[name].add_(tensor.to(a[name].device))
     return a
-
-
-def _joined(a: Tree, b: Tree) -> Tree:
-    """`a` plus `b` in new memory."""
-    return tree.add(a, b) if a and b else tree.map(torch.clone, a or b)
 
 
 # Any: on the wire the record has numpy arrays instead of tensors.

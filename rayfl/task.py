@@ -96,12 +96,12 @@ class BoundTask(ABC):
         if self.uses_functorch:
             gradient = torch.func.grad(self.loss)
             # Backward twice: forward mode supports fewer operators and warns of torch.jit at its first use.
-            return torch.func.grad(lambda p: _inner(gradient(p, batch), vector))(params)
+            return torch.func.grad(lambda p: inner(gradient(p, batch), vector))(params)
         own = leaves(params)
         values = list(own.values())
         with torch.enable_grad():
             first = torch.autograd.grad(self.loss(own, batch), values, create_graph=True, materialize_grads=True)
-            product = _inner(named(own, first), vector)
+            product = inner(named(own, first), vector)
         if not product.requires_grad:
             return {name: torch.zeros_like(tensor) for name, tensor in params.items()}
         return named(own, torch.autograd.grad(product, values, materialize_grads=True))
@@ -168,7 +168,7 @@ def leaves(params: Tree) -> Tree:
     return {name: tensor.detach().requires_grad_() for name, tensor in params.items()}
 
 
-def _inner(a: Tree, b: Tree) -> Tensor:
+def inner(a: Tree, b: Tree) -> Tensor:
     """The inner product over all entries, differentiable."""
     return torch.stack([(tensor * b[name]).sum() for name, tensor in a.items()]).sum()
 

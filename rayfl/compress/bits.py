@@ -16,8 +16,6 @@ MAX_WIDTH = 16
 TRITS_PER_BYTE = 5
 MOST_DIGITS = 32
 """The most binary digits of a number in an Elias gamma code, without its first."""
-CHUNK = 1 << 17
-"""Entries worked on at a time, so that they fit into the processor's cache; a multiple of 8."""
 
 
 def pack(codes: np.ndarray, width: int) -> np.ndarray:
@@ -26,17 +24,8 @@ def pack(codes: np.ndarray, width: int) -> np.ndarray:
     if width > 8:
         low, high = (codes & 0xFF).astype(np.uint8), (codes >> 8).astype(np.uint8)
         return np.concatenate([low, pack(high, width - 8)])
-    codes = codes.astype(np.uint8, copy=False)
-    num_words = -(-codes.size // 8)
-    packed = np.empty((num_words, width), np.uint8)
-    for start in range(0, codes.size, CHUNK):
-        # Eight codes a little-endian word, the first in the lowest byte, zeros behind the last.
-        piece = codes[start : start + CHUNK]
-        words = np.pad(piece, (0, -piece.size % 8)).view("<u8")
-        for half, low, high in _folds(width):
-            words = (words & low) | ((words >> (half - half * width // 8)) & high)
-        packed[start // 8 : start // 8 + words.size] = words.view(np.uint8).reshape(-1, 8)[:, :width]
-    return packed.reshape(-1)[: num_bytes(codes.size, width)]
+    planes = np.unpackbits(codes.astype(np.uint8, copy=False)[:, None], axis=1, count=width, bitorder="little")
+    return np.packbits(planes, bitorder="little")
 
 
 def unpack(buffer: np.ndarray, width: int, count: int) -> np.ndarray:
@@ -44,17 +33,8 @@ def unpack(buffer: np.ndarray, width: int, count: int) -> np.ndarray:
     if width > 8:
         low, high = buffer[:count], unpack(buffer[count:], width - 8, count)
         return low | (high.astype(np.uint16) << 8)
-    codes = np.empty(-(-count // 8) * 8, np.uint8)
-    for start in range(0, count, CHUNK):
-        piece = buffer[start // 8 * width : (start + CHUNK) // 8 * width]
-        words = np.zeros(-(-piece.size // width), np.uint64)
-        whole = piece.size // width
-        words.view(np.uint8).reshape(-1, 8)[:whole, :width] = piece[: whole * width].reshape(whole, width)
-        words.view(np.uint8).reshape(-1, 8)[whole:, : piece.size - whole * width] = piece[whole * width :]
-        for half, low, high in reversed(_folds(width)):
-            words = (words & low) | ((words & high) << (half - half * width // 8))
-        codes[start : start + 8 * words.size] = words.view(np.uint8)
-    return codes[:count]
+    planes = np.unpackbits(buffer, count=count * width, bitorder="little").reshape(count, width)
+    return planes @ (1 << np.arange(width)).astype(np.uint8)
 
 
 def num_bytes(count: int, width: int) -> int:
@@ -126,19 +106,3 @@ def decode_gamma(prefixes: np.ndarray, digits: np.ndarray) -> np.ndarray:
         place += 1
         chosen = chosen[num_digits[chosen] > place]
     return numbers
-
-
-def _folds(width: int) -> list[tuple[int, np.uint64, np.uint64]]:
-    """Steps from 8 codes of 8 bits to 8 codes of `width` bits: halves of 8, 16 and 32 bits move together in turn.
-
-    Each step: the bits of a half, and masks of the filled bits of the lower and of the pushed upper halves.
-    """
-    if width == 8:
-        return []
-    folds = []
-    for half in (8, 16, 32):
-        filled = half * width // 8
-        field = (1 << filled) - 1
-        low = sum(field << start for start in range(0, 64, 2 * half))
-        folds.append((half, np.uint64(low), np.uint64(low << filled)))
-    return folds

@@ -151,9 +151,7 @@ class DenseDifference(UnwrittenDense):
                 check += products.sum()
                 take(block, products.mul_(weight))
         if not math.isfinite(check):
-            # One of finite numbers may overflow.
-            for name, tensor in self.difference.tree().items():
-                entries_on_device(name, tensor)
+            refuse_infinite(self.difference.tree())
 
 
 def blocks(tensor: Tensor) -> Sequence[Tensor]:
@@ -171,7 +169,7 @@ def plain(x: Tree) -> bool:
 
 
 def refuse_infinite(x: Tree) -> None:
-    """Raise ValueError if a tree on a GPU holds NaN or infinity; waits for the GPU once."""
+    """Raise ValueError if a tree holds NaN or infinity; on a GPU it is waited for once."""
     if x and not math.isfinite(torch.stack([tensor.sum() for tensor in x.values()]).sum()):
         # One of finite numbers may overflow.
         for name, tensor in x.items():

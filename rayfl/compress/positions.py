@@ -186,7 +186,4 @@ def _powers(width: int) -> np.ndarray:
 
 
 def _labelled(body: np.ndarray, code: int) -> np.ndarray:
-    buffer = np.empty(body.size + 1, np.uint8)
-    buffer[:-1] = body
-    buffer[-1] = code
-    return buffer
+    return np.append(body, np.uint8(code))

@@ -28,6 +28,9 @@ Bucket = Annotated[int, Field(ge=0, description="entries that share a norm; 0: t
 FIXED_POINT_BITS = 31
 """Bits of the fixed-point x; the fraction takes those that the levels leave. Its truncation is below N 2^-30."""
 
+CHUNK = 1 << 17
+"""Entries worked on at a time, so that they fit into the processor's cache."""
+
 LARGEST = float(np.finfo(np.float32).max)
 SMALLEST_NORMAL, SMALLEST = 2.0**-126, 2.0**-149
 
@@ -141,7 +144,7 @@ class Quantize(Quantizer, on_device=True):
         return _omega(self.norm, self.levels, length)
 
 
-class QSGD(Quantizer, on_device=True):
+class QSGD(Quantize, on_device=True):
     """Quantisation with the 2-norm: `Quantize(norm="2")` with the bucket of 512 and the 4 bits of the paper.
 
     Four bits are a sign and a level of s = 7. Unbiased, omega = min(d / s^2, sqrt(d) / s) for buckets of d entries.
@@ -149,22 +152,7 @@ class QSGD(Quantizer, on_device=True):
     """
 
     name: ClassVar[str] = "qsgd"
-    levels: Levels = 7
-    bucket: Bucket = 512
-    coding: Coding = Field(
-        default="fixed", description="fixed: equal bits an entry; elias: bits for nonzero levels only"
-    )
-
-    def encode(self, x: Tree, memory: Tree, generator: np.random.Generator) -> tuple[Packet, Tree]:
-        """Norms and random levels of all buckets. ValueError on NaN and infinity."""
-        return self._plain().encode(x, memory, generator)
-
-    def omega(self, num_entries: int) -> float | None:
-        """See `Quantize.omega`."""
-        return self._plain().omega(num_entries)
-
-    def _plain(self) -> Quantize:
-        return Quantize(norm="2", levels=self.levels, bucket=self.bucket, coding=self.coding)
+    norm: ClassVar[Norm] = "2"  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
 class TernGrad(Quantizer, on_device=True):
@@ -219,11 +207,11 @@ def _omega(norm: Norm, s: int, d: int) -> float:
 def _pieces(size: int, bucket: int) -> Iterator[tuple[slice, slice]]:
     """Runs of entries to work on at a time, each with its buckets: several whole buckets, or a part of one."""
     bucket = bucket or size
-    step = bits.CHUNK // bucket * bucket if 0 < bucket <= bits.CHUNK else bits.CHUNK
+    step = CHUNK // bucket * bucket if 0 < bucket <= CHUNK else CHUNK
     start = 0
     while start < size:
         first = start // bucket
-        stop = min(start + step, size, (first + 1) * bucket if bucket > bits.CHUNK else size)
+        stop = min(start + step, size, (first + 1) * bucket if bucket > CHUNK else size)
         if (stop - start) > bucket:
             stop -= stop % bucket
         yield slice(start, stop), slice(first, -(-stop // bucket))

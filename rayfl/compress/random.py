@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from rayfl.compress.base import Compressor, Packet, WholeTensorCodec, masks_of, shapes_of
-from rayfl.compress.sparse import KeepRatio, Scope, Selection, Sparsifier, kept_entries, kept_share, split_positions
+from rayfl.compress.sparse import KeptShare, Scope, Selection, Sparsifier, kept_entries, kept_share, split_positions
 from rayfl.compress.values import (
     BUFFER_TYPES,
     BYTES,
@@ -58,7 +58,7 @@ def draw(size: int, k: int, generator: np.random.Generator) -> np.ndarray:
     return np.flatnonzero(chosen if fewer == k else ~chosen)
 
 
-class RandK(Sparsifier, on_device=True):
+class RandK(KeptShare, Sparsifier, on_device=True):
     """k entries drawn at random, without regard to their values; ranges and k as those of `topk`.
 
     `scale` true: kept values are multiplied by n / k, so that C is unbiased with omega = n / k - 1 (the largest n / k
@@ -72,15 +72,10 @@ class RandK(Sparsifier, on_device=True):
     """
 
     name: ClassVar[str] = "randk"
-    keep_ratio: KeepRatio = 0.1
     scale: bool = Field(default=True, description="multiply what is kept by n / k, which is unbiased")
     positions: Literal["seed", "coded"] = Field(
         default="seed", description="seed: both ends draw the same positions; coded: the positions are sent"
     )
-    scope: Scope = "tensor"
-
-    def keeping(self, ratio: float) -> "RandK":
-        return self.model_copy(update={"keep_ratio": ratio})
 
     def choose(self, flats: Tree, generator: np.random.Generator) -> Selection:
         """Random positions, the same for both kinds of `positions`."""

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -226,7 +226,17 @@ class Sparsifier(Compressor):
         return _packet(values, selection, shapes_of(x), self.values), memory
 
 
-class TopK(Sparsifier, on_device=True):
+class KeptShare(Compressor):
+    """A compressor that sends a share of the entries of each tensor, or of the whole tree."""
+
+    keep_ratio: KeepRatio = 0.1
+    scope: Scope = "tensor"
+
+    def keeping(self, ratio: float) -> Self:
+        return self.model_copy(update={"keep_ratio": ratio})
+
+
+class TopK(KeptShare, Sparsifier, on_device=True):
     """The k entries of largest magnitude, exactly, ties to the lowest index; float64 input is sent as float32.
 
     `keep_ratio`: k / n, in (0, 1]; `scope`: k of each tensor or of the whole tree; `values`: their type on the wire.
@@ -234,11 +244,6 @@ class TopK(Sparsifier, on_device=True):
     """
 
     name: ClassVar[str] = "topk"
-    keep_ratio: KeepRatio = 0.1
-    scope: Scope = "tensor"
-
-    def keeping(self, ratio: float) -> "TopK":
-        return self.model_copy(update={"keep_ratio": ratio})
 
     def choose(self, flats: Tree, generator: np.random.Generator) -> Selection:
         """The positions of the largest entries; draws nothing."""

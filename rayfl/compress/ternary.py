@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rayfl.compress.base import Compressor, Packet, PositionedCodec, shapes_of
+from rayfl.compress.base import Packet, PositionedCodec, shapes_of
 from rayfl.compress.golomb import decode_golomb, encode_golomb, low_bits
 from rayfl.compress.largest import top_k_positions
 from rayfl.compress.sign import ROUNDING
-from rayfl.compress.sparse import KeepRatio, Scope, kept_entries, sizes_of
+from rayfl.compress.sparse import KeptShare, Scope, kept_entries, sizes_of
 from rayfl.compress.values import BUFFER_TYPES, BYTES, buffer_of, damaged, entries
 from rayfl.tree import Tree
 
@@ -68,7 +68,7 @@ class TernaryCodec(PositionedCodec):
         return positions, np.where(negative, -mean, mean)
 
 
-class Ternary(Compressor, on_device=True):
+class Ternary(KeptShare, on_device=True):
     """mu sign(v) on the k entries of largest magnitude, ties to the lowest index; mu is the mean of those magnitudes.
 
     Of `keep_ratio` p and n entries k = kept_entries(n, p); zeros among the k stay zero. `scope`: k and mu of each
@@ -81,11 +81,6 @@ class Ternary(Compressor, on_device=True):
     """
 
     name: ClassVar[str] = "stc"
-    keep_ratio: KeepRatio = 0.1
-    scope: Scope = "tensor"
-
-    def keeping(self, ratio: float) -> "Ternary":
-        return self.model_copy(update={"keep_ratio": ratio})
 
     def encode(self, x: Tree, memory: Tree, generator: np.random.Generator) -> tuple[Packet, Tree]:
         """Means, signs and positions; draws nothing. ValueError on NaN and infinity."""

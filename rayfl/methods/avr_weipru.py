@@ -10,8 +10,7 @@ paper bills 4 bytes for every weight, pruned or not (comm/link_megabytes). `hard
 from collections.abc import Mapping
 from typing import ClassVar
 
-from rayfl.methods.base import Aggregate, Context, Finished, Gather, WeightedMean
-from rayfl.methods.shared.one_gradient import GradientCarry
+from rayfl.methods.base import Aggregate, Context, Gather, WeightedMean
 from rayfl.methods.shared.pruned_weights import PrunedWeights, WeightsState
 
 
@@ -20,9 +19,6 @@ class AvrWeipru(PrunedWeights, on_device=True):
 
     paper: ClassVar[str] = "Tian et al., MCE-PL, pruned real weights averaged"
     gather: Mapping[str, Gather] = {"weights": WeightedMean()}
-
-    def finish(self, state: WeightsState, carry: GradientCarry, ctx: Context) -> Finished:
-        return self.sent(state, carry, ctx)
 
     def mix(self, state: WeightsState, received: Mapping[str, Aggregate], ctx: Context) -> WeightsState:
         return self.averaged(state, received["weights"].result, ctx) if received else state

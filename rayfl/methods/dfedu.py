@@ -18,7 +18,6 @@ from rayfl.methods.base import (
     Context,
     Finished,
     Gather,
-    Message,
     ModelState,
     PeerHalf,
     Topology,
@@ -47,9 +46,6 @@ class DFedU(OwnModel, GradientMethod, PeerHalf, on_device=True):
 
     def check(self, num_clients: int, topology: Topology | None, seed: int) -> None:
         check_lap_step(self.hyper.lap_step, topology, num_clients, seed)
-
-    def begin(self, state: DFedUState, received: Message, ctx: Context) -> LocalCarry:
-        return self.start(state["params"])
 
     def finish(self, state: DFedUState, carry: LocalCarry, ctx: Context) -> Finished:
         change = tree.sub(carry["params"], ctx.initial)

@@ -53,6 +53,7 @@ from rayfl.methods.base import (
     unused_with,
 )
 from rayfl.methods.fedavg import FedAvg
+from rayfl.methods.fedstc import caught_up
 from rayfl.methods.shared.local_training import LocalCarry, LocalTraining
 from rayfl.methods.shared.stored_packets import buffers, packet_of
 
@@ -204,7 +205,7 @@ class FedSCR(FedAvg, on_device=True, keeps_parts=True):
 
     def receive_reply(self, state: FedSCRState, received: Message, ctx: Context) -> FedSCRState:
         assert "params" in state
-        return {**state, "params": tree.sub(state["params"], received["update"].decode())}
+        return {**state, "params": caught_up(state["params"], received)}
 
     def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> FedSCRState:
         state: FedSCRState = {"residual": tree.zeros_like(params)}
@@ -215,7 +216,7 @@ class FedSCR(FedAvg, on_device=True, keeps_parts=True):
         return state
 
     def begin(self, state: FedSCRState, received: Message, ctx: Context) -> FedSCRCarry:
-        params = up_to_date(state["params"], received) if "params" in state else received["model"].decode()
+        params = caught_up(state["params"], received) if "params" in state else received["model"].decode()
         carry: FedSCRCarry = {**self.start(params)}
         return {**carry, "variance": received["variance"].decode()["variance"]} if self.hyper.adaptive else carry
 
@@ -283,14 +284,6 @@ class FedSCR(FedAvg, on_device=True, keeps_parts=True):
             after["variances"] = server["variances"] + float(np.var(losses))
             after["rounds"] = server["rounds"] + 1
         return after
-
-
-def up_to_date(params: Tree, received: Message) -> Tree:
-    """A client's copy of x, with the new values that came down."""
-    if "touched" not in received:
-        return params
-    values, support = received["touched"].decode(), received["touched"].support()
-    return {name: torch.where(support[name], values[name], tensor) for name, tensor in params.items()}
 
 
 def divergence(trained: Tree, received: Tree) -> float:

@@ -57,9 +57,6 @@ class FedU(OwnModel, GradientMethod, CountedExchanges, on_device=True):
     def check(self, num_clients: int, topology: Topology | None, seed: int) -> None:
         check_lap_step(self.hyper.lap_step, topology, num_clients, seed)
 
-    def begin(self, state: ModelState, received: Message, ctx: Context) -> LocalCarry:
-        return self.start(received["model"].decode() if received else state["params"])
-
     def finish(self, state: ModelState, carry: LocalCarry, ctx: Context) -> Finished:
         return Finished({"params": carry["params"]}, {"change": self.delta(carry)}, metrics=self.train_loss(carry, ctx))
 

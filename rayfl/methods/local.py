@@ -5,7 +5,7 @@ No paper; Algorithm 1 of FedAvg (McMahan et al., AISTATS 2017) without its avera
 
 from typing import ClassVar
 
-from rayfl.methods.base import Context, Finished, Message, ModelState, PeerHalf
+from rayfl.methods.base import Context, Finished, ModelState, PeerHalf
 from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, LocalWork, OwnModel
 
 
@@ -15,9 +15,6 @@ class Local(OwnModel, GradientMethod, PeerHalf, on_device=True, keeps_parts=True
     hyper: LocalWork
     paper: ClassVar[str] = "no communication; the baseline of personalized methods"
     own_compression: ClassVar[bool] = True
-
-    def begin(self, state: ModelState, received: Message, ctx: Context) -> LocalCarry:
-        return self.start(state["params"])
 
     def finish(self, state: ModelState, carry: LocalCarry, ctx: Context) -> Finished:
         return Finished({"params": carry["params"]}, None, 1.0, self.train_loss(carry, ctx))

@@ -29,7 +29,6 @@ from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field, model_validator
-from torch import Tensor
 
 from rayfl import tree
 from rayfl.methods.base import (
@@ -54,6 +53,7 @@ from rayfl.methods.base import (
 from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, LocalWork, OwnModel
 from rayfl.methods.shared.model_server import ModelServer
 from rayfl.methods.shared.uplink import UplinkMemory, compressed
+from rayfl.task import inner
 
 
 class MixtureADMMHyper(LocalWork):
@@ -211,22 +211,18 @@ def solved(product: Callable[[Tree], Tree], right: Tree, iterations: int) -> Tre
     Once the residual is a millionth of the right side it moves no more.
     """
     solution, residual, direction = tree.zeros_like(right), right, right
-    square = _inner(residual, residual)
+    square = inner(residual, residual)
     least = 1e-12 * square
 
     for _ in range(iterations):
         image = product(direction)
-        curvature = _inner(direction, image)
+        curvature = inner(direction, image)
         goes_on = (square > least) & (curvature > 0)
         step = torch.where(goes_on, square / torch.where(goes_on, curvature, 1.0), 0.0)
         solution = {name: tensor + step * direction[name] for name, tensor in solution.items()}
         residual = {name: tensor - step * image[name] for name, tensor in residual.items()}
-        new = _inner(residual, residual)
+        new = inner(residual, residual)
         ratio = torch.where(goes_on, new / torch.where(goes_on, square, 1.0), 0.0)
         direction = {name: residual[name] + ratio * tensor for name, tensor in direction.items()}
         square = torch.where(goes_on, new, square)
     return solution
-
-
-def _inner(a: Tree, b: Tree) -> Tensor:
-    return torch.stack([(tensor * b[name]).sum() for name, tensor in a.items()]).sum()

@@ -13,7 +13,7 @@ round ends with a fresh match of the networks that arrived.
 """
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import cycle
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -30,7 +30,6 @@ from rayfl.methods.base import (
     FirstDraws,
     Gather,
     HyperParameters,
-    Message,
     Metrics,
     ModelState,
     Plan,
@@ -84,9 +83,6 @@ class PFNM(GradientMethod, KeptModel, on_device=True):
         own = self.hyper.independent_start
         return {"params": self.task.init(int(draws.own.integers(2**63))) if own else params}
 
-    def begin(self, state: ModelState, received: Message, ctx: Context) -> LocalCarry:
-        return self.start(state["params"])
-
     def finish(self, state: ModelState, carry: LocalCarry, ctx: Context) -> Finished:
         packet, _ = Dense().encode(carry["params"], {}, ctx.generator)
         return Finished({"params": carry["params"]}, {"model": packet}, metrics=self.train_loss(carry, ctx))
@@ -115,12 +111,7 @@ def _fully_connected(task: BoundTask) -> bool:
     """Whether the network is linear layers with biases and a ReLU after each of them but the last."""
     if not isinstance(task, NetworkTask):
         return False
-    modules = list(task.network.module.modules())
-    if not all(isinstance(part, nn.Sequential | nn.Flatten | nn.Linear | nn.ReLU) for part in modules):
-        return False
-    parts = [part for part in modules if isinstance(part, nn.Linear | nn.ReLU)]
-    linear = [part for part in parts if isinstance(part, nn.Linear)]
-    alternating = all(isinstance(a, nn.Linear) != isinstance(b, nn.Linear) for a, b in pairwise(parts))
-    ends = bool(parts) and isinstance(parts[0], nn.Linear) and isinstance(parts[-1], nn.Linear)
-    biased = [name for _, name, _ in task.network.slots] == ["weight", "bias"] * len(linear)
-    return len(linear) > 1 and alternating and ends and biased
+    parts = [part for part in task.network.module.modules() if not isinstance(part, nn.Sequential | nn.Flatten)]
+    alternating = all(isinstance(part, kind) for part, kind in zip(parts, cycle((nn.Linear, nn.ReLU)), strict=False))
+    biased = [name for _, name, _ in task.network.slots] == ["weight", "bias"] * (len(parts) // 2 + 1)
+    return len(parts) > 2 and len(parts) % 2 == 1 and alternating and biased

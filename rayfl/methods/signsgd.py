@@ -79,9 +79,6 @@ class SignSGD(DistributedGradient, on_device=True):
         state: SignSGDState = {"params": params}
         return {**state, "momentum": tree.zeros_like(params)} if self.hyper.momentum else state
 
-    def begin(self, state: SignSGDState, received: Message, ctx: Context) -> GradientCarry:
-        return self.start(received["model"].decode() if "model" in received else state["params"])
-
     def finish(self, state: SignSGDState, carry: GradientCarry, ctx: Context) -> Finished:
         direction = carry["gradient"]
         state = {**state, "params": carry["params"]}

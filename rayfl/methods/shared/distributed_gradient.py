@@ -66,7 +66,7 @@ class DistributedGradient(OneGradient, ModelServer):
         return Plan(stages=(self.hyper.stage(),), coin=coin)
 
     def begin(self, state: State, received: Message, ctx: Context) -> GradientCarry:
-        return self.start(received["model"].decode())
+        return self.start(received["model"].decode() if "model" in received else state["params"])
 
     def start(self, params: Tree) -> GradientCarry:
         """The carry of a client that has computed nothing yet."""

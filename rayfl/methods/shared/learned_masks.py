@@ -17,8 +17,8 @@ from pydantic import Field
 from torch import Tensor
 
 from rayfl import tree
-from rayfl.compress.sparse import top_k_positions
-from rayfl.compress.values import entries
+from rayfl.compress.largest import top_k_mask
+from rayfl.compress.values import entries_on_device
 from rayfl.methods.base import Context, FirstDraws, Traits, Tree
 from rayfl.methods.shared import masks
 from rayfl.methods.shared.masked_peer import Masked, MaskedPeer, MaskedPeerHyper
@@ -74,10 +74,7 @@ def num_kept(num_entries: int, ratio: float) -> int:
 
 def threshold(name: str, y: Tensor, ratio: float) -> Tensor:
     """Thres_r: exactly `num_kept` True, the largest |y|, ties to the lowest index. ValueError on NaN and infinity."""
-    flat = entries(name, y).numpy()
-    kept = np.zeros(flat.size, np.bool_)
-    kept[top_k_positions(flat, num_kept(flat.size, ratio))] = True
-    return torch.from_numpy(kept).view(y.shape).to(y.device)
+    return top_k_mask(entries_on_device(name, y), num_kept(y.numel(), ratio)).view(y.shape)
 
 
 def without_thin_rows(mask: Tensor, least: float) -> Tensor:

@@ -135,7 +135,8 @@ class LocalTraining(LocalWork):
 class GradientMethod(Method):
     """A client that runs optimizer steps on its own examples.
 
-    By default it starts from the model that came down as "model". Subclasses say what it sends (`finish`).
+    By default it starts from the model that came down as "model", else from its own. Subclasses say what it sends
+    (`finish`).
     """
 
     Hyper = LocalTraining
@@ -150,7 +151,7 @@ class GradientMethod(Method):
         return Plan(stages=(self.hyper.stage(round),))
 
     def begin(self, state: State, received: Message, ctx: Context) -> LocalCarry:
-        return self.start(received["model"].decode())
+        return self.start(received["model"].decode() if "model" in received else state["params"])
 
     def start(self, params: Tree) -> LocalCarry:
         """The carry of a client that starts training at `params`, with a fresh optimizer."""

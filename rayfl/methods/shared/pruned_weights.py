@@ -47,7 +47,7 @@ class PrunedWeights(MaskedPeer):
     hyper: PrunedWeightsHyper
 
     def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> WeightsState:
-        return {"weights": params, "mask": self.mask_of(params, client)}
+        return self.kept(params, client)
 
     def mask_of(self, weights: Tree, client: Traits) -> Tree:
         """The entries of `weights` that the client keeps: a share of each layer, and all of the rest."""
@@ -56,31 +56,24 @@ class PrunedWeights(MaskedPeer):
         kept = layer_masks(layers, ratios, hyper.fil, hyper.fil_share)
         return {n: kept[n] if n in kept else torch.ones_like(w, dtype=torch.bool) for n, w in weights.items()}
 
-    def descended(self, weights: Tree, carry: GradientCarry, ctx: Context) -> Tree:
-        """w - lr (g(model) + weight decay)."""
-        lr = ctx.plan.stages[0].lr
-        return tree.add(tree.add(weights, weights, -lr * self.hyper.weight_decay), carry["gradient"], -lr)
-
-    def pruned(self, weights: Tree, client: Traits) -> WeightsState:
-        """The state of a client whose pruned weights are 0."""
+    def kept(self, weights: Tree, client: Traits) -> WeightsState:
+        """The state of a client with these weights."""
         mask = self.mask_of(weights, client)
-        return {"weights": masks.masked(weights, mask), "mask": mask}
+        return {"weights": masks.masked(weights, mask) if self.hyper.hard else weights, "mask": mask}
 
     def stepped(self, state: WeightsState, carry: GradientCarry, ctx: Context) -> WeightsState:
-        """The state after one step, with its new mask."""
-        if self.hyper.hard:
-            return self.pruned(self.descended(self.own_model(state), carry, ctx), ctx.traits)
-        weights = self.descended(state["weights"], carry, ctx)
-        return {"weights": weights, "mask": self.mask_of(weights, ctx.traits)}
+        """The state after the step w - lr (g(model) + weight decay)."""
+        weights, lr = state["weights"], ctx.plan.stages[0].lr
+        weights = tree.add(tree.add(weights, weights, -lr * self.hyper.weight_decay), carry["gradient"], -lr)
+        return self.kept(weights, ctx.traits)
 
     def averaged(self, state: WeightsState, mean: Tree, ctx: Context) -> WeightsState:
         """The state after an exchange whose messages have this mean."""
-        if self.hyper.hard:
-            return self.pruned(mean, ctx.traits)
-        weights = {name: torch.where(mean[name] != 0, mean[name], own) for name, own in state["weights"].items()}
-        return {"weights": weights, "mask": self.mask_of(weights, ctx.traits)}
+        if not self.hyper.hard:
+            mean = {name: torch.where(mean[name] != 0, mean[name], own) for name, own in state["weights"].items()}
+        return self.kept(mean, ctx.traits)
 
-    def sent(self, state: WeightsState, carry: GradientCarry, ctx: Context) -> Finished:
+    def finish(self, state: WeightsState, carry: GradientCarry, ctx: Context) -> Finished:
         """One step, pruned and sent; a metric bills the message as the paper does, 4 bytes a weight, pruned or not."""
         new = self.stepped(state, carry, ctx)
         message = {"weights": sparse_packet(self.own_model(new), new["mask"])}
