@@ -76,6 +76,7 @@ class RandK(KeptShare, Sparsifier, on_device=True):
     positions: Literal["seed", "coded"] = Field(
         default="seed", description="seed: both ends draw the same positions; coded: the positions are sent"
     )
+    scope: Scope = "tensor"
 
     def choose(self, flats: Tree, generator: np.random.Generator) -> Selection:
         """Random positions, the same for both kinds of `positions`."""

@@ -227,10 +227,9 @@ class Sparsifier(Compressor):
 
 
 class KeptShare(Compressor):
-    """A compressor that sends a share of the entries of each tensor, or of the whole tree."""
+    """A compressor that sends a share of the entries."""
 
     keep_ratio: KeepRatio = 0.1
-    scope: Scope = "tensor"
 
     def keeping(self, ratio: float) -> Self:
         return self.model_copy(update={"keep_ratio": ratio})
@@ -244,6 +243,7 @@ class TopK(KeptShare, Sparsifier, on_device=True):
     """
 
     name: ClassVar[str] = "topk"
+    scope: Scope = "tensor"
 
     def choose(self, flats: Tree, generator: np.random.Generator) -> Selection:
         """The positions of the largest entries; draws nothing."""

@@ -81,6 +81,7 @@ class Ternary(KeptShare, on_device=True):
     """
 
     name: ClassVar[str] = "stc"
+    scope: Scope = "tensor"
 
     def encode(self, x: Tree, memory: Tree, generator: np.random.Generator) -> tuple[Packet, Tree]:
         """Means, signs and positions; draws nothing. ValueError on NaN and infinity."""
