@@ -1,7 +1,7 @@
 """A torch module as a pure function of parameters, buffers and inputs."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Collection, Mapping
+from contextlib import nullcontext
 from functools import cached_property
 
 import numpy as np
@@ -108,8 +108,13 @@ class Network:
     def __call__(self, params: Tree, inputs: Tensor, training: bool = True) -> Tensor:
         """The outputs [batch, ...] for inputs [batch, *input_shape]; dropout drops only in training."""
         if not training:
-            with self._evaluating():
-                return self(params, inputs)
+            self.module.eval()
+            try:
+                # In evaluation mode cuDNN's recurrent layers have no gradient.
+                with torch.backends.cudnn.flags(enabled=False) if self.recurrent else nullcontext():
+                    return self(params, inputs)
+            finally:
+                self.module.train()
         if self.constants and inputs.device != self.placed_on:
             self._place(inputs.device)
         if self.precision != "bf16":
@@ -177,16 +182,6 @@ class Network:
         for owner, name, key in self.constant_slots:
             owner._buffers[name] = self.buffers[key]
 
-    @contextmanager
-    def _evaluating(self) -> Iterator[None]:
-        self.module.eval()
-        try:
-            # In evaluation mode cuDNN's recurrent layers have no gradient.
-            with torch.backends.cudnn.flags(enabled=False) if self.recurrent else nullcontext():
-                yield
-        finally:
-            self.module.train()
-
     @cached_property
     def weight_uses(self) -> Mapping[str, int]:
         """For each trained weight by name: the multiplications of an entry in a forward pass of one example."""
@@ -207,8 +202,7 @@ class Network:
         return {name: value for name, value in state.items() if name not in _MADE}
 
     def __setstate__(self, state: dict[str, object]) -> None:
-        for name, value in state.items():
-            setattr(self, name, value)
+        vars(self).update(state)
         self._skeleton()
         if self.constants or self.local:
             self._place(torch.device("cpu"))

@@ -79,15 +79,8 @@ def encode_gamma(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     ends = np.cumsum(num_digits + 1)
     prefixes = np.zeros(int(ends[-1]) if ends.size else 0, np.uint8)
     prefixes[ends - 1] = 1
-    last_digits = np.cumsum(num_digits) - 1
-    digits = np.zeros(prefixes.size - numbers.size, np.uint8)
-    chosen = np.flatnonzero(num_digits)
-    place = 0
-    while chosen.size:
-        digits[last_digits[chosen] - place] = (numbers[chosen] >> place) & 1
-        place += 1
-        chosen = chosen[num_digits[chosen] > place]
-    return np.packbits(prefixes), np.packbits(digits)
+    owners, places = _lower_digits(num_digits)
+    return np.packbits(prefixes), np.packbits((numbers[owners] >> places & 1).astype(np.uint8))
 
 
 def decode_gamma(prefixes: np.ndarray, digits: np.ndarray) -> np.ndarray:
@@ -97,12 +90,12 @@ def decode_gamma(prefixes: np.ndarray, digits: np.ndarray) -> np.ndarray:
     if ends.size and (num_digits.max() > MOST_DIGITS or num_digits.sum() > 8 * digits.size):
         raise RayflError(f"a packet is damaged: {digits.size} bytes are no digits of its {ends.size} numbers")
     numbers = np.int64(1) << num_digits
-    last_digits = np.cumsum(num_digits) - 1
-    bits = np.unpackbits(digits)
-    chosen = np.flatnonzero(num_digits)
-    place = 0
-    while chosen.size:
-        numbers[chosen] |= bits[last_digits[chosen] - place].astype(np.int64) << place
-        place += 1
-        chosen = chosen[num_digits[chosen] > place]
+    owners, places = _lower_digits(num_digits)
+    np.add.at(numbers, owners, np.unpackbits(digits, count=owners.size).astype(np.int64) << places)
     return numbers
+
+
+def _lower_digits(num_digits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The number that each lower digit belongs to, and its place in it; the highest digit of a number comes first."""
+    owners = np.repeat(np.arange(num_digits.size), num_digits)
+    return owners, np.cumsum(num_digits)[owners] - 1 - np.arange(owners.size)

@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from rayfl import tree
-from rayfl.compress.base import BLOCK, Packet, Quantizer, WholeTensorCodec, cuts, device_of, shapes_of
+from rayfl.compress.base import Packet, Quantizer, WholeTensorCodec, cuts, device_of, shapes_of
 from rayfl.compress.values import (
     BUFFER_TYPES,
     UNIT_ROUNDOFF,
@@ -25,6 +25,9 @@ from rayfl.compress.values import (
 )
 from rayfl.data.transfer import to_memory
 from rayfl.tree import Difference, Tree, num_entries
+
+BLOCK = 1 << 18
+"""Entries that are multiplied and added at a time: few enough for a cache, and enough that calls cost little."""
 
 
 @dataclass(frozen=True)

@@ -92,11 +92,6 @@ class MixtureADMMHyper(LocalWork):
         gradient = LocalWork.model_fields if self.x_step == "closed_form" else ()
         return {**super().unused(), **dict.fromkeys(gradient, "beside x_step='closed_form'")}
 
-    @property
-    def multiplier_step(self) -> float:
-        """beta."""
-        return self.rho if self.beta is None else self.beta
-
 
 class MixtureState(ModelState, UplinkMemory):
     """Client state: x_i."""
@@ -201,7 +196,7 @@ class MixtureADMM(OwnModel, GradientMethod, ModelServer, on_device=True):
         z = tree.scale(tree.add(server["multiplier"], total, -hyper.rho), -1 / (hyper.rho * size - hyper.lam))
         server = {**server, "params": z, "moved": moved}
         gap = self.gap(server, size)
-        multiplier = tree.add(server["multiplier"], gap, hyper.multiplier_step)
+        multiplier = tree.add(server["multiplier"], gap, hyper.rho if hyper.beta is None else hyper.beta)
         return {**server, "multiplier": multiplier}, {"admm/residual": tree.norm(gap)}
 
 

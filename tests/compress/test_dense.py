@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from rayfl import tree
-from rayfl.compress.base import BLOCK, Packet, message_bits
-from rayfl.compress.dense import Dense, DenseDifference
+from rayfl.compress.base import Packet, message_bits
+from rayfl.compress.dense import BLOCK, Dense, DenseDifference
 from rayfl.compress.values import ValueType
 from rayfl.tree import Difference, Tree
 from tests.pretended_gpu import PretendedGpu, on_gpu

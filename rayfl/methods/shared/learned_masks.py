@@ -126,14 +126,6 @@ def first_weights(layers: Tree, kind: WeightInit, generator: np.random.Generator
     return layers if kind == "model" else tree.map(draw, layers)
 
 
-def straight_through(gradient: Tree, weights: Tree, scores: Tree) -> Tree:
-    """The gradient of the scores, (df/dv) o w o sign(z), from that of v = w o m: the mask's step is taken for sign(z).
-
-    A score of 0 has no gradient.
-    """
-    return {name: gradient[name] * weights[name] * z.sign() for name, z in scores.items()}
-
-
 def lasso_gradient(scores: Tree, strength: float) -> Tree:
     """The gradient of lambda * sum over rows of ||z_row||_2, which is lambda * z / ||z_row||; 0 for a row of zeros."""
 
@@ -178,7 +170,9 @@ class HiddenMasks(MaskedPeer):
     def descend(self, state: ScoredModel, carry: GradientCarry, ctx: Context) -> tuple[Tree, Tree]:
         """G, the gradient of the scores with the lasso's, and z - lr (G + weight decay)."""
         z, lr = state["scores"], ctx.plan.stages[0].lr
-        gradient = straight_through(carry["gradient"], self.weights(ctx.initial), z)
+        weights = self.weights(ctx.initial)
+        # Of v = w o m, with sign(z) in place of the mask's derivative.
+        gradient = {name: carry["gradient"][name] * weights[name] * score.sign() for name, score in z.items()}
         if self.hyper.lasso:
             gradient = tree.add(gradient, lasso_gradient(z, self.hyper.lasso))
         return gradient, tree.add(tree.add(z, z, -lr * self.hyper.weight_decay), gradient, -lr)

@@ -38,11 +38,6 @@ class LearningRate(HyperParameters):
         json_schema_extra=unused_with(lr_schedule=["constant", "exponential"]),
     )
 
-    @property
-    def is_cosine(self) -> bool:
-        """Whether the schedule depends on the number of rounds."""
-        return self.lr_schedule in ("cosine", "cosine-literal")
-
     def rate(self, round: int) -> float:
         """The learning rate of round `round`, from 0. Raises ValueError if a cosine has no length, or has ended."""
         if self.lr_schedule == "constant":
@@ -59,7 +54,7 @@ class LearningRate(HyperParameters):
         return self.lr * (0.5 * wave if self.lr_schedule == "cosine" else wave)
 
     def for_num_rounds(self, rounds: int) -> Self:
-        if not self.is_cosine:
+        if self.lr_schedule not in ("cosine", "cosine-literal"):
             return self
         if self.lr_rounds is None:
             return self.model_copy(update={"lr_rounds": rounds})
