@@ -166,7 +166,8 @@ class Window:
             own = () if version == round.number else (self._put_inputs(version),)
             for run in cut_into_calls(round, fates):
                 part = {client: fates[client] for client in [*fates][slice(*run)]}
-                work = TrainJob(((0, len(part)),), part, numbers=numbers, own_inputs=bool(own))
+                own_numbers = {client: numbers[client] for client in part}
+                work = TrainJob(((0, len(part)),), part, numbers=own_numbers, own_inputs=bool(own))
                 inputs = (*own, *round.run_state.inputs(setup.memory_slots, work.clients))
                 jobs.append(Job(work, inputs, len(setup.output_slots) * len(work.trained)))
         for job, answer in zip(jobs, round.run(jobs), strict=True):

@@ -191,6 +191,8 @@ def test_nobody_begins_twice_between_two_updates_or_before_the_reply():
             assert one["began_s"] >= last.get(client, 0.0)
             last[client] = one["ended_s"]
         assert state.air.busy_s
+        # Clients that are under way have the states from before.
+        assert set(state.states) == set(state.server_memories) == set(last)
         last |= state.air.busy_s
     # Replies take seconds, so some clients begin the moment that they have theirs.
     assert waited
