@@ -103,8 +103,6 @@ def idx(*stems: str) -> list[str]:
         ("emnist", {"root": "."}, idx("emnist-balanced-test", "emnist-balanced-train")),
         ("cifar10", {"root": "."}, ["cifar-10-batches-py"]),
         ("cifar100", {"root": "."}, ["cifar-100-python"]),
-        ("cinic10", {"root": "."}, ["test", "train"]),
-        ("cinic10", {"root": ".", "with_validation": True}, ["test", "train", "valid"]),
         ("tiny-imagenet", {"root": "."}, ["train", "val"]),
         ("imdb", {"root": "."}, ["test/neg", "test/pos", "train/neg", "train/pos"]),
         ("femnist", {"root": "."}, ["fed_emnist_test.h5", "fed_emnist_train.h5"]),

@@ -1,7 +1,7 @@
-"""Image files in one folder per class: a user's own, CINIC-10, and Tiny-ImageNet.
+"""Image files in one folder per class: a user's own, and Tiny-ImageNet.
 
-The images of the published sets are decoded at the first load and kept on disk as bytes, 0.3 GB for each 90,000 images
-of CINIC-10 and 1.4 GB for Tiny-ImageNet; later loads map them. The workers of a machine share one copy.
+The images of Tiny-ImageNet are decoded at the first load and kept on disk as bytes, 1.4 GB; later loads map them. The
+workers of a machine share one copy.
 """
 
 import warnings
@@ -27,6 +27,9 @@ Files = Sequence[tuple[Path, int]]
 """Images and their labels."""
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 """Formats that are decoded, by Pillow's names, whatever a file is called: Pillow has PostScript run by Ghostscript."""
+_NUM_CLASSES, _SIDE = 200, 64
+_MEAN, _STD = (0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821)
+"""Of Tiny-ImageNet."""
 MOST_PIXELS = 80_000_000
 """Pixels of the largest image that is decoded: 240 MB as bytes. A file of a few kilobytes may announce far more."""
 
@@ -89,79 +92,7 @@ class OwnImageFolder(Source):
         return np.asarray(image if self.channels == 3 else image.convert("L"))
 
 
-class _ImageFolders(Fetched):
-    """Colour images of one size; classes are numbered in the order of their folders' names."""
-
-    augment: bool = Field(default=True, description="crop and flip train batches at random")
-
-    num_classes: ClassVar[int]
-    side: ClassVar[int]
-    mean: ClassVar[tuple[float, float, float]]
-    std: ClassVar[tuple[float, float, float]]
-
-    def _classes(self) -> list[str]:
-        """The names of the train split's classes. Raise RayflError if there are none, or too many."""
-        classes = class_names(self.folder / "train")
-        if not 1 <= len(classes) <= self.num_classes:
-            raise self.missing(f"{self.folder / 'train'} has {len(classes)} class folders of {self.num_classes}")
-        return classes
-
-    def _files(self, split: str, classes: Sequence[str]) -> Files:
-        """The images of a split. Raise RayflError unless it has images of just the given classes."""
-        folder = self.folder / split
-        found = class_names(folder)
-        files = labelled_files(folder, classes) if found == [*classes] else []
-        if len({label for _, label in files}) < len(classes):
-            raise self.missing(
-                f"{folder} has no images for each of the {len(classes)} classes {_some(classes)} of the train split: "
-                f"it has the {len(found)} classes {_some(found)}"
-            )
-        return files
-
-    def _dataset(self, train: Files, test: Files) -> Dataset:
-        def read() -> tuple[Samples, Samples]:
-            pixels = partial(read_image, advice=f"fetch {self.name} again")
-            one, other = (decoded(files, pixels, self.side, self.advice) for files in (train, test))
-            return one, other
-
-        paths = [path for path, _ in (*train, *test)]
-        samples = cached_arrays(self.cache, self.name, paths, read)
-        return Dataset(self.name, *samples, self.num_classes, "image", self.mean, self.std, self.augment)
-
-
-class CINIC10(_ImageFolders):
-    """Colour images [3, 32, 32] of CIFAR-10's classes, 90,000 to train, validate and test each (Darlow, 2018).
-
-    Darlow, Crowley, Antoniou, Storkey: CINIC-10 is not ImageNet or CIFAR-10 (2018).
-
-    with_validation: train on the images in `valid` too, 180,000 in all, as the authors propose.
-    augment: train batches are cropped (padding 4) and flipped at random, from the client's generator.
-    """
-
-    name: ClassVar[str] = "cinic10"
-    with_validation: bool = Field(default=False, description="train on the images in valid too")
-    num_classes: ClassVar[int] = 10
-    side: ClassVar[int] = 32
-    mean: ClassVar[tuple[float, float, float]] = (0.4789, 0.4723, 0.4305)
-    std: ClassVar[tuple[float, float, float]] = (0.2421, 0.2383, 0.2587)
-    advice: ClassVar[str] = (
-        "fetch CINIC-10.tar.gz from https://datashare.ed.ac.uk/handle/10283/3192 and unpack it; the folders train, "
-        "valid and test"
-    )
-
-    def files(self) -> list[Path]:
-        """The folders of the splits in use."""
-        return [self.folder / split for split in ("train", "valid", "test") if split != "valid" or self.with_validation]
-
-    def load(self) -> Dataset:
-        """Load the dataset. If files are missing, RayflError says which to fetch and where to put them."""
-        classes = self._classes()
-        splits = ("train", "valid") if self.with_validation else ("train",)
-        train = [file for split in splits for file in self._files(split, classes)]
-        return self._dataset(train, self._files("test", classes))
-
-
-class TinyImageNet(_ImageFolders):
+class TinyImageNet(Fetched):
     """Colour images [3, 64, 64] of 200 classes, 100,000 to train and 10,000 to test (Stanford CS231N).
 
     The test split is the official validation split, whose labels are in `val/val_annotations.txt`; the official test
@@ -171,10 +102,7 @@ class TinyImageNet(_ImageFolders):
     """
 
     name: ClassVar[str] = "tiny-imagenet"
-    num_classes: ClassVar[int] = 200
-    side: ClassVar[int] = 64
-    mean: ClassVar[tuple[float, float, float]] = (0.4802, 0.4481, 0.3975)
-    std: ClassVar[tuple[float, float, float]] = (0.2770, 0.2691, 0.2821)
+    augment: bool = Field(default=True, description="crop and flip train batches at random")
     advice: ClassVar[str] = (
         "fetch http://cs231n.stanford.edu/tiny-imagenet-200.zip and unpack it; the folders train and val"
     )
@@ -185,8 +113,20 @@ class TinyImageNet(_ImageFolders):
 
     def load(self) -> Dataset:
         """Load the dataset. If files are missing, RayflError says which to fetch and where to put them."""
-        classes = self._classes()
-        return self._dataset(self._files("train", classes), self._annotated(classes))
+        folder = self.folder / "train"
+        classes = class_names(folder)
+        if not 1 <= len(classes) <= _NUM_CLASSES:
+            raise self.missing(f"{folder} has {len(classes)} class folders of {_NUM_CLASSES}")
+        train, test = labelled_files(folder, classes), self._annotated(classes)
+        if len({label for _, label in train}) < len(classes):
+            raise self.missing(f"{folder} has class folders without images")
+        pixels = partial(read_image, advice=f"fetch {self.name} again")
+
+        def read() -> tuple[Samples, Samples]:
+            return decoded(train, pixels, _SIDE, self.advice), decoded(test, pixels, _SIDE, self.advice)
+
+        samples = cached_arrays(self.cache, self.name, [path for path, _ in (*train, *test)], read)
+        return Dataset(self.name, *samples, _NUM_CLASSES, "image", _MEAN, _STD, self.augment)
 
     def _annotated(self, classes: Sequence[str]) -> Files:
         """The validation images in the order of the annotations: a line has file, class and box, between tabs."""
@@ -260,7 +200,3 @@ def read_image(path: Path, advice: str) -> Any:
     except Exception as error:  # noqa: BLE001
         why = str(error).partition("\n")[0] or type(error).__name__
     raise RayflError(f"{path} cannot be read ({why}); {advice}")
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")

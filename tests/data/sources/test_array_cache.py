@@ -8,8 +8,8 @@ import pytest
 from rayfl.data.datasets import Samples
 from rayfl.data.sources import image_folders
 from rayfl.data.sources.array_cache import cached_arrays
-from rayfl.data.sources.image_folders import CINIC10
-from tests.data.sources.test_image_folders import write_cinic
+from rayfl.data.sources.image_folders import TinyImageNet
+from tests.data.sources.test_image_folders import ANNOTATIONS, write_tiny
 
 
 class Reader:
@@ -90,9 +90,9 @@ def test_nothing_half_written_is_left_or_used(tmp_path, files, monkeypatch):
 
 
 def test_images_are_decoded_once(tmp_path, monkeypatch):
-    write_cinic(tmp_path)
-    source = CINIC10(root=tmp_path, cache=tmp_path / "cache")
+    write_tiny(tmp_path, ANNOTATIONS)
+    source = TinyImageNet(root=tmp_path, cache=tmp_path / "cache")
     first = source.load()
     monkeypatch.setattr(image_folders, "read_image", lambda *_, **__: pytest.fail("decoded an image again"))
     second = source.load()
-    assert np.array_equal(first.test.inputs, second.test.inputs) and len(second.train) == 6
+    assert np.array_equal(first.test.inputs, second.test.inputs) and len(second.train) == 2

@@ -117,14 +117,14 @@ def test_labels_of_a_built_in_set_are_in_range_and_whole(tmp_path: Path):
 
 
 def test_a_damaged_set_is_not_said_to_be_missing(tmp_path: Path):
-    with refused(names=["cinic10", "this machine", tmp_path / "none"]):
-        load("cinic10", root=str(tmp_path / "none"))
-    with refused(names=["cinic10", "damaged", tmp_path / "train"]):
-        load("cinic10", root=str(tmp_path))
+    with refused(names=["tiny-imagenet", "this machine", tmp_path / "none"]):
+        load("tiny-imagenet", root=str(tmp_path / "none"))
+    with refused(names=["tiny-imagenet", "damaged", tmp_path / "train"]):
+        load("tiny-imagenet", root=str(tmp_path))
 
 
 def test_a_home_that_nobody_knows_is_named():
-    for name in ("mnist", "emnist", "cifar10", "cinic10", "imdb"):
+    for name in ("mnist", "emnist", "cifar10", "tiny-imagenet", "imdb"):
         with refused(names=["~nobody-there/x", "home folder"]):
             load(name, root="~nobody-there/x")
 

@@ -5,61 +5,13 @@ import numpy as np
 import pytest
 from PIL import EpsImagePlugin
 
-from rayfl.data.sources.image_folders import CINIC10, OwnImageFolder, TinyImageNet
+from rayfl.data.sources.image_folders import OwnImageFolder, TinyImageNet
 from tests.data.files import write_image
 from tests.refusals import refused
 
 
 def flat(red: int, side: int) -> np.ndarray:
     return np.broadcast_to(np.array([red, 150, 200], np.uint8), (side, side, 3)).copy()
-
-
-def write_cinic(folder):
-    """Two images a class and split; class c has red 10 c in train, 10 c + 1 in valid and 10 c + 2 in test."""
-    for split, extra in (("train", 0), ("valid", 1), ("test", 2)):
-        for label, name in enumerate(("airplane", "bird", "truck")):
-            for number in range(2):
-                pixels = flat(10 * label + extra, 32)
-                pixels[0, 1] = [1, 2, 3]
-                write_image(folder / split / name / f"{name}-{number}.png", pixels)
-
-
-def test_cinic_classes_are_the_sorted_folders(tmp_path):
-    write_cinic(tmp_path)
-    dataset = CINIC10(root=tmp_path, cache=tmp_path / "cache").load()
-    assert (dataset.train.inputs.dtype, dataset.train.inputs.shape) == (np.uint8, (6, 3, 32, 32))
-    assert dataset.train.labels.tolist() == dataset.test.labels.tolist() == [0, 0, 1, 1, 2, 2]
-    assert dataset.train.inputs[:, 0, 0, 0].tolist() == [0, 0, 10, 10, 20, 20]
-    # Row 0, column 1 of red, green and blue.
-    assert dataset.test.inputs[2, :, 0, 1].tolist() == [1, 2, 3]
-    assert dataset.test.inputs[2, :, 1, 0].tolist() == [12, 150, 200]
-    assert (dataset.num_classes, dataset.augment) == (10, True)
-
-
-def test_cinic_may_train_on_its_validation_images_too(tmp_path):
-    write_cinic(tmp_path)
-    dataset = CINIC10(root=tmp_path, cache=tmp_path / "cache", with_validation=True).load()
-    assert dataset.train.inputs[:, 0, 0, 0].tolist() == [0, 0, 10, 10, 20, 20, 1, 1, 11, 11, 21, 21]
-    assert dataset.train.labels.tolist() == [0, 0, 1, 1, 2, 2] * 2
-    assert len(dataset.test) == 6
-
-
-def test_a_split_with_other_classes_is_refused(tmp_path):
-    write_cinic(tmp_path)
-    (tmp_path / "test" / "truck").rename(tmp_path / "test" / "ship")
-    with refused(names=["test", "3 classes", "airplane, bird, ship", "train"]):
-        CINIC10(root=tmp_path, cache=tmp_path / "cache").load()
-
-
-def test_an_image_of_another_size_or_no_image_is_named(tmp_path):
-    write_cinic(tmp_path)
-    path = tmp_path / "train" / "bird" / "bird-1.png"
-    write_image(path, flat(0, 31))
-    with refused(names=["bird-1.png", "31x31 pixels", "32x32"]):
-        CINIC10(root=tmp_path, cache=tmp_path / "cache").load()
-    path.write_bytes(b"not an image")
-    with refused(names=["bird-1.png"]):
-        CINIC10(root=tmp_path, cache=tmp_path / "cache").load()
 
 
 def write_tiny(folder, annotations: str):
@@ -89,13 +41,30 @@ def test_an_annotation_that_names_no_class_is_refused(tmp_path, line):
         TinyImageNet(root=tmp_path, cache=tmp_path / "cache").load()
 
 
-@pytest.mark.parametrize(("source", "file"), [(CINIC10, "CINIC-10"), (TinyImageNet, "tiny-imagenet-200")])
-def test_what_to_fetch_and_where_to_put_it_is_said(tmp_path, source, file):
-    with refused(names=[f"{source.name}", f"{file}"]):
-        source(cache=tmp_path).load()
+ANNOTATIONS = "val_0.JPEG\tn01629819\t0\t0\t1\t1\nval_1.JPEG\tn01443537\t0\t0\t1\t1\n"
+
+
+def test_an_image_of_another_size_or_no_image_is_named(tmp_path):
+    write_tiny(tmp_path, ANNOTATIONS)
+    path = tmp_path / "train" / "n01443537" / "images" / "n01443537_0.JPEG"
+    write_image(path, flat(0, 31), "jpeg")
+    with refused(names=[path.name, "31x31 pixels", "64x64"]):
+        TinyImageNet(root=tmp_path, cache=tmp_path / "cache").load()
+    path.write_bytes(b"not an image")
+    with refused(names=[path.name]):
+        TinyImageNet(root=tmp_path, cache=tmp_path / "cache").load()
+
+
+def test_what_to_fetch_and_where_to_put_it_is_said(tmp_path):
+    with refused(names=["tiny-imagenet", "tiny-imagenet-200"]):
+        TinyImageNet(cache=tmp_path).load()
     # A folder without the classes is no better.
     with refused(names=["0 class folders", "train"]):
-        source(root=tmp_path, cache=tmp_path / "cache").load()
+        TinyImageNet(root=tmp_path, cache=tmp_path / "cache").load()
+    write_tiny(tmp_path, ANNOTATIONS)
+    (tmp_path / "train" / "n01443537" / "images" / "n01443537_0.JPEG").unlink()
+    with refused(names=["train", "without images"]):
+        TinyImageNet(root=tmp_path, cache=tmp_path / "cache").load()
 
 
 EPS = """%!PS-Adobe-3.0 EPSF-3.0

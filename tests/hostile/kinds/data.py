@@ -165,21 +165,6 @@ def zipped(**arrays: np.ndarray) -> bytes:
     return file.getvalue()
 
 
-CINIC = {"bad.toml": experiment(data={"name": "cinic10", "root": "own", "cache": "cache"})}
-
-
-def cinic(
-    name: str,
-    *names: str,
-    content: bytes = GARBAGE,
-    splits: tuple[str, ...] = ("train", "test"),
-    classes: str = "abcdefghij",
-) -> Case:
-    """CINIC-10 with one image of this content a class."""
-    files = {f"own/{split}/{one}/a.png": content for split in splits for one in classes}
-    return Case("data", name, ["run", "bad.toml"], names, {**files, **CINIC})
-
-
 def npz(name: str, content: Content, *names: str, in_suite: bool = False) -> Case:
     return data(
         name, {"name": "arrays", "path": "own.npz"}, *(names or ["own.npz"]), in_suite=in_suite, own_npz=content
@@ -290,13 +275,6 @@ CASES = [
     images("images of two sizes", png(5, 5), "side"),
     images("a side of 10^9", png(4, 4), "data.side", side=10**9),
     images("a FIFO for an image", os.mkfifo),
-    cinic("CINIC-10 of damaged images", "a.png"),
-    cinic("CINIC-10 of images too large", "a.png is 33x33", content=png(33, 33)),
-    cinic("CINIC-10 without a test split", "damaged", splits=("train",)),
-    cinic("CINIC-10 with a class too many", "damaged", "11 class folders", classes="abcdefghijk"),
-    Case("data", "CINIC-10 with other classes to test on", ["run", "bad.toml"], ["damaged", "own/test"],
-         {f"own/train/{name}/a.png": png(32, 32) for name in "abcdefghij"}
-         | {f"own/test/{name}/a.png": png(32, 32) for name in "bcdefghijk"} | CINIC),
     # Pictures.
     Case("data", "--picture of no kind", ["data", "demo.toml", "--picture", "x.txt"], ["--picture"]),
     Case("data", "--picture over a file", ["data", "demo.toml", "--picture", "mine.png"], ["mine.png"],
