@@ -132,8 +132,10 @@ class LocalDP(Private):
 
     name: ClassVar[str] = "local-dp"
     adjacency: Literal["replace"] = Field(default="replace", description="data sets of a client that are compared")
-    quantile: None = Field(  # pyright: ignore[reportIncompatibleVariableOverride] (refused here)
-        default=None, description="not here: the share of the clients within the norm would be in the clear"
+    quantile: float | None = Field(
+        default=None,
+        description="not here: whether a message was within the norm would be in the clear",
+        json_schema_extra=unused_with(adjacency=["replace"]),
     )
 
     def client(

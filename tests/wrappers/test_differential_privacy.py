@@ -12,7 +12,7 @@ from rayfl.determinism.seeding import NOBODY
 from rayfl.errors import RayflError
 from rayfl.gather import Aggregate, WeightedMean
 from rayfl.testing.executors import play
-from rayfl.wrappers.differential_privacy import ORDERS, CentralDP, epsilon
+from rayfl.wrappers.differential_privacy import ORDERS, CentralDP, LocalDP, epsilon
 from tests.refusals import refused
 from tests.wrappers.every_wrapper import UNIFORM, Recorder, flat, here
 
@@ -130,5 +130,7 @@ def test_settings_that_do_not_go_together():
         here({"name": "central-dp", "quantile": 0.5, "count_noise": 0.4}, **POISSON)
     with refused(names=["wrap", "central-dp", "last"]):
         here({"name": "central-dp"}, "elastic", **POISSON)
+    with pytest.raises(RayflError, match="quantile=0.5 does nothing"):
+        LocalDP(quantile=0.5)
     with pytest.raises(RayflError, match="count_noise"):
         CentralDP(count_noise=1.0)
