@@ -9,7 +9,6 @@ import pytest
 
 from rayfl import tree
 from rayfl.determinism.seeding import NOBODY
-from rayfl.errors import RayflError
 from rayfl.gather import Aggregate, WeightedMean
 from rayfl.testing.executors import play
 from rayfl.wrappers.differential_privacy import ORDERS, CentralDP, LocalDP, epsilon
@@ -130,7 +129,7 @@ def test_settings_that_do_not_go_together():
         here({"name": "central-dp", "quantile": 0.5, "count_noise": 0.4}, **POISSON)
     with refused(names=["wrap", "central-dp", "last"]):
         here({"name": "central-dp"}, "elastic", **POISSON)
-    with pytest.raises(RayflError, match="quantile=0.5 does nothing"):
+    with refused(names=["quantile=0.5", "nothing"]):
         LocalDP(quantile=0.5)
-    with pytest.raises(RayflError, match="count_noise"):
+    with refused(names=["count_noise=1.0", "quantile"]):
         CentralDP(count_noise=1.0)
