@@ -16,8 +16,9 @@ from rayfl.experiment import toml
 from rayfl.experiment.report_options import ReportOptions, agreed_options
 from rayfl.metrics.facts import Facts
 from rayfl.report import wording
-from rayfl.report.comparison import TextTable, comparison, require
-from rayfl.report.overview import Overview, overviews, state_of
+from rayfl.report.comparison import TextTable, comparison, over_clients, require
+from rayfl.report.groups import groups
+from rayfl.report.overview import PLACES, Overview, overviews, state_of
 from rayfl.report.summary import Summary, summary
 from rayfl.run_directory.copies import copy_for_reading
 from rayfl.run_directory.record import Run, read_run, run_directories
@@ -34,8 +35,7 @@ def print_json(places: Sequence[Path | str], display: Display) -> None:
     found = _runs(places, display)
     display.close()
     # JSON has no infinity and no NaN.
-    plain = json.loads(json.dumps([summary(run) for run in found]), parse_constant=lambda name: None)
-    say(json.dumps(plain, indent=2))
+    say(json.dumps(json.loads(json.dumps([summary(run) for run in found]), parse_constant=lambda name: None), indent=2))
 
 
 def write_page(
@@ -47,9 +47,10 @@ def write_page(
     display.stage("drawing the page")
     from rayfl.report.page import report
 
-    name = "report.html" if len(found) == 1 else "comparison.html"
+    # The folder of the one run or sweep, else the working directory.
     here = places[0] if len(places) == 1 and isinstance(places[0], Path) else Path().absolute()
-    page = report([run.directory for run in found], output or here / name, options, overwrite)
+    place = output or here / ("report.html" if len(found) == 1 else "comparison.html")
+    page = report([run.directory for run in found], place, options, overwrite)
     display.close()
     if len(found) > 1:
         print_comparison(found, options)
@@ -82,21 +83,19 @@ def show(place: Path | str, display: Display) -> None:
     """Print the experiment, the platform and the results of a run."""
     display.stage("reading the run")
     run = read_run(_to_read(place))
-    results = result_table(summary(run))
+    tables = [(result_table(summary(run)), 100), *((_rich(*one), 150) for one in over_clients(groups([run])))]
     display.close()
     say(description(run))
-    print_table(results, 100)
+    for table, width in tables:
+        print_table(table, width)
     say(standing(run, place if isinstance(place, str) else None))
 
 
 def _runs(places: Sequence[Path | str], display: Display) -> list[Run]:
     """The runs in directories and at URLs; a sweep's directory stands for all its runs."""
     display.stage("reading the runs")
-    found = []
-    for place in places:
-        directories = [_to_read(place)] if isinstance(place, str) else run_directories(place)
-        found += [read_run(directory) for directory in directories]
-    return found
+    directories = ([_to_read(place)] if isinstance(place, str) else run_directories(place) for place in places)
+    return [read_run(directory) for some in directories for directory in some]
 
 
 def _to_read(place: Path | str) -> Path:
@@ -120,63 +119,53 @@ def print_comparison(runs: Sequence[Run], options: ReportOptions) -> None:
 
 def list_table(folder: Path, found: Sequence[Overview]) -> Table:
     """The runs in a folder, a row each."""
-    listed, has_unseen = Table("run", "state"), any(one.unseen is not None for one in found)
-    for head in ("rounds", "pooled", "own", *["unseen"] * has_unseen, "age"):
-        listed.add_column(head, justify="right", no_wrap=True)
+    places = [place for place in PLACES if place != "unseen" or any(place in one.values for one in found)]
+    rows = []
     for one in found:
         name = str(one.directory.relative_to(folder)) if one.directory != folder else one.directory.name
-        rounds = f"{one.rounds}/{'?' if one.planned is None else one.planned}"
-        shown = (one.pooled, one.own, *[one.unseen] * has_unseen)
-        values = ("" if value is None else one.facts.words(value) for value in shown)
-        listed.add_row(Text(name), one.state, rounds, *values, age(one.age_s))
-    return listed
+        values = [one.facts.words(one.values[place]) if place in one.values else "" for place in places]
+        planned = "?" if one.planned is None else one.planned
+        rows.append([name, one.state, f"{one.rounds}/{planned}", *values, age(one.age_s)])
+    return _rich(None, TextTable(["run", "state", "rounds", *places, "age"], rows))
 
 
 def age(seconds: float) -> str:
     """A time in its largest unit: 45 s, 12 min, 3 h, 2 days; "" if it is infinite."""
-    if math.isinf(seconds):
-        return ""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    if seconds < 2 * 3600:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.0f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.0f} days"
+    for unit, size, end in (("s", 1, 120), ("min", 60, 2 * 3600), ("h", 3600, 48 * 3600), ("days", 86400, math.inf)):
+        if seconds < end:
+            return f"{seconds / size:.0f} {unit}"
+    return ""
 
 
 def result_table(numbers: Summary) -> Table:
     """The numbers of one run."""
+    rows = []
+    for name, value in numbers["final"].items():
+        best, facts = numbers["best"][name], Facts(title=name, unit=numbers["units"][name])
+        rows.append([f"final {name}", facts.words(value, 2)])
+        rows.append([f"best {name} (round {best['round']})", facts.words(best["value"], 2)])
+    rows += [
+        ["uplink, all clients", f"{numbers['uplink_megabytes']:.3f} MB"],
+        ["downlink, all clients", f"{numbers['downlink_megabytes']:.3f} MB"],
+        ["uplink per client per round", f"{numbers['uplink_kilobytes_per_client_round']:.2f} kB"],
+        ["downlink per client per round", f"{numbers['downlink_kilobytes_per_client_round']:.2f} kB"],
+        ["clients that worked per round", wording.amount(numbers["clients_per_round"])],
+        ["steps per client per round", wording.amount(numbers["steps_per_client_round"])],
+        ["examples per client per round", wording.amount(numbers["examples_per_client_round"])],
+        ["updates delivered", f"{numbers['delivered']} of {numbers['selected']}"],
+        ["simulated time", f"{numbers['simulated_s']:.1f} s"],
+        ["real time", f"{numbers['wall_s']:.1f} s"],
+    ]
     # Tables, records and pages number rounds from 0; the progress counts rounds that are done.
     called = f", 0 to {numbers['rounds'] - 1}" if numbers["rounds"] > 1 else ""
     title = f"{numbers['name']}: {wording.counted(numbers['rounds'], 'round')}{called}"
-    table = Table(title=title, title_justify="left")
-    table.add_column("result")
-    table.add_column("value", justify="right")
-    rows = {}
-    for name, value in numbers["final"].items():
-        best, facts = numbers["best"][name], Facts(title=name, unit=numbers["units"][name])
-        rows |= {f"final {name}": facts.words(value, 2)}
-        rows |= {f"best {name} (round {best['round']})": facts.words(best["value"], 2)}
-    rows |= {
-        "uplink, all clients": f"{numbers['uplink_megabytes']:.3f} MB",
-        "downlink, all clients": f"{numbers['downlink_megabytes']:.3f} MB",
-        "uplink per client per round": f"{numbers['uplink_kilobytes_per_client_round']:.2f} kB",
-        "downlink per client per round": f"{numbers['downlink_kilobytes_per_client_round']:.2f} kB",
-        "clients that worked per round": wording.amount(numbers["clients_per_round"]),
-        "steps per client per round": wording.amount(numbers["steps_per_client_round"]),
-        "examples per client per round": wording.amount(numbers["examples_per_client_round"]),
-        "updates delivered": f"{numbers['delivered']} of {numbers['selected']}",
-        "simulated time": f"{numbers['simulated_s']:.1f} s",
-        "real time": f"{numbers['wall_s']:.1f} s",
-    }
-    for row in rows.items():
-        table.add_row(*row)
-    return table
+    return _rich(title, TextTable(["result", "value"], rows))
 
 
 def description(run: Run) -> str:
     """The experiment of a run as TOML, and the platform that computed it."""
-    known = {key: value for key, value in dotted(run.platform).items() if not key.startswith("variables.")}
-    platform = "\n".join(f"# {key}: {value}" for key, value in known.items() if value not in (None, ""))
+    known = ((key, value) for key, value in dotted(run.platform).items() if not key.startswith("variables."))
+    platform = "\n".join(f"# {key}: {value}" for key, value in known if value not in (None, ""))
     return f"{toml.dumps(run.experiment)}\n# Computed with\n{platform or '# nothing yet'}"
 
 
@@ -187,37 +176,32 @@ def standing(run: Run, url: str | None = None) -> str:
     """
     place = str(run.directory.absolute()) if url is None else shlex.quote(url)
     state = state_of(run) if url is None or run.finished else "unfinished"
-    lines = [f"{state}: {len(run.rounds)} of {run.experiment.get('rounds')} rounds", f"run: {url or place}"]
-    if state in ("stopped", "unfinished"):
-        lines.append(f"go on with: rayfl resume {place}")
-    elif url is None and (run.directory / "report.html").exists():
-        lines.append(f"report: {place}/report.html")
-    elif state == "finished":
-        lines.append(f"draw its page: rayfl report {place}")
-    return "\n".join(lines)
+    go_on = f"go on with: rayfl resume {place}"
+    more = {"stopped": go_on, "unfinished": go_on, "finished": f"draw its page: rayfl report {place}"}.get(state, "")
+    if more != go_on and url is None and (run.directory / "report.html").exists():
+        more = f"report: {place}/report.html"
+    rounds = f"{state}: {len(run.rounds)} of {run.experiment.get('rounds')} rounds"
+    return "\n".join(filter(None, [rounds, f"run: {url or place}", more]))
 
 
 def comparison_tables(runs: Sequence[Run], options: ReportOptions) -> list[Table]:
     """Runs side by side, and the first settings in which they differ."""
     found = comparison(runs, options)
     by = f" by {found.metric}" if found.metric else ""
-    tables = [
-        _rich(
-            found.results, f"{wording.counted(len(runs), 'run')}{by}" + ", best first" * (len(found.results.rows) > 1)
-        )
-    ]
+    title = f"{wording.counted(len(runs), 'run')}{by}" + ", best first" * (len(found.results.rows) > 1)
+    tables = [_rich(title, found.results), *(_rich(*one) for one in found.fairness)]
     differences = found.differences
     if differences.rows and len(differences.heads) <= _MOST_RUNS + 1:
         shown = TextTable(differences.heads, differences.rows[:_MOST_DIFFERENCES])
         more = len(differences.rows) - len(shown.rows)
-        tables.append(_rich(shown, "what differs" + (f" ({more} more settings do)" if more else "")))
+        tables.append(_rich("what differs" + (f" ({more} more settings do)" if more else ""), shown))
     return tables
 
 
-def _rich(given: TextTable, title: str) -> Table:
+def _rich(title: str | None, given: TextTable) -> Table:
     table = Table(title=title, title_justify="left")
     for place, head in enumerate(given.heads):
         table.add_column(Text(head), justify="right" if place else "left", overflow="fold")
     for row in given.rows:
-        table.add_row(*(Text(cell) for cell in row))
+        table.add_row(*map(Text, row))
     return table

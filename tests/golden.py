@@ -27,6 +27,7 @@ from rayfl.choices.kinds import named  # noqa: E402
 from rayfl.experiment.experiment import Experiment  # noqa: E402
 from rayfl.experiment.prepare import prepare  # noqa: E402
 from rayfl.methods.base import Method, PeerHalf  # noqa: E402
+from rayfl.metrics.fairness import RECORDED, is_summary  # noqa: E402
 from rayfl.rounds.executor import InlineExecutor  # noqa: E402
 from rayfl.run_directory.play_run import final_models  # noqa: E402
 from rayfl.testing.comparison import contents  # noqa: E402
@@ -109,7 +110,9 @@ def inline(made: Experiment) -> Hashes:
     records, run_states = play(setup, executor)
     rows: list[Mapping[str, object]] = []
     for record in records:
-        rows += [row._asdict() for row in (record.row, *record.clients, *record.metrics)]
+        # They follow from the clients' values, and records of earlier versions lack them.
+        metrics = [row for row in record.metrics if not is_summary(row.name, RECORDED)]
+        rows += [row._asdict() for row in (record.row, *record.clients, *metrics)]
     models = {
         f"{name}/{key}": tensor.numpy()
         for name, parts in final_models(setup, executor, run_states[-1]).items()
@@ -123,7 +126,11 @@ def inline(made: Experiment) -> Hashes:
         "memory": digest(*(one.encode() for one in kept)),
         "uplink_bits": sum(record.row.uplink_bits for record in records),
         "downlink_bits": sum(record.row.downlink_bits for record in records),
-        "means": {name: value for name, value in records[-1].means.items() if name.endswith("accuracy")},
+        "means": {
+            name: value
+            for name, value in records[-1].means.items()
+            if name.endswith("accuracy") and not is_summary(name, RECORDED)
+        },
     }
 
 
@@ -139,6 +146,7 @@ def on_ray(made: Experiment) -> Hashes:
         tables = sorted(place.glob("records/*.parquet"))
         assert tables, f"{place} has no records"
         rows = [row for table in tables for row in pq.read_table(table).to_pylist()]
+        rows = [row for row in rows if not is_summary(row.get("name", ""), RECORDED)]
         models = {
             f"{file.stem}/{key}": array
             for file in sorted(place.rglob("models/*.safetensors"))

@@ -25,6 +25,7 @@ from rayfl.experiment.unknown_keys import CHOSEN, LISTED
 from rayfl.methods.base import Method, PeerHalf
 from rayfl.methods.shared.elastic import ElasticHyper
 from rayfl.metrics.base import Metric
+from rayfl.metrics.fairness import is_summary
 from rayfl.models.base import Architecture
 from rayfl.population.availability import Diurnal, PerClient, Trace
 from rayfl.population.distributions import Groups, LogNormal, Uniform
@@ -220,7 +221,7 @@ def metrics_section() -> str:
     """Every metric: its name, unit and meaning, and the methods that record it if they are few."""
     recorded: dict[str, list[str]] = {}
     for method in named(Method):
-        for name in measured(method)[1]:
+        for name in (one for one in measured(method)[1] if not is_summary(one)):
             recorded.setdefault(name, []).append(method)
     rows = []
     for name in sorted({*wording.NAMES, *recorded}):

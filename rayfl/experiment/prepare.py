@@ -21,7 +21,7 @@ from rayfl.data.partition import Partition
 from rayfl.determinism import seeding, torch_flags
 from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Experiment
-from rayfl.experiment.report_options import require_target
+from rayfl.experiment.report_options import check_report
 from rayfl.limits import memory
 from rayfl.methods.shared.own_parts import with_parts
 from rayfl.models.given_weights import read_backbone, read_weights
@@ -108,7 +108,7 @@ def with_task(table: Mapping[str, object], dataset: Dataset) -> dict[str, object
 def given_elsewhere(experiment: Experiment) -> list[Given]:
     """The settings that are given to classes from elsewhere and that no class of ours declares."""
     found: list[Given] = []
-    listed = [("evaluation.metrics", metric) for metric in experiment.evaluation.metrics]
+    listed = [("evaluation.metrics", metric) for metric in experiment.evaluation.metrics or ()]
     listed += [("wrap", one) for one in experiment.wrap]
     for table, settings in (*experiment, ("method", experiment.method.hyper), *listed):
         if isinstance(settings, Settings):
@@ -247,9 +247,7 @@ def check(setup: Setup, experiment: Experiment, task: NetworkTask) -> None:
         one.check(
             setup, 10**6 * (experiment.runtime.object_store_memory_mb or 0) or int(STORE_SHARE * memory.machine_bytes())
         )
-    if experiment.report.target is not None:
-        ranking = {name: facts for name, facts in setup.metric_facts.items() if facts.ranks}
-        require_target(experiment.report.target, ranking)
+    check_report(experiment.report, setup.metric_facts)
     stacked = setup.work_width * tree.num_bytes(setup.initial_arrays)
     memory.require(stacked, f"runtime.stack_width={setup.work_width} copies of the model", "lower it")
     runtime = experiment.runtime

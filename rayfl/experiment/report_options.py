@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 
 from pydantic import Field
 
-from rayfl.errors import RayflError
-from rayfl.metrics.facts import Facts
+from rayfl.errors import RayflError, did_you_mean
+from rayfl.metrics.facts import PLACES, Facts
+from rayfl.metrics.fairness import OVER_CLIENTS, facts_over_clients
 from rayfl.settings import Settings
 
 
@@ -25,11 +26,30 @@ class ReportOptions(Settings):
     )
 
 
-def require_target(target: float, ranking: Mapping[str, Facts]) -> None:
-    """Raise RayflError for a target that is outside the range of all metrics that it may be a value of."""
-    if ranking and not any(facts.holds(target) for facts in ranking.values()):
-        name, facts = next(iter(ranking.items()))
+def require_target(target: float, name: str, facts: Facts) -> None:
+    """Raise RayflError for a target that is outside the range of the value `name`."""
+    if not facts.holds(target):
         raise RayflError(f"={target:g} is outside the range of {name}, {facts.range_words}", ("report", "target"))
+
+
+def check_report(options: ReportOptions, known: Mapping[str, Facts]) -> None:
+    """Raise RayflError for a metric that no run of an experiment can record, or a target that it cannot reach.
+
+    known: the facts of the experiment's values, without their places.
+    """
+    ways = {name: facts for name, facts in known.items() if facts.higher_is_better is not None}
+    places = [*PLACES, *(f"{place}_{word}" for word in OVER_CLIENTS for place in PLACES)]
+    names = [f"{place}/{name}" for name in ways for place in [*places, *["train"] * (name == "loss")]]
+    place, _, what = (options.metric or "").partition("/")
+    if options.metric not in (None, *names):
+        raise RayflError(
+            f"={options.metric!r} is no value of this experiment's metrics; {did_you_mean(str(options.metric), names)}",
+            ("report", "metric"),
+        )
+    # Without a metric, the first one ranks the runs.
+    name = what or next((name for name, facts in ways.items() if facts.ranks), None)
+    if options.target is not None and name is not None:
+        require_target(options.target, name, facts_over_clients(place, ways[name]))
 
 
 def agreed_options(

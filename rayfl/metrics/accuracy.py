@@ -26,13 +26,10 @@ class Accuracy(PerExample):
         return over_example(outputs.argmax(dim=-1) == targets, targets >= 0)
 
 
-class TopK(PerExample):
+class TopK(Accuracy):
     """The share of answers that are among the `k` largest logits. Of equal logits the first class counts as larger."""
 
     name = "top-k"
-    unit = "%"
-    bounds = (0.0, 1.0)
-    higher_is_better = True
     judges: ClassVar[tuple[Targets, ...]] = ("classes",)
 
     k: int = Field(default=5, ge=1, description="number of guesses")
@@ -47,12 +44,11 @@ class TopK(PerExample):
             raise RayflError(f"={self.k} guesses of {sizes(outputs)} classes are always right; give fewer", ("k",))
 
     def each(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        kept = targets >= 0
         right = targets.clamp(min=0).unsqueeze(-1)
         logit = outputs.gather(-1, right)
         classes = torch.arange(outputs.shape[-1], device=outputs.device)
         before = (outputs > logit) | ((outputs == logit) & (classes < right))
-        return over_example(before.sum(dim=-1) < self.k, kept)
+        return over_example(before.sum(dim=-1) < self.k, targets >= 0)
 
 
 def over_example(values: Tensor, counted: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -51,8 +51,10 @@ class Auroc(Metric):
         place = ((odds.nan_to_num(-RANGE).clamp(-RANGE, RANGE) + RANGE) * (self.bins / (2 * RANGE))).long()
         place = place.clamp(max=self.bins - 1) + self.bins * torch.arange(size, device=place.device)
         sides = {"positive": place[positive], "negative": place[~positive]}
-        most = size * self.bins
-        return {name: torch.bincount(one, minlength=most).reshape(size, self.bins) for name, one in sides.items()}
+        return {
+            name: torch.bincount(one, minlength=size * self.bins).reshape(size, self.bins)
+            for name, one in sides.items()
+        }
 
     def value(self, sums: Sums) -> Values:
         positive, negative = sums["positive"].double(), sums["negative"].double()
@@ -65,17 +67,13 @@ class Auroc(Metric):
         return {self.name: float(areas.mean()), f"{self.name}_error": float(errors.mean())}
 
     def facts(self, name: str) -> Facts:
-        found = super().facts(name)
-        if name == self.name:
-            return found
-        return found.model_copy(
-            update={
-                "title": "Error of AUROC",
-                "meaning": "The most by which bins can change the AUROC",
-                "higher_is_better": False,
-                "ranks": False,
-            }
-        )
+        error = {
+            "title": "Error of AUROC",
+            "meaning": "The most by which bins can change the AUROC",
+            "higher_is_better": False,
+            "ranks": False,
+        }
+        return super().facts(name).model_copy(update={} if name == self.name else error)
 
 
 def log_odds(logits: Tensor) -> Tensor:
@@ -84,5 +82,4 @@ def log_odds(logits: Tensor) -> Tensor:
     # log(1 - p) from the others' logits, because 1 - p is 0 in floating point where p is close to 1.
     largest = log_p.exp().argmax(dim=-1, keepdim=True)
     rest = torch.log1p(-log_p.exp().scatter(-1, largest, 0.0))
-    others = log_p.scatter(-1, largest, -torch.inf).logsumexp(dim=-1, keepdim=True)
-    return log_p - rest.scatter(-1, largest, others)
+    return log_p - rest.scatter(-1, largest, log_p.scatter(-1, largest, -torch.inf).logsumexp(dim=-1, keepdim=True))

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar, Literal, Protocol, Self
 
+import numpy as np
 from torch import Tensor
 
 from rayfl.choices.kinds import Choice
@@ -64,7 +65,11 @@ class Metric(Choice, ABC):
 
     @abstractmethod
     def value(self, sums: Sums) -> Values:
-        """The values of sums, by names that are always the same; None for one that is undefined."""
+        """The values of sums, by names that are always the same; None for one that is undefined.
+
+        NaN for the first examples, or for none, is refused before a run. Later NaN is recorded as None; of sums that
+        are NaN or infinite, because the model has diverged, it stays NaN. Infinity is a value.
+        """
 
     def for_data(self, task: LossOf, targets: Tensor) -> Self:
         """The metric for an experiment: its task and its training targets [n, ...]. The same by default."""
@@ -138,6 +143,12 @@ def measured(metric: Metric, outputs: Tensor, targets: Tensor, weights: Tensor |
         kept = weights > 0
         outputs, targets = outputs[kept], targets[kept]
     return metric.measure(outputs, targets)
+
+
+def are_finite(sums: Mapping[str, Tensor | np.ndarray]) -> bool:
+    """Whether no sum, in main memory, is NaN or infinite: a value of them that is NaN is undefined, and comes from no
+    model that has diverged."""
+    return all(bool(np.isfinite(np.asarray(total)).all()) for total in sums.values())
 
 
 def ratio(part: float, whole: float) -> float | None:

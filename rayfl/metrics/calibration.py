@@ -47,13 +47,10 @@ class CalibrationError(Metric):
 
     def value(self, sums: Sums) -> Values:
         count, right, confidence = (sums[name].double() for name in ("count", "right", "confidence"))
-        values: dict[str, float | None] = {
-            self.name: ratio(float((right - confidence).abs().sum()), float(count.sum()))
+        rows = enumerate(zip(count.tolist(), right.tolist(), confidence.tolist(), strict=True))
+        bins = {
+            f"{self.name}/{place}/{part}": value
+            for place, (n, hits, sure) in rows
+            for part, value in (("examples", n), ("confidence", ratio(sure, n)), ("accuracy", ratio(hits, n)))
         }
-        for place, (n, hits, sure) in enumerate(zip(count.tolist(), right.tolist(), confidence.tolist(), strict=True)):
-            values |= {
-                f"{self.name}/{place}/examples": n,
-                f"{self.name}/{place}/confidence": ratio(sure, n),
-                f"{self.name}/{place}/accuracy": ratio(hits, n),
-            }
-        return values
+        return {self.name: ratio(float((right - confidence).abs().sum()), float(count.sum())), **bins}

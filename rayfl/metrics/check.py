@@ -1,21 +1,23 @@
 """Checks the metrics of an experiment before it starts, and finds the facts of their values."""
 
 from collections.abc import Mapping, Sequence
+from numbers import Real
 
 import torch
 from torch import Tensor
 
 from rayfl.errors import RayflError, one_line, plugin_line
-from rayfl.metrics.base import Metric, Sums, Values, kind_of
+from rayfl.metrics.base import Metric, Sums, Values, are_finite, kind_of
 from rayfl.metrics.facts import Facts
+from rayfl.settings import shown
 
 
 def checked_facts(metrics: Sequence[Metric], outputs: Tensor, targets: Tensor) -> dict[str, Facts]:
     """The facts of every value, by its name.
 
     outputs [n, ...]: a network's for the first of all `targets` [m, ...] of the experiment. Raise RayflError, which
-    names evaluation.metrics, for a metric that cannot judge them, that fails on them, or whose values have the name of
-    another one's.
+    names evaluation.metrics, for a metric that cannot judge them, that fails on them, whose values are no numbers for
+    them or for no examples, or have the name of another one's.
     """
     kind, found = kind_of(outputs, targets), dict[str, Facts]()
     for metric in metrics:
@@ -42,14 +44,19 @@ def _values(metric: Metric, outputs: Tensor, targets: Tensor) -> Values:
     except BaseException as error:
         words = one_line(f"{type(error).__name__}: {error}{plugin_line(error)}")
         raise RayflError(f"{what} fails on outputs {list(outputs.shape)}: {words}") from error
-    if wrong := [name for name, total in sums.items() if total.dtype not in (torch.int64, torch.float64)]:
-        dtype = str(sums[wrong[0]].dtype).removeprefix("torch.")
-        raise RayflError(f"{what} measures {wrong[0]!r} as {dtype}; it must be int64 or float64")
+    for name, total in sums.items():
+        if total.dtype not in (torch.int64, torch.float64):
+            raise RayflError(f"{what} measures {name!r} as {total.dtype}; it must be int64 or float64")
     if _shapes(sums) != _shapes(fewer):
         raise RayflError(
             f"{what} measures {_shapes(sums)} for {len(outputs)} examples and {_shapes(fewer)} for one; shapes must be "
             "the same for any number"
         )
+    for name, value in [*empty.items(), *(values.items() if are_finite(sums) else ())]:
+        if value is not None and (not isinstance(value, Real) or value != value):
+            raise RayflError(
+                f"{what} gives {shown(value)} as its value {name!r}; give a number, or None where it is undefined"
+            )
     if values.keys() != empty.keys() or not values:
         raise RayflError(f"{what} has the values {[*values]} for some examples and {[*empty]} for none; give the same")
     return values

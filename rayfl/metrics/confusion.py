@@ -38,5 +38,8 @@ class Confusion(Metric):
         return {"cells": cells.reshape(size, size)}
 
     def value(self, sums: Sums) -> Values:
-        rows = enumerate(sums["cells"].tolist())
-        return {f"{self.name}/{true}/{said}": float(cell) for true, row in rows for said, cell in enumerate(row)}
+        return {
+            f"{self.name}/{true}/{said}": float(cell)
+            for true, row in enumerate(sums["cells"].tolist())
+            for said, cell in enumerate(row)
+        }

@@ -3,7 +3,6 @@
 A run directory has them in metrics.json, so that a report needs neither torch nor the file of a stranger's metric.
 """
 
-import math
 from typing import Literal
 
 from pydantic import Field
@@ -12,6 +11,14 @@ from rayfl.settings import Settings
 
 Drawn = Literal["", "matrix", "calibration"]
 """The figure that a page makes of a metric's values; "": none."""
+
+
+PLACES = (
+    *("pooled", "own", "own_after_training", "unseen", "unseen_after_training", "unseen_before_adapting"),
+    *("pooled_train", "own_train", "own_train_after_training", "unseen_train", "unseen_train_after_training"),
+    *("personal_pooled", "personal_pooled_after_training"),
+)
+"""The models and data that evaluations judge (rayfl/rounds/evaluation.py): what values' names begin with."""
 
 
 class Facts(Settings):
@@ -44,9 +51,8 @@ class Facts(Settings):
 
     def words(self, value: float, decimals: int | None = None) -> str:
         """A value with its unit: "81.2 %", "0.4312", "12.3 nats". decimals: of a value in percent, by default 1."""
-        if self.is_percent:
-            return f"{100 * value:.{1 if decimals is None else decimals}f} %"
-        return f"{value:,.4g} {self.unit}".strip()
+        percent = f"{100 * value:.{1 if decimals is None else decimals}f} %"
+        return percent if self.is_percent else f"{value:,.4g} {self.unit}".strip()
 
     @property
     def range_words(self) -> str:
@@ -57,8 +63,7 @@ class Facts(Settings):
 
     def holds(self, value: float) -> bool:
         """Whether a value lies in the range."""
-        low, high = self.low, self.high
-        return (-math.inf if low is None else low) <= value <= (math.inf if high is None else high)
+        return (self.low is None or self.low <= value) and (self.high is None or value <= self.high)
 
 
 ACCURACY = Facts(

@@ -45,11 +45,10 @@ class NegativeLogLikelihood(PerExample):
 
     def each(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         if are_labels(outputs, targets):
-            found = functional.binary_cross_entropy_with_logits(outputs, targets.to(outputs.dtype), reduction="none")
-            return over_example(found)
-        logits = outputs.movedim(-1, 1)
-        kept = targets >= 0
-        return over_example(functional.cross_entropy(logits, targets.clamp(min=0), reduction="none"), kept)
+            given = outputs, targets.to(outputs.dtype)
+            return over_example(functional.binary_cross_entropy_with_logits(*given, reduction="none"))
+        given = outputs.movedim(-1, 1), targets.clamp(min=0)
+        return over_example(functional.cross_entropy(*given, reduction="none"), targets >= 0)
 
 
 class Perplexity(NegativeLogLikelihood):

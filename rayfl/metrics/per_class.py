@@ -1,7 +1,6 @@
 """Recall, precision and F1 of classes or labels, from three counts of each: right, occurring, predicted."""
 
 from abc import abstractmethod
-from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -16,6 +15,8 @@ class PerClass(Metric):
     unit = "%"
     bounds = (0.0, 1.0)
     higher_is_better = True
+    has_parts: ClassVar[bool] = True
+    """Whether the value of each class is recorded too."""
     judges: ClassVar[tuple[Targets, ...]] = ("classes", "labels")
 
     def measure(self, outputs: Tensor, targets: Tensor) -> Sums:
@@ -32,13 +33,12 @@ class PerClass(Metric):
         """The value of one class from its counts."""
 
     def value(self, sums: Sums) -> Values:
-        """The mean over classes, and each class as a part."""
-        return with_parts(self.name, self.by_class(sums))
-
-    def by_class(self, sums: Sums) -> dict[int, float | None]:
-        """The value of each class."""
+        """The mean over the classes for which it is defined, and each class as a part."""
         counts = (sums[name].tolist() for name in ("right", "support", "predicted"))
-        return {place: self.of_class(*counted) for place, counted in enumerate(zip(*counts, strict=True))}
+        values = [self.of_class(*counted) for counted in zip(*counts, strict=True)]
+        defined = [value for value in values if value is not None]
+        parts = {f"{self.name}/{place}": value for place, value in enumerate(values)}
+        return {self.name: ratio(sum(defined), len(defined)), **(parts if self.has_parts else {})}
 
 
 class Recall(PerClass):
@@ -71,20 +71,7 @@ class F1(PerClass):
 
     name = "f1"
     title = "F1, macro"
+    has_parts = False
 
     def of_class(self, right: int, support: int, predicted: int) -> float | None:
         return 2 * right / (support + predicted) if support else None
-
-    def value(self, sums: Sums) -> Values:
-        return {self.name: mean(self.by_class(sums))}
-
-
-def mean(values: Mapping[int, float | None]) -> float | None:
-    """The mean of the defined values; None if there are none."""
-    defined = [value for value in values.values() if value is not None]
-    return ratio(sum(defined), len(defined))
-
-
-def with_parts(name: str, values: Mapping[int, float | None]) -> Values:
-    """The mean, and the value of each class as a part."""
-    return {name: mean(values), **{f"{name}/{place}": value for place, value in values.items()}}

@@ -24,14 +24,11 @@ class MeanAbsoluteError(PerExample):
         return over_example(differences(outputs, targets).abs())
 
 
-class RootMeanSquaredError(PerExample):
+class RootMeanSquaredError(MeanAbsoluteError):
     """The root of the mean squared distance between prediction and target, over all outputs."""
 
     name = "rmse"
     title = "Root mean squared error"
-    bounds = (0.0, math.inf)
-    higher_is_better = False
-    judges: ClassVar[tuple[Targets, ...]] = ("numbers", "labels")
 
     def each(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         return over_example(differences(outputs, targets).square())
@@ -60,23 +57,20 @@ class R2(Metric):
         return bound
 
     def measure(self, outputs: Tensor, targets: Tensor) -> Sums:
-        squares = in_rows(differences(outputs, targets).square())
         around = in_rows(targets.double() - self._centre.to(targets.device))
         return {
             "count": torch.tensor(len(targets)),
-            "errors": squares.sum(dim=0),
+            "errors": in_rows(differences(outputs, targets).square()).sum(dim=0),
             "around": around.sum(dim=0),
             "squares": around.square().sum(dim=0),
         }
 
     def value(self, sums: Sums) -> Values:
-        count = float(sums["count"])
-        spread = sums["squares"] - sums["around"].square() / max(count, 1.0)
+        spread = sums["squares"] - sums["around"].square() / max(float(sums["count"]), 1.0)
         # Sums around a centre that is not the mean can leave a variance of rounding errors.
         defined = spread > 1e-12 * sums["squares"]
-        if not bool(defined.any()):
-            return {self.name: None}
-        return {self.name: float((1 - sums["errors"][defined] / spread[defined]).mean())}
+        shares = 1 - sums["errors"][defined] / spread[defined]
+        return {self.name: float(shares.mean()) if len(shares) else None}
 
 
 def differences(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 import difflib
 import importlib
+import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -20,7 +21,8 @@ class TorchMetrics(Metric):
     options = {num_classes = 10}}.
 
     It gets the network's outputs and the targets as they are. Its states must be sums (`dist_reduce_fx="sum"`), which
-    are kept as int64 or float64; a metric that keeps lists of all outputs is refused.
+    are kept as int64 or float64; a metric that keeps lists of all outputs is refused. Its direction, its best possible
+    value and the sentence on it are those of its class; shares of counts have both bounds, and are shown in percent.
     """
 
     name = "torchmetrics"
@@ -78,7 +80,9 @@ class TorchMetrics(Metric):
     def measure(self, outputs: Tensor, targets: Tensor) -> Sums:
         made = self.made.to(outputs.device)
         made.reset()
-        made.update(outputs, targets)
+        # Sums of float32 outputs would depend on how examples are cut up into batches.
+        if len(outputs):
+            made.update(outputs.double(), targets.double() if targets.is_floating_point() else targets)
         states = {name: getattr(made, name) for name in made._reductions}
         return {
             name: state.double() if state.is_floating_point() else state.to(torch.int64)
@@ -91,7 +95,12 @@ class TorchMetrics(Metric):
         for name, total in sums.items():
             setattr(made, name, total)
         made._update_count = 1
-        found = torch.as_tensor(made.compute()).detach().double().reshape(-1)
+        try:
+            computed = made.compute()
+        except ValueError:
+            # Some raise it where there are too few examples for a value.
+            computed = torch.nan
+        found = torch.as_tensor(computed).detach().double().reshape(-1)
         numbers = [None if torch.isnan(number) else float(number) for number in found]
         name = self.value_name
         return (
@@ -99,12 +108,29 @@ class TorchMetrics(Metric):
         )
 
     @property
+    def _words(self) -> list[str]:
+        """Multiclass, AUROC for classification.MulticlassAUROC; R2, Score for regression.R2Score."""
+        return re.split(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", self.metric.rpartition(".")[2])
+
+    @property
     def value_name(self) -> str:
-        """multiclass_cohen_kappa for classification.MulticlassCohenKappa."""
-        name = self.metric.rpartition(".")[2]
-        return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name).lstrip("_")
+        """multiclass_auroc, r2_score."""
+        return "_".join(self._words).lower()
 
     def facts(self, name: str) -> Facts:
-        higher = self.made.higher_is_better
-        ranks = "/" not in name and higher is not None
-        return super().facts(name).model_copy(update={"higher_is_better": higher, "ranks": ranks})
+        made, higher, part = self.made, self.made.higher_is_better, name.partition("/")[2]
+        first, *rest = self._words
+        title = " ".join([first, *(word if word.isupper() else word.lower() for word in rest)])
+        # The first sentence, without the marks of reStructuredText.
+        about = re.split(r"\.\s", re.sub("`_?", "", f"{made.__doc__}\n"))[0].replace("_", " ")
+        # A class's bounds are those of its plots: zero is no bound of a coefficient of agreement that may be negative.
+        is_share = made.plot_upper_bound == 1 and {"tp", "fp", "tn", "fn"} <= made._reductions.keys()
+        return Facts(
+            title=f"{title}: {part}" if part else title,
+            meaning=re.sub("^(Compute|Calculate)s?( the)? ", "The ", " ".join(about.split())),
+            unit="%" if is_share else "",
+            low=made.plot_lower_bound if is_share or higher is False else None,
+            high=made.plot_upper_bound if is_share or higher else None,
+            higher_is_better=higher,
+            ranks=not part and higher is not None,
+        )

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from os.path import commonprefix
 from typing import NamedTuple
 
-import numpy as np
+import pandas as pd
 
 from rayfl.experiment.identity import lies_in
 from rayfl.metrics.facts import Facts
@@ -63,23 +63,14 @@ def _switched(without: dict[str, object], having: dict[str, object], tuned: Sequ
 
 def difference(pair: Pair, name: str, last: int, facts: Facts) -> Difference:
     """Compare the means of the last `last` evaluations of `name`, seed by seed."""
-    off, on = _by_seed(pair.off, name, last), _by_seed(pair.on, name, last)
-    both = [seed for seed in off if seed in on]
-    gains = [on[seed] - off[seed] for seed in both]
-    return Difference(
-        over(off[seed] for seed in both),
-        over(on[seed] for seed in both),
-        over(gains),
-        sum(facts.sign * gain > 0 for gain in gains),
+    off, on = (
+        pd.Series([last_mean(run, name, last) for run in group.runs], index=group.seeds, dtype=float)
+        for group in (pair.off, pair.on)
     )
-
-
-def _by_seed(group: Group, name: str, last: int) -> dict[object, float]:
-    return {
-        seed: value
-        for seed, run in zip(group.seeds, group.runs, strict=True)
-        if not np.isnan(value := last_mean(run, name, last))
-    }
+    # Of the seeds of both, in the order of `off`.
+    gains = (on.reindex(off.index) - off).dropna()
+    better = int((facts.sign * gains > 0).sum())
+    return Difference(over(off.loc[gains.index]), over(on.loc[gains.index]), over(gains), better)
 
 
 def ablations(
@@ -98,10 +89,8 @@ def ablations(
         repeated = len({id(pair.off) for pair in some}) < len(some)
         rows = []
         for pair in some:
-            group, effects = (
-                pair.on if repeated else pair.off,
-                [difference(pair, name, last, facts) for name, facts in zip(names, every_facts, strict=True)],
-            )
+            group = pair.on if repeated else pair.off
+            effects = [difference(pair, name, last, facts) for name, facts in zip(names, every_facts, strict=True)]
             if any(effect.difference.count for effect in effects):
                 rows.append((key(group.label, style[id(group)]), _cells(effects, every_facts)))
         if rows:

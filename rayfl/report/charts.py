@@ -66,12 +66,19 @@ class Section(NamedTuple):
 
 
 def lines_chart(
-    lines: Sequence[Line], y: str, labels: Sequence[str], *, percent: bool = False, from_zero: bool = False
+    lines: Sequence[Line],
+    y: str,
+    labels: Sequence[str],
+    *,
+    percent: bool = False,
+    from_zero: bool = False,
+    marked: bool = False,
 ) -> Spec:
     """Lines, whose x axis, scales and smoothing the reader chooses by inputs below the chart.
 
     labels: all series of the page, which give each its colour. from_zero: the y axis begins at zero, and is logarithmic
-    at first if the largest values of the lines differ by a factor of 10 or more.
+    at first if the largest values of the lines differ by a factor of 10 or more. marked: each point is a dot, as it is
+    in charts of short lines.
     """
     # Vega-Lite writes titles into expressions and does not escape them.
     y = re.sub(r'["\\]', "'", y)
@@ -114,14 +121,14 @@ def lines_chart(
                     "strokeDash": _series(labels, shown, _DASHES, symbolType="stroke"),
                 },
             },
-            _points(y, against, percent, few=max(len(line.y) for line in lines) < _FEW_POINTS),
+            _points(y, against, percent, few=marked or max(len(line.y) for line in lines) < _FEW_POINTS),
         ],
     }
 
 
 _X_LABEL = (
     "log_x ? format(pow(10, datum.value), '.3~g') : "
-    "against != 'Round' ? datum.label : datum.value % 1 ? '' : format(datum.value, 'd')"
+    "against != 'Round' && against != 'Class' ? datum.label : datum.value % 1 ? '' : format(datum.value, 'd')"
 )
 _Y_LABEL = "format(log_y ? pow(10, datum.value) : datum.value, '{}')"
 _SELECTIONS = [

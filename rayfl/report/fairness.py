@@ -1,97 +1,78 @@
-"""How evenly a metric's values lie over clients, from the values of single clients that a run has recorded.
+"""Tables of how evenly metrics' values lie over clients, from the values of single clients that a run has recorded.
 
-Clients whose value is undefined are left out and counted. A worst tenth is rounded up to whole clients.
+Clients whose value is undefined are left out and counted.
 """
 
-import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
 
-from rayfl.metrics.facts import Facts
+from rayfl.metrics.facts import PLACES
+from rayfl.metrics.fairness import fairness
 from rayfl.report import wording
-from rayfl.report.colors import key
-from rayfl.report.groups import Group, Score, facts_of, in_words, over
-from rayfl.report.series import facts, ranking_names, spread
+from rayfl.report.colors import Key, key
+from rayfl.report.groups import Group, facts_of, in_words, over
+from rayfl.report.series import facts, metric_names
 from rayfl.run_directory.record import Run
 
-_HEAD = ("Mean", "Deviation", "Worst 10 %", "Worst", "Best", "Best - worst", "Jain's index", "Left out")
+_COLUMNS = {
+    "mean": "Mean",
+    "deviation": "Deviation",
+    "worst_tenth": "Worst 10 %",
+    "worst": "Worst",
+    "best": "Best",
+    "difference": "Best - worst",
+    "jain": "Jain's index",
+    "left_out": "Left out",
+}
+Spreads = Sequence[Mapping[str, Mapping[str, float]]]
+"""`of_run` of each run of a group."""
+MOST_PARTS = 60
+"""The most parts of metrics (recall/3) that a page lists; the records have all."""
 
 
-class Fairness(NamedTuple):
-    """The spread of a metric over clients at the last evaluation.
+def of_run(run: Run) -> dict[str, dict[str, float]]:
+    """What `fairness` gives at the last evaluation, of every value of single clients that has a better direction."""
+    names = [name for name in metric_names(run) if name.partition("/")[0] in PLACES]
+    ways = {name: own for name in names if (own := facts(run, name)).higher_is_better is not None}
+    rows = run.metrics.filter(pc.field("client").is_valid()).to_pandas()
+    rows = rows[rows["name"].isin([*ways])]
+    last = rows.groupby("name", observed=True)["round"].transform("max")
+    values = dict(iter(rows[rows["round"] == last].groupby("name", observed=True)["value"]))
+    every = {name: fairness(values[name].to_numpy(float), own) for name, own in ways.items() if name in values}
+    return {name: one for name, one in every.items() if one}
 
-    mean, deviation: over clients (the population's deviation). worst_tenth: the mean of the worst 10 %. worst, best: of
-    a client; difference: between the two. jain: Jain's index, (sum a)^2 / (n sum a^2), from 1/n to 1 (all equal, also
-    where all are 0), NaN where a value is negative. left_out: the number of clients whose value is undefined.
+
+# Any: cells of a template.
+def fairness_tables(found: Sequence[Group], first: Sequence[str], others: bool = True) -> list[dict[str, Any]]:
+    """Metrics over clients, means over seeds, the values `first` first; `others`: and all that they do not name.
+
+    One table for one group, else a table of each value; parts of a metric come after the others, and are `folded`.
     """
-
-    mean: float
-    deviation: float
-    worst_tenth: float
-    worst: float
-    best: float
-    difference: float
-    jain: float
-    left_out: int
-
-
-def fairness(values: np.ndarray, found: Facts, left_out: int = 0) -> Fairness | None:
-    """The spread of clients' values [n]; None without any."""
-    if not len(values):
-        return None
-    # The worst first.
-    ordered = np.sort(found.sign * values) * found.sign
-    squares = float((values**2).sum())
-    jain = float(values.sum()) ** 2 / (len(values) * squares) if squares else 1.0
-    jain = math.nan if (values < 0).any() else jain
-    tenth = ordered[: math.ceil(len(values) / 10)]
-    worst, best = float(ordered[0]), float(ordered[-1])
-    spread = float(values.mean()), float(values.std()), float(tenth.mean()), worst, best, abs(best - worst)
-    return Fairness(*spread, jain, left_out)
+    seeds = [[of_run(run) for run in group.runs] for group in found]
+    known = dict.fromkeys(name for every in seeds for one in every for name in one)
+    names = [name for name in dict.fromkeys([*first, *(known if others else ())]) if name in known]
+    whole, parts = ([name for name in names if (name.count("/") > 1) is is_part] for is_part in (False, True))
+    rows = {name: _rows(found, seeds, name) for name in names}
+    titles = {name: wording.title(name, facts_of(found, name)) for name in names}
+    shown = [(titles[name], rows[name], name in parts) for name in [*whole, *parts[:MOST_PARTS]]]
+    if len(found) == 1:
+        few = parts[:MOST_PARTS]
+        kinds = [("", whole)] * bool(whole) + [(f"Parts of metrics, {len(few)} of {len(parts)}", few)] * bool(few)
+        shown = [(kind, [(titles[name], rows[name][0][1]) for name in some], bool(kind)) for kind, some in kinds]
+    head = ["Metric" if len(found) == 1 else "Run", *_COLUMNS.values()]
+    return [{"title": title, "head": head, "rows": some, "folded": folded} for title, some, folded in shown]
 
 
-def of_run(run: Run, name: str) -> Fairness | None:
-    """The fairness of a run's metric; None if it has no value of a single client."""
-    found = spread(run, name)
-    if found is None:
-        return None
-    rows = run.metrics.filter((pc.field("name") == name) & (pc.field("round") == int(found.rounds[-1])))
-    undefined = rows.filter(pc.field("client").is_valid() & pc.field("value").is_null())
-    return fairness(found.last, facts(run, name), undefined.num_rows)
-
-
-def fairness_tables(found: Sequence[Group], names: Sequence[str]) -> list[dict[str, object]]:
-    """The metrics over clients, means over seeds: one table for one group, else a table of each metric."""
-    by_metric = []
-    for name in names:
-        own = facts_of(found, name)
-        rows = []
-        for style, group in enumerate(found):
-            if seeds := [one for run in group.runs if (one := of_run(run, name)) is not None]:
-                rows.append((key(group.label, style), _cells(seeds, own)))
-        if rows:
-            by_metric.append((wording.title(name, own), rows))
-    if len(found) == 1 and by_metric:
-        rows = [(title, cells) for title, [(_, cells)] in by_metric]
-        return [{"title": "", "head": ["Metric", *_HEAD], "rows": rows}]
-    return [{"title": title, "head": ["Run", *_HEAD], "rows": rows} for title, rows in by_metric]
-
-
-def _cells(seeds: Sequence[Fairness], found: Facts) -> list[str]:
-    scores = [over(column) for column in zip(*seeds, strict=True)]
-    words = [in_words(score, found, counted=False) for score in scores[:6]]
-    return [*words, _plain(scores[6], 3), _plain(scores[7], 0 if scores[7].mean == round(scores[7].mean) else 1)]
-
-
-def _plain(score: Score, decimals: int) -> str:
-    return score.words(decimals=decimals, counted=False)
-
-
-def by_name(run: Run) -> dict[str, dict[str, float]]:
-    """The fairness of every metric that ranks runs and has values of single clients."""
-    found = {name: of_run(run, name) for name in ranking_names(run)}
-    known = {name: one._asdict() for name, one in found.items() if one is not None}
-    return {name: {key: value for key, value in one.items() if not math.isnan(value)} for name, one in known.items()}
+def _rows(found: Sequence[Group], seeds: Sequence[Spreads], name: str) -> list[tuple[Key, list[str]]]:
+    """A row for each group that has the value `name` for single clients, as means over seeds."""
+    own, rows = facts_of(found, name), []
+    for style, (group, every) in enumerate(zip(found, seeds, strict=True)):
+        if measured := [one[name] for one in every if name in one]:
+            scores = [over(one.get(column, np.nan) for one in measured) for column in _COLUMNS]
+            words = [in_words(score, own, counted=False) for score in scores[:6]]
+            last = [scores[6].words(decimals=3, counted=False), f"{scores[7].mean:.3g}"]
+            rows.append((key(group.label, style), [*words, *last]))
+    return rows

@@ -1,34 +1,42 @@
 """The charts that a report shows, with their captions."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from rayfl.metrics.facts import Facts
+from rayfl.metrics.fairness import RECORDED, is_summary
 from rayfl.report.charts import Dot, Figure, Line, Section, dots_chart, lines_chart, strips_chart
 from rayfl.report.graph_figure import graph_section
 from rayfl.report.groups import Group, curve, facts_of, has_seeds, last_of_clients
 from rayfl.report.mask_figures import mask_section
 from rayfl.report.metric_figures import drawn_section, is_drawn
-from rayfl.report.series import MEGABYTE_BITS, Spread, cost, metric_names, spread
+from rayfl.report.series import MEGABYTE_BITS, cost, metric_names, spread
 from rayfl.report.wording import metric, title
 from rayfl.rounds.mask_comparison import CORRELATION, HAMMING, SIMILARITY
 
 _MASKS = (CORRELATION, HAMMING, SIMILARITY)
 _AT_RETENTION = re.compile(r"(.+)_at_retention_([\d.e+-]+)")
+_OF_CLASS = re.compile(r"([^/]+/[^/]+)/(\d+)")
+"""A metric's value of one class: own/recall/3."""
 _FEW = 4
 """A chart with more lines than this is as wide as the page."""
+_DOTS = "Each dot is a client at the last evaluation; the box holds the middle half, its bar is the median."
 _QUANTILES = "half of the clients lie in the dark band, 8 of 10 in the light one."
 
 
 def sections(groups: Sequence[Group], names: Sequence[str]) -> list[Section]:
     """All charts of a page, the metrics that rank runs in the order of `names`; sections without data are left out."""
     note = _seeds_note(groups)
-    runs = [group.runs[0] for group in groups]
-    others = [name for run in runs for name in metric_names(run) if name not in names and not is_drawn(run, name)]
+    every = ((group.runs[0], name) for group in groups for name in metric_names(group.runs[0]))
+    others = [name for run, name in every if name not in names and not is_drawn(run, name)]
     others = [name for name in dict.fromkeys(others) if name not in _MASKS and not _AT_RETENTION.fullmatch(name)]
+    others = [name for name in others if not is_summary(name, RECORDED)]
     others.sort(key=lambda name: name != "train/loss")
+    by_class: dict[str, dict[float, str]] = {}
+    for match in filter(None, map(_OF_CLASS.fullmatch, others)):
+        by_class.setdefault(match[1], {})[float(match[2])] = match[0]
     clients_note = f"Lines are means over clients; {_QUANTILES}" if len(groups) == 1 else ""
     everything = [
         *(_metrics_of_one(groups, names, note) if len(groups) == 1 else _metrics(groups, names, note)),
@@ -48,7 +56,10 @@ def sections(groups: Sequence[Group], names: Sequence[str]) -> list[Section]:
         Section(
             "Training and other measurements",
             note or clients_note,
-            [figure for name in others for figure in _measured(groups, name)],
+            [
+                *(figure for name in others if not _OF_CLASS.fullmatch(name) for figure in _measured(groups, name)),
+                *(figure for what, parts in by_class.items() for figure in _by_class(groups, what, parts)),
+            ],
         ),
     ]
     return [section for section in everything if section.figures]
@@ -57,10 +68,13 @@ def sections(groups: Sequence[Group], names: Sequence[str]) -> list[Section]:
 def _seeds_note(groups: Sequence[Group]) -> str:
     """A sentence on lines and bands if a group has several seeds, else ""."""
     counts = sorted({len(group.runs) for group in groups})
-    if counts[-1] == 1:
-        return ""
     numbers = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
-    return f"Lines are means over seeds (n = {numbers}); bands are one standard deviation up and down."
+    words = f"Lines are means over seeds (n = {numbers}); bands are one standard deviation up and down."
+    return words if counts[-1] > 1 else ""
+
+
+def _labels(groups: Sequence[Group]) -> list[str]:
+    return [group.label for group in groups]
 
 
 def _metrics_of_one(groups: Sequence[Group], names: Sequence[str], note: str) -> list[Section]:
@@ -71,32 +85,46 @@ def _metrics_of_one(groups: Sequence[Group], names: Sequence[str], note: str) ->
     found = []
     for own in by_metric.values():
         facts, titles = facts_of(groups, own[0]), {name: title(name, facts_of(groups, name)) for name in own}
-        means = [f"{titles[name]}: {metric(name, facts).meaning}" for name in own]
+        # The meaning once, and the models and data of each line.
+        about = {name: metric(name, facts).meaning.removeprefix(f"{facts.meaning} of ") for name in own}
+        means = [f"{titles[name].removeprefix(f'{facts.title}: ')}: {about[name]}" for name in own]
+        intro = " ".join([*[f"{facts.meaning}."] * bool(facts.meaning), *means, note]).strip()
         lines = [line._replace(label=titles[name]) for name in own for line in _lines(groups, name)]
-        figures = _metric_figures(lines, [*titles.values()], facts)
-        found.append(Section(facts.title, " ".join([*means, note]).strip(), figures))
+        found.append(Section(facts.title, intro, _figure("", "", lines, facts, [*titles.values()], wide=True)))
     return found
 
 
 def _metrics(groups: Sequence[Group], names: Sequence[str], note: str) -> list[Section]:
     """A chart of the first metric's final value over the bytes sent up, then a chart per metric."""
-    labels = [group.label for group in groups]
-    found = []
-    for name in names:
-        facts = facts_of(groups, name)
-        intro = f"{metric(name, facts).meaning} {note}".strip()
-        found.append(Section(title(name, facts), intro, _metric_figures(_lines(groups, name), labels, facts)))
+    every = {name: facts_of(groups, name) for name in names}
+    found = [
+        Section(
+            title(name, facts),
+            f"{metric(name, facts).meaning} {note}".strip(),
+            _figure("", "", _lines(groups, name), facts, _labels(groups), wide=True),
+        )
+        for name, facts in every.items()
+    ]
     return [_tradeoff(groups, names[0]), *found] if names else []
 
 
-def _metric_figures(lines: Sequence[Line], labels: Sequence[str], facts: Facts) -> list[Figure]:
-    chart = lines_chart(lines, _axis(facts), labels, percent=facts.is_percent) if lines else None
-    return [Figure("", "", chart, wide=True)] if chart else []
+def _figure(
+    heading: str,
+    caption: str,
+    lines: Sequence[Line],
+    facts: Facts,
+    labels: Sequence[str],
+    wide: bool = False,
+    marked: bool = False,
+) -> list[Figure]:
+    """A chart of a metric's lines; none without lines."""
+    chart = lines_chart(lines, _axis(facts), labels, percent=facts.is_percent, marked=marked) if lines else {}
+    return [Figure(heading, caption, chart, wide)] if lines else []
 
 
 def _axis(facts: Facts) -> str:
     """The title of an axis: "Accuracy, %"."""
-    return f"{facts.title}, {facts.unit}" if facts.unit else facts.title
+    return f"{facts.title}, {facts.unit}" if facts.unit not in ("", facts.title) else facts.title
 
 
 def _tradeoff(groups: Sequence[Group], name: str) -> Section:
@@ -111,16 +139,14 @@ def _tradeoff(groups: Sequence[Group], name: str) -> Section:
     heading = f"Bytes up and the end: {title(name, facts)}"
     if len(dots) < 2:
         return Section(heading, "", [])
-    better = "Up" if facts.sign > 0 else "Down"
+    silent = ", ".join(label for label, one in found if one.cost.total_uplink_megabytes[-1] == 0)
     intro = (
-        f"All that the clients sent up in the whole run, and the value at its end. {better} and to the left is better."
+        "All that the clients sent up in the whole run, and the value at its end. "
+        f"{'Up' if facts.sign > 0 else 'Down'} and to the left is better."
+        + " Dots are means over seeds, bars one standard deviation." * has_seeds(groups)
+        + f" Runs that sent nothing up have no dot: {silent}." * bool(silent)
     )
-    intro += " Dots are means over seeds, bars one standard deviation." * has_seeds(groups)
-    silent = [label for label, one in found if one.cost.total_uplink_megabytes[-1] == 0]
-    if silent:
-        intro += f" Runs that sent nothing up have no dot: {', '.join(silent)}."
-    labels = [group.label for group in groups]
-    chart = dots_chart(dots, "Sent up, MB", _axis(facts), labels, percent=facts.is_percent)
+    chart = dots_chart(dots, "Sent up, MB", _axis(facts), _labels(groups), percent=facts.is_percent)
     return Section(heading, intro, [Figure("", "1 MB is a million bytes.", chart, wide=True)])
 
 
@@ -129,14 +155,13 @@ def _lines(groups: Sequence[Group], name: str) -> list[Line]:
     lines = []
     for group in groups:
         if (found := curve(group, name)) is not None:
-            band = (found.mean - found.deviation, found.mean + found.deviation)
-            bands = (band,) if found.deviation.any() else ()
+            bands = ((found.mean - found.deviation, found.mean + found.deviation),) if found.deviation.any() else ()
             lines.append(Line(group.label, found.cost.axes, found.mean, bands))
     return lines
 
 
-def _quantile_bands(found: Spread) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
-    return ((found.quantiles[0], found.quantiles[4]), (found.quantiles[1], found.quantiles[3]))
+def _quantile_bands(quantiles: np.ndarray) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
+    return ((quantiles[0], quantiles[4]), (quantiles[1], quantiles[3]))
 
 
 def _is_one_run(groups: Sequence[Group]) -> bool:
@@ -145,61 +170,59 @@ def _is_one_run(groups: Sequence[Group]) -> bool:
 
 def _clients(groups: Sequence[Group], names: Sequence[str]) -> list[Figure]:
     """Metrics of single clients: over the rounds for a single run, and at the end."""
-    figures, titles = [], {name: title(name, facts_of(groups, name)) for name in names}
-    labels = [*titles.values()]
-    ends: dict[Facts, dict[str, np.ndarray]] = {}
-    for name in names:
-        facts, own = facts_of(groups, name), titles[name]
-        strips = {group.label: values for group in groups if len(values := last_of_clients(group, name))}
-        if not strips:
-            continue
-        if _is_one_run(groups) and (found := spread(groups[0].runs[0], name)) is not None:
-            axes = cost(groups[0].runs[0]).at(found.rounds).axes
-            line = Line(own, axes, found.quantiles[2], _quantile_bands(found))
-            chart = lines_chart([line], _axis(facts), labels, percent=facts.is_percent)
-            figures.append(Figure(own, f"The line is the median client; {_QUANTILES}", chart))
-        if len(groups) == 1:
-            ends.setdefault(facts, {})[own] = next(iter(strips.values()))
-        else:
-            every = [group.label for group in groups]
-            figures.append(_ends_figure(f"At the end: {own}", strips, every, facts))
-    many = len(ends) > 1
-    for facts, strips in ends.items():
-        figures.append(_ends_figure("At the end" + f": {facts.title}" * many, strips, labels, facts))
+    titles = {name: title(name, facts_of(groups, name)) for name in names}
+    figures, labels, ends = [], [*titles.values()], dict[tuple[str, Facts], dict[str, np.ndarray]]()
+    for name, own in titles.items():
+        facts, run = facts_of(groups, name), groups[0].runs[0]
+        if _is_one_run(groups) and (found := spread(run, name)) is not None:
+            lines = [Line(own, cost(run).at(found.rounds).axes, found.quantiles[2], _quantile_bands(found.quantiles))]
+            figures += _figure(own, f"The line is the median client; {_QUANTILES}", lines, facts, labels)
+        for group in groups:
+            if len(values := last_of_clients(group, name)):
+                # Of one group a figure for each metric, else for each metric and place.
+                chart = (facts.title, facts, own) if len(groups) == 1 else (own, facts, group.label)
+                ends.setdefault(chart[:2], {})[chart[2]] = values
+    for (heading, facts), strips in ends.items():
+        heading = f"At the end: {heading}" if len(ends) > 1 or len(groups) > 1 else "At the end"
+        every = labels if len(groups) == 1 else _labels(groups)
+        chart = strips_chart(strips, f"{facts.title} of a client", every, percent=facts.is_percent)
+        figures.append(Figure(heading, _DOTS, chart, wide=len(strips) > _FEW))
     return figures
-
-
-def _ends_figure(heading: str, strips: dict[str, np.ndarray], labels: Sequence[str], facts: Facts) -> Figure:
-    caption = "Each dot is a client at the last evaluation; the box holds the middle half, its bar is the median."
-    chart = strips_chart(strips, f"{facts.title} of a client", labels, percent=facts.is_percent)
-    return Figure(heading, caption, chart, wide=len(strips) > _FEW)
 
 
 def _by_retention(groups: Sequence[Group], names: Sequence[str]) -> list[Figure]:
     """A chart per metric: the last mean over the clients of each retention ratio (Dis-PFL, Figure 4)."""
-    figures = []
+    figures, known = [], dict.fromkeys(other for group in groups for other in metric_names(group.runs[0]))
     for name in names:
-        lines = []
-        for group in groups:
-            found = sorted(
-                (float(match[2]), last.mean[-1])
-                for other in metric_names(group.runs[0])
-                if (match := _AT_RETENTION.fullmatch(other)) and match[1] == name and (last := curve(group, other))
-            )
-            if found:
-                ratios, means = np.array(found).T
-                lines.append(Line(group.label, {"Retention ratio": ratios}, means))
-        if lines:
-            facts = facts_of(groups, name)
-            chart = lines_chart(lines, _axis(facts), [group.label for group in groups], percent=facts.is_percent)
-            figures.append(
-                Figure(
-                    f"By retention ratio: {title(name, facts)}",
-                    "The mean over the clients that keep the same share of the model, at the last evaluation.",
-                    chart,
-                )
-            )
+        ratios = {
+            float(match[2]): match[0] for match in map(_AT_RETENTION.fullmatch, known) if match and match[1] == name
+        }
+        lines, facts = _across(groups, "Retention ratio", ratios), facts_of(groups, name)
+        heading = f"By retention ratio: {title(name, facts)}"
+        caption = "The mean over the clients that keep the same share of the model, at the last evaluation."
+        figures += _figure(heading, caption, lines, facts, _labels(groups), marked=True)
     return figures
+
+
+def _by_class(groups: Sequence[Group], what: str, parts: Mapping[float, str]) -> list[Figure]:
+    """A chart of a metric's last value of each class."""
+    facts = facts_of(groups, next(iter(parts.values())))
+    facts = facts.model_copy(update={"title": facts.title.rpartition(": ")[0]})
+    own, lines = metric(what, facts), _across(groups, "Class", parts)
+    caption = f"At the last evaluation. {own.meaning}"
+    return _figure(f"{own.title}, by class", caption, lines, facts, _labels(groups), marked=True)
+
+
+def _across(groups: Sequence[Group], axis: str, parts: Mapping[float, str]) -> list[Line]:
+    """The last values over what they are values of, a line per group; of one run with the spread over clients."""
+    lines, names = [], [parts[place] for place in sorted(parts)]
+    for group in groups:
+        means = np.array([np.nan if (one := curve(group, name)) is None else one.mean[-1] for name in names])
+        last = [one.quantiles[:, -1] for name in names if _is_one_run(groups) and (one := spread(group.runs[0], name))]
+        bands = _quantile_bands(np.stack(last, axis=1)) if last and len(last) == len(names) else ()
+        if not np.isnan(means).all():
+            lines.append(Line(group.label, {axis: np.array(sorted(parts))}, means, bands))
+    return lines
 
 
 def _communication(groups: Sequence[Group]) -> list[Figure]:
@@ -207,17 +230,18 @@ def _communication(groups: Sequence[Group]) -> list[Figure]:
     up, down = (_round_lines(groups, column, MEGABYTE_BITS) for column in ("uplink_bits", "downlink_bits"))
     if not any(line.y.any() for line in [*up, *down]):
         return []
-    unit = "MB per round"
+    figures, labels = [("Up", "sent", up), ("Down", "received", down)], _labels(groups)
     if len(groups) == 1:
         labels = ["Up (clients to server or peers)", "Down"]
         lines = [line._replace(label=label) for line, label in zip([*up, *down], labels, strict=True)]
-        chart = lines_chart(lines, unit, labels, from_zero=True)
-        return [Figure("Up and down", "All that the clients together sent and received in each round.", chart)]
-    labels = [group.label for group in groups]
+        figures = [("Up and down", "sent and received", lines)]
     return [
-        Figure(heading, f"All that the clients together {verb} in each round.", chart)
-        for heading, verb, lines in (("Up", "sent", up), ("Down", "received", down))
-        for chart in [lines_chart(lines, unit, labels, from_zero=True)]
+        Figure(
+            heading,
+            f"All that the clients together {verb} in each round.",
+            lines_chart(lines, "MB per round", labels, from_zero=True),
+        )
+        for heading, verb, lines in figures
     ]
 
 
@@ -239,18 +263,15 @@ def _participation(groups: Sequence[Group]) -> list[Figure]:
     if all(np.array_equal(one.y, some.y) for one, some in pairs):
         return []
     lines = [one._replace(y=np.divide(some.y, one.y, out=np.ones_like(one.y), where=one.y > 0)) for one, some in pairs]
-    chart = lines_chart(lines, "Share that delivered, %", [group.label for group in groups], percent=True)
-    return [Figure("Delivered", "The share of the clients chosen for a round whose update arrived.", chart)]
+    caption = "The share of the clients chosen for a round whose update arrived."
+    return _figure("Delivered", caption, lines, Facts(title="Share that delivered", unit="%"), _labels(groups))
 
 
 def _measured(groups: Sequence[Group], name: str) -> list[Figure]:
     """Any other metric over the rounds, with the spread over clients for one run and over seeds for several."""
-    lines = _lines(groups, name)
-    if not lines:
-        return []
-    if _is_one_run(groups) and (found := spread(groups[0].runs[0], name)) is not None:
-        lines = [lines[0]._replace(bands=_quantile_bands(found))]
-    facts = facts_of(groups, name)
+    lines, facts = _lines(groups, name), facts_of(groups, name)
+    if lines and _is_one_run(groups) and (found := spread(groups[0].runs[0], name)) is not None:
+        lines = [lines[0]._replace(bands=_quantile_bands(found.quantiles))]
     own = metric(name, facts if facts.title != name else None)
-    unit, labels = own.unit or own.title, [group.label for group in groups]
-    return [Figure(own.title, own.meaning, lines_chart(lines, unit, labels, percent=facts.is_percent))]
+    axis = Facts(title=own.unit or own.title, unit="%" if facts.is_percent else "")
+    return _figure(own.title, own.meaning, lines, axis, _labels(groups))

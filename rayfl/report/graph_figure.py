@@ -40,8 +40,7 @@ def graph_section(groups: Sequence[Group]) -> Section:
     try:
         topology = _topology(run)
         sentence = facts(topology, peers, seed, rounds).sentence
-        intro = f"{sentence} Mixing weights: {topology.weights}."
-        return Section("Graph", intro, [_drawn(topology, peers, seed)])
+        return Section("Graph", f"{sentence} Mixing weights: {topology.weights}.", [_drawn(topology, peers, seed)])
     except ValueError:
         # The graph's file is gone, or only its own run may load its class.
         return Section("Graph", "", [])

@@ -87,21 +87,16 @@ def _difference(group: Group, namesakes: Sequence[Mapping[str, object]]) -> str:
     own = group.settings
     shared = [key for key in own if all(key in other for other in namesakes)]
     keys = [key for key in shared if any(other[key] != own[key] for other in namesakes)]
-    words = [plugins.short(str(own[key])) if key.endswith(".name") else f"{_short(key)}={own[key]}" for key in keys]
+    # The last part of a dotted key; of a digest the name of the file.
+    short = {key: key.removeprefix(_DIGEST) if key.startswith(_DIGEST) else key.rpartition(".")[2] for key in keys}
+    words = [plugins.short(str(own[key])) if key.endswith(".name") else f"{short[key]}={own[key]}" for key in keys]
     return f" ({', '.join(words)})" if 0 < len(keys) <= _FEW else ""
-
-
-def _short(key: str) -> str:
-    """The last part of a dotted key; of a digest the name of the file."""
-    return key.removeprefix(_DIGEST) if key.startswith(_DIGEST) else key.rpartition(".")[2]
 
 
 def _shared_name(names: Sequence[str]) -> str:
     """ "fedpse" for "fedpse-seed1" and "fedpse-seed2"."""
-    if len(set(names)) == 1:
-        return names[0]
     shared = commonprefix(names).rstrip("0123456789-_ ./=")  # noqa: RUF071 (the common letters are wanted)
-    return shared.removesuffix("seed").rstrip("-_ ./=") or names[0]
+    return (shared.removesuffix("seed").rstrip("-_ ./=") if len(set(names)) > 1 else "") or names[0]
 
 
 class Curve(NamedTuple):
@@ -115,9 +110,7 @@ class Curve(NamedTuple):
 def curve(group: Group, name: str) -> Curve | None:
     """The metric over the rounds that all runs of the group have; None if a run lacks it or they share no round."""
     found = [one for run in group.runs if (one := series(run, name)) is not None]
-    if len(found) < len(group.runs):
-        return None
-    rounds = reduce(np.intersect1d, [one.rounds for one in found])
+    rounds = reduce(np.intersect1d, [one.rounds for one in found]) if len(found) == len(group.runs) else np.empty(0)
     if not len(rounds):
         return None
     values = np.stack([one.values[np.isin(one.rounds, rounds)] for one in found])
@@ -153,9 +146,8 @@ class Score:
 def over(values: Iterable[float]) -> Score:
     """The score of all values that are not NaN."""
     found = np.array([value for value in values if not np.isnan(value)])
-    if not len(found):
-        return Score(np.nan, 0.0, 0)
-    return Score(float(found.mean()), float(found.std(ddof=1)) if len(found) > 1 else 0.0, len(found))
+    mean = float(found.mean()) if len(found) else np.nan
+    return Score(mean, float(found.std(ddof=1)) if len(found) > 1 else 0.0, len(found))
 
 
 def in_words(score: Score, facts: Facts, counted: bool = True, decimals: int = 1) -> str:
@@ -198,11 +190,10 @@ def ranked_names(groups: Sequence[Group], metric: str | None = None) -> list[str
     groups that have them, then by metric, and then pooled before own.
     """
     ranked = [ranking_names(group.runs[0]) for group in groups]
-    asked = [] if metric is None else [metric]
     counts = Counter(
         name
         for group, names in zip(groups, ranked, strict=True)
-        for name in [*names, *(one for one in asked if one not in names)]
+        for name in [*names, *([metric] if metric is not None and metric not in names else [])]
         if curve(group, name) is not None and facts(group.runs[0], name).higher_is_better is not None
     )
     whats = list(dict.fromkeys(_what(name) for names in ranked for name in names))

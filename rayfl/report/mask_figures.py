@@ -31,20 +31,16 @@ def mask_section(groups: Sequence[Group]) -> Section:
     intro = "A distance is the share of entries that one client keeps and the other does not."
     if numbers:
         intro += f" Its correlation with the likeness of labels, over pairs of clients: {'; '.join(numbers)}."
-    if len(groups) == 1 and len(groups[0].runs) == 1:
-        run = groups[0].runs[0]
-        return Section("Masks", intro, [*_distances(groups), *_matrices(run), *_drawn(run)])
-    return Section("Masks", intro, _distances(groups))
+    run, is_one = groups[0].runs[0], len(groups) == 1 and len(groups[0].runs) == 1
+    return Section("Masks", intro, [*_distances(groups), *([*_matrices(run), *_drawn(run)] if is_one else [])])
 
 
 def _distances(groups: Sequence[Group]) -> list[Figure]:
     """The distances of the masks of all pairs of clients, a row per group."""
     strips = {group.label: values for group in groups if len(values := last_of_clients(group, HAMMING))}
-    if not strips:
-        return []
-    labels = [group.label for group in groups]
-    chart = strips_chart(strips, "Distance of two clients' masks", labels, percent=True)
-    return [Figure("Distances of masks", "Each dot is a pair of clients after the last round.", chart)]
+    labels, caption = [group.label for group in groups], "Each dot is a pair of clients after the last round."
+    options = strips, "Distance of two clients' masks", labels
+    return [Figure("Distances of masks", caption, strips_chart(*options, percent=True))] if strips else []
 
 
 def _matrices(run: Run) -> list[Figure]:
@@ -90,8 +86,10 @@ def _drawn(run: Run) -> list[Figure]:
 
 def _layers(shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
     """The names of the weights: convolutions, then matrices, each in the order of their number of inputs."""
-    layers = [name for name, shape in shapes.items() if len(shape) in (2, 4)]
-    return sorted(layers, key=lambda name: (-len(shapes[name]), shapes[name][1], name))
+    return sorted(
+        (name for name, shape in shapes.items() if len(shape) in (2, 4)),
+        key=lambda name: (-len(shapes[name]), shapes[name][1], name),
+    )
 
 
 def _mask_figure(client: int, layer: str, mask: np.ndarray) -> Figure:

@@ -1,6 +1,6 @@
 """The figures that metrics ask for: a confusion matrix, and accuracy against confidence."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -11,17 +11,19 @@ from rayfl.report.mask_figures import cells_chart
 from rayfl.report.series import facts, metric_names, series
 from rayfl.run_directory.record import Run
 
+Parts = Mapping[tuple[str, ...], float]
+"""The last values of a metric's parts by the words after its name; NaN where they are undefined."""
+
 
 def drawn_section(groups: Sequence[Group]) -> Section:
     """The figures of the last evaluation of each group's first run."""
     figures = []
     for group in groups:
-        run = group.runs[0]
-        for what in dict.fromkeys(_drawn_by(run, name) for name in metric_names(run)):
-            if what:
-                figure = _matrix(run, what) if _kind(run, what) == "matrix" else _calibration(run, what)
-                suffix = f": {group.label}" if len(groups) > 1 else ""
-                figures += [one._replace(title=f"{one.title}{suffix}") for one in figure]
+        for what, parts in _drawn(group.runs[0]).items():
+            part = facts(group.runs[0], "/".join((what, *next(iter(parts)))))
+            whole = part.model_copy(update={"title": part.title.rpartition(": ")[0]})
+            title = wording.title(what, whole) + f": {group.label}" * (len(groups) > 1)
+            figures += (_matrix if part.drawn == "matrix" else _calibration)(title, parts)
     return Section("Confusion and calibration", "At the last evaluation, of one run each.", figures)
 
 
@@ -30,33 +32,19 @@ def is_drawn(run: Run, name: str) -> bool:
     return bool(facts(run, name).drawn)
 
 
-def _drawn_by(run: Run, name: str) -> str:
-    """The place and the metric of a part that is drawn: pooled/confusion for pooled/confusion/3/5; "" for others."""
-    return "/".join(name.split("/")[:2]) if is_drawn(run, name) else ""
+def _drawn(run: Run) -> dict[str, dict[tuple[str, ...], float]]:
+    """The parts of each metric that is drawn, by its name and place: pooled/confusion."""
+    last = {name: series(run, name) for name in metric_names(run) if is_drawn(run, name)}
+    newest, found = max((int(one.rounds[-1]) for one in last.values() if one is not None), default=0), {}
+    for name, one in last.items():
+        place, what, *part = name.split("/")
+        value = one.final if one is not None and one.rounds[-1] == newest else np.nan
+        found.setdefault(f"{place}/{what}", {})[tuple(part)] = value
+    return found
 
 
-def _kind(run: Run, what: str) -> str:
-    return next(facts(run, name).drawn for name in metric_names(run) if name.startswith(f"{what}/"))
-
-
-def _parts(run: Run, what: str) -> dict[tuple[str, ...], float]:
-    """The last value of each part of a metric, by the words after its name; NaN where it is undefined."""
-    names = [name for name in metric_names(run) if name.startswith(f"{what}/")]
-    last = {name: series(run, name) for name in names}
-    newest = max((int(one.rounds[-1]) for one in last.values() if one is not None), default=0)
-    return {
-        tuple(name.split("/")[2:]): one.final if one is not None and one.rounds[-1] == newest else np.nan
-        for name, one in last.items()
-    }
-
-
-def _what(name: str) -> str:
-    return name.partition("/")[2]
-
-
-def _matrix(run: Run, what: str) -> list[Figure]:
+def _matrix(title: str, parts: Parts) -> list[Figure]:
     """Rows are classes, columns what is said, each row in shares of its class."""
-    parts = _parts(run, what)
     size = 1 + max(int(true) for true, _ in parts)
     counts = np.zeros((size, size))
     for (true, said), count in parts.items():
@@ -68,12 +56,11 @@ def _matrix(run: Run, what: str) -> list[Figure]:
         f"Of the examples of each class (row), the share that is said to be of each class (column): dark is all of "
         f"them. {int(np.trace(counts)):,} of {int(counts.sum()):,} lie on the diagonal."
     )
-    return [Figure(wording.title(what, run.facts.get(_what(what))), caption, chart)]
+    return [Figure(title, caption, chart)]
 
 
-def _calibration(run: Run, what: str) -> list[Figure]:
+def _calibration(title: str, parts: Parts) -> list[Figure]:
     """Accuracy over confidence, a point for each bin that has examples, beside the diagonal."""
-    parts = _parts(run, what)
     bins = sorted({int(place) for place, _ in parts})
     rows = [[parts[str(place), part] for part in ("examples", "confidence", "accuracy")] for place in bins]
     examples, sure, right = np.array(rows).T
@@ -85,10 +72,10 @@ def _calibration(run: Run, what: str) -> list[Figure]:
         Line("The model", {axis: 100 * sure[held]}, right[held]),
         Line("Calibrated", {axis: ends}, ends / 100),
     ]
-    chart = lines_chart(lines, "Accuracy, %", [line.label for line in lines], percent=True)
+    chart = lines_chart(lines, "Accuracy, %", [line.label for line in lines], percent=True, marked=True)
     largest = int(np.argmax(examples))
     caption = (
         "Each point is a bin of answers of equal confidence. Below the diagonal the model is surer than it is right. "
         f"{examples[largest] / examples.sum():.0%} of the answers lie in the bin at {100 * sure[largest]:.0f} %."
     )
-    return [Figure(wording.title(what, run.facts.get(_what(what))), caption, chart)]
+    return [Figure(title, caption, chart)]

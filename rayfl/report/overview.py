@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,8 @@ from rayfl.run_directory.record import Run, read_run
 
 State = Literal["finished", "running", "stopped", "unfinished", "damaged"]
 """`unfinished`: a copy in object storage, which does not say whether a process goes on with the run."""
-_PLACES = ("pooled", "own", "unseen")
+PLACES = ("pooled", "own", "unseen")
+"""The models that a list of runs shows: the global one, the clients', and those of clients that no round asks."""
 _DEPTH = 3
 """The depth of folders in which runs are looked for: runs/SWEEP/RUN."""
 
@@ -24,18 +26,16 @@ _DEPTH = 3
 class Overview:
     """A run in a line.
 
-    `planned`: the rounds of the whole run; `pooled`, `own`, `unseen`: the last value of the global model, and the means
-    of the clients' and of those that no round asks (None: not evaluated), by the first metric that ranks runs, whose
-    `facts` are given; `age_s`: seconds since the run last recorded anything, infinite if that is unknown.
+    `planned`: the rounds of the whole run; `values`: the last value in each of `PLACES` where models are evaluated, by
+    the first metric that ranks runs, whose `facts` are given; `age_s`: seconds since the run last recorded anything,
+    infinite if that is unknown.
     """
 
     directory: Path
     state: State
     rounds: int
     planned: int | None
-    pooled: float | None
-    own: float | None
-    unseen: float | None
+    values: Mapping[str, float]
     age_s: float
     facts: Facts = ACCURACY
 
@@ -54,15 +54,11 @@ def overview(directory: Path) -> Overview:
     try:
         run = read_run(directory, leave_out=("clients",))
     except RayflError:
-        return Overview(directory, "damaged", 0, None, None, None, None, age)
-    planned = run.experiment.get("rounds")
-    ranking = [name.partition("/") for name in ranking_names(run)]
-    whats = [what for place, _, what in ranking if place in _PLACES][:1]
-    last = {place: series(run, f"{place}/{what}") for what in whats for place in _PLACES}
-    pooled, own, unseen = (None if (found := last.get(place)) is None else found.final for place in _PLACES)
-    known = [run.facts[what] for what in whats]
-    rounds = planned if isinstance(planned, int) else None
-    return Overview(directory, state_of(run), len(run.rounds), rounds, pooled, own, unseen, age, *known)
+        return Overview(directory, "damaged", 0, None, {}, age)
+    judged = [name.partition("/")[2] for name in ranking_names(run) if name.partition("/")[0] in PLACES][:1]
+    last = {place: found.final for what in judged for place in PLACES if (found := series(run, f"{place}/{what}"))}
+    rounds = planned if isinstance(planned := run.experiment.get("rounds"), int) else None
+    return Overview(directory, state_of(run), len(run.rounds), rounds, last, age, *(run.facts[what] for what in judged))
 
 
 def state_of(run: Run) -> State:

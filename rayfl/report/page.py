@@ -74,14 +74,13 @@ def report(
 
 def _rendered(shown: Mapping[str, Any]) -> str:
     """The page; if it is larger than 2 MB, its lines have fewer points than usual."""
-    environment = jinja2.Environment(
+    template = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-    )
-    template = environment.get_template("page.html.j2")
+    ).get_template("page.html.j2")
     drawn = {
         f"chart{outer}-{inner}": figure.chart
         for outer, section in enumerate(shown["sections"], 1)

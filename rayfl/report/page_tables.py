@@ -189,8 +189,7 @@ def _all_settings(run: Run) -> dict[str, object]:
 def differing(flat: Sequence[Mapping[str, object]]) -> list[tuple[str, list[str]]]:
     """The settings whose values differ, each with its value for each run."""
     keys = list(dict.fromkeys(name for one in flat for name in one))
-    values = [(name, [one.get(name, wording.NONE) for one in flat]) for name in keys]
-    rows = [(name, _words(name, found)) for name, found in values]
+    rows = [(name, _words(name, [one.get(name, wording.NONE) for one in flat])) for name in keys]
     return [(name, cells) for name, cells in rows if len(set(cells)) > 1]
 
 

@@ -35,9 +35,7 @@ def distances(counts: np.ndarray) -> np.ndarray:
 
     counts: [num_clients, num_classes], with at least one sample in each row.
     """
-    own = counts / counts.sum(axis=1, keepdims=True)
-    pooled = counts.sum(axis=0) / counts.sum()
-    return 0.5 * np.abs(own - pooled).sum(axis=1)
+    return 0.5 * np.abs(counts / counts.sum(axis=1, keepdims=True) - counts.sum(axis=0) / counts.sum()).sum(axis=1)
 
 
 def table(dataset: Dataset, partition: Partition, max_rows: int = 100, unseen: Sequence[int] = ()) -> Table:
@@ -65,11 +63,10 @@ def table(dataset: Dataset, partition: Partition, max_rows: int = 100, unseen: S
     result.add_column("labels", footer=_label_text(counts.sum(axis=0)), overflow="fold", ratio=1)
     result.add_column("distance", footer=f"mean {far.mean():.2f}", justify="right")
     for client in range(shown):
-        own = [str(sizes[split][client]) for split in splits]
-        classes = str(np.count_nonzero(counts[client]))
         place = client - len(counts) + len(unseen)
         name = f"{client} unseen ({unseen[place]} in the partition)" if place >= 0 else str(client)
-        result.add_row(name, *own, classes, _label_text(counts[client]), f"{far[client]:.2f}")
+        numbers = [*(sizes[split][client] for split in splits), np.count_nonzero(counts[client])]
+        result.add_row(name, *map(str, numbers), _label_text(counts[client]), f"{far[client]:.2f}")
     return result
 
 

@@ -110,6 +110,12 @@ class RunResults:
         }
         return frame.join(pd.DataFrame(columns, index=frame.index)).reset_index()
 
+    @cached_property
+    def fairness(self) -> pd.DataFrame:
+        """A row per value of single clients at the last evaluation ("own/accuracy", "own/recall/3"), with the columns
+        of `rayfl.metrics.fairness.fairness`. `frame` has them of every evaluation (own_worst/accuracy)."""
+        return pd.DataFrame(self.summary["fairness"]).T
+
     @property
     def model_names(self) -> list[str]:
         """The final models that the run has saved: "global", "personal", both or none."""
@@ -243,7 +249,8 @@ class RunResults:
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the run's summary, and the call that continues a run that is not finished."""
-        numbers = pd.json_normalize(dict(self.summary)).T.to_html(header=False)
+        plain = {name: value for name, value in self.summary.items() if name != "fairness"}
+        numbers = pd.json_normalize(plain).T.to_html(header=False) + self.fairness.to_html(max_rows=20)
         go_on = f"<p>continue with <code>rayfl.resume({escape(repr(str(self.directory)))})</code></p>"
         return f"<p>{escape(_state(self))}</p>{numbers}{'' if self.finished else go_on}"
 
@@ -259,10 +266,10 @@ class SweepResults:
         """A row per run: its directory's name (run), its seed, and each setting in which the runs differ, by its dotted
         key (method.lr); missing if a run has no such setting."""
         tables = [{"seed": one.settings.get("seed"), **determining_settings(one.settings)} for one in self.runs]
-        keys = list(dict.fromkeys(key for table in tables for key in table))
-        varied = [key for key in keys if len({repr(table.get(key)) for table in tables}) > 1 or key == "seed"]
-        names = [one.directory.name for one in self.runs]
-        return pd.DataFrame({"run": names, **{key: [table.get(key) for table in tables] for key in varied}})
+        keys = dict.fromkeys(key for table in tables for key in table)
+        every = {key: [table.get(key) for table in tables] for key in keys}
+        columns = {key: found for key, found in every.items() if len({*map(repr, found)}) > 1 or key == "seed"}
+        return pd.DataFrame({"run": [one.directory.name for one in self.runs], **columns})
 
     @cached_property
     def frame(self) -> pd.DataFrame:
@@ -319,17 +326,13 @@ def _plot(runs: Sequence[Run], name: str, against: str, ax: "Axes | None") -> "A
         raise RayflError(f"no metric {name!r} was recorded: {did_you_mean(name, known)}")
     ax = ax if ax is not None else pyplot.subplots()[1]
     found = groups(runs)
-    for group in found:
-        if (drawn := curve(group, name)) is None:
-            continue
-        spent = getattr(drawn.cost, against)
-        (line,) = ax.plot(spent, drawn.mean, label=group.label)
+    for group, drawn in ((group, one) for group in found if (one := curve(group, name)) is not None):
+        (line,) = ax.plot(spent := getattr(drawn.cost, against), drawn.mean, label=group.label)
         if drawn.deviation.any():
-            low, high = drawn.mean - drawn.deviation, drawn.mean + drawn.deviation
-            ax.fill_between(spent, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
-    ax.set_xlabel(COST_TITLES[against])
+            band = drawn.mean - drawn.deviation, drawn.mean + drawn.deviation
+            ax.fill_between(spent, *band, color=line.get_color(), alpha=0.2, linewidth=0)
     facts = facts_of(found, name)
-    ax.set_ylabel(wording.title(name, facts))
+    ax.set(xlabel=COST_TITLES[against], ylabel=wording.title(name, facts))
     if facts.is_percent:
         ax.yaxis.set_major_formatter(PercentFormatter(1.0))
     if len(found) > 1:

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from rayfl.metrics.facts import Facts
+from rayfl.metrics.fairness import facts_over_clients, is_summary
 from rayfl.run_directory.record import Run
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def metric_names(run: Run) -> list[str]:
 def facts(run: Run, name: str) -> Facts:
     """The facts of a value, such as "pooled/accuracy"; without unit, range and direction if no metric makes it."""
     place, _, what = name.partition("/")
-    return run.facts.get(what or place, Facts(title=name))
+    return facts_over_clients(place, run.facts.get(what or place, Facts(title=name)))
 
 
 def ranking_names(run: Run) -> list[str]:
@@ -86,8 +87,8 @@ def ranking_names(run: Run) -> list[str]:
     Other summaries of clients' values than their mean rank none.
     """
     order = {what: place for place, what in enumerate(run.facts)}
-    every = [name for name in metric_names(run) if not name.partition("/")[0].endswith(("_merged", "_weighted"))]
-    known = [name for name in every if facts(run, name).higher_is_better is not None]
+    known = [name for name in metric_names(run) if facts(run, name).higher_is_better is not None]
+    known = [name for name in known if not is_summary(name)]
     known.sort(key=lambda name: order[name.partition("/")[2] or name])
     return [name for name in known if facts(run, name).ranks] or [name for name in known if name != "train/loss"]
 
@@ -126,8 +127,8 @@ def _rows(run: Run, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def cost(run: Run) -> Cost:
     """The costs of a run by the end of each recorded round."""
     up, down, seconds = (run.rounds[name].to_numpy() for name in ("uplink_bits", "downlink_bits", "simulated_s"))
-    both = np.cumsum((up + down) / MEGABYTE_BITS)
-    return Cost(run.rounds["round"].to_numpy(), both, np.cumsum(up / MEGABYTE_BITS), np.cumsum(seconds))
+    both, up = (np.cumsum(bits / MEGABYTE_BITS) for bits in (up + down, up))
+    return Cost(run.rounds["round"].to_numpy(), both, up, np.cumsum(seconds))
 
 
 class WorkDone(NamedTuple):
@@ -142,9 +143,8 @@ def work_done(run: Run) -> WorkDone:
     """The local work of a run; clients without any are left out."""
     steps, examples = (run.clients[name].to_numpy() for name in ("num_steps", "num_samples"))
     worked = examples > 0
-    if not worked.any():
-        return WorkDone(0.0, 0.0, 0.0)
-    return WorkDone(worked.sum() / len(run.rounds), float(steps[worked].mean()), float(examples[worked].mean()))
+    means = [float(each[worked].mean()) if worked.any() else 0.0 for each in (steps, examples)]
+    return WorkDone(worked.sum() / max(len(run.rounds), 1), *means)
 
 
 def is_personal(run: Run) -> bool:

@@ -2,25 +2,18 @@
 
 from typing import TypedDict
 
-from rayfl.report.fairness import by_name
+from rayfl.report.fairness import of_run
 from rayfl.report.series import MEGABYTE_BITS, facts, ranking_names, run_name, series, work_done
 from rayfl.run_directory.record import Run
-
-
-class Best(TypedDict):
-    """The best value of a metric and the first round that had it."""
-
-    value: float
-    round: int
 
 
 class Summary(TypedDict):
     """Plain values, by name, for a table or for JSON.
 
-    `final`, `best`, `units` ("%": a share of 1) and `fairness` (over clients at the last evaluation, see
-    `fairness.Fairness`) are keyed by the names of the metrics that rank runs. Megabytes are totals over clients and
-    rounds; kilobytes are means over the clients and rounds that sent (received) anything, steps and examples over those
-    that worked, in all stages; 1 MB = 1e6 B.
+    `final`, `best` (the value, and the first round that had it) and `units` ("%": a share of 1) are keyed by the names
+    of the metrics that rank runs, `fairness` (`metrics.fairness.fairness` at the last evaluation) by those of all
+    values of single clients. Megabytes are totals over clients and rounds; kilobytes are means over the clients and
+    rounds that sent (received) anything, steps and examples over those that worked, in all stages; 1 MB = 1e6 B.
     """
 
     name: str
@@ -28,7 +21,7 @@ class Summary(TypedDict):
     finished: bool
     rounds: int
     final: dict[str, float]
-    best: dict[str, Best]
+    best: dict[str, dict[str, float]]
     units: dict[str, str]
     fairness: dict[str, dict[str, float]]
     uplink_megabytes: float
@@ -47,7 +40,7 @@ class Summary(TypedDict):
 def summary(run: Run) -> Summary:
     """A run in numbers."""
     ranked = {name: found for name in ranking_names(run) if (found := series(run, name))}
-    best = {name: found.best(facts(run, name)) for name, found in ranked.items()}
+    best = ((name, *found.best(facts(run, name))) for name, found in ranked.items())
     done = work_done(run)
     totals = {name: float(run.rounds[name].to_numpy().sum()) for name in run.rounds.column_names}
     return {
@@ -56,9 +49,9 @@ def summary(run: Run) -> Summary:
         "finished": run.finished,
         "rounds": len(run.rounds),
         "final": {name: found.final for name, found in ranked.items()},
-        "best": {name: {"value": value, "round": round} for name, (value, round) in best.items()},
+        "best": {name: {"value": value, "round": round} for name, value, round in best},
         "units": {name: facts(run, name).unit for name in ranked},
-        "fairness": by_name(run),
+        "fairness": of_run(run),
         "uplink_megabytes": totals["uplink_bits"] / MEGABYTE_BITS,
         "downlink_megabytes": totals["downlink_bits"] / MEGABYTE_BITS,
         "uplink_kilobytes_per_client_round": _mean_kilobytes(run, "uplink_bits"),

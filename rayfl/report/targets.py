@@ -46,12 +46,12 @@ def default_target(found: Sequence[Group], name: str, last: int) -> float | None
     """
     facts = facts_of(found, name)
     scores = [score for group in found if (score := smoothed(group, name, last)).count]
-    finals = [score.mean for score in sorted(scores, key=lambda score: -rank_value(score, facts))]
-    exact = _share_of(finals[len(finals) // 2], facts) if finals else None
+    finals = sorted(scores, key=lambda score: -rank_value(score, facts))
+    exact = _share_of(finals[len(finals) // 2].mean, facts) if finals else None
     if exact is None or not math.isfinite(exact):
         return None
-    curves = [one for group in found for run in group.runs if (one := series(run, name))]
-    firsts = [float(one.values[0]) for one in curves if len(one.values) > 1]
+    curves = (series(run, name) for group in found for run in group.runs)
+    firsts = [float(one.values[0]) for one in curves if one is not None and len(one.values) > 1]
     if (firsts and all(facts.reaches(first, exact) for first in firsts)) or (exact == 0 and facts.is_percent):
         return None
     if facts.is_percent and facts.sign > 0:
@@ -62,11 +62,9 @@ def default_target(found: Sequence[Group], name: str, last: int) -> float | None
 
 def _share_of(final: float, facts: Facts) -> float | None:
     """What is 5 % worse than a final value; None if the metric has no bound to measure that from."""
-    if facts.low is not None:
-        return facts.low + (final - facts.low) * (_SHARE if facts.sign > 0 else 1 / _SHARE)
-    if facts.high is not None:
-        return facts.high - (facts.high - final) * (1 / _SHARE if facts.sign > 0 else _SHARE)
-    return None
+    worse = _SHARE if (facts.sign > 0) is (facts.low is not None) else 1 / _SHARE
+    bound = facts.high if facts.low is None else facts.low
+    return None if bound is None else bound + (final - bound) * worse
 
 
 def cost_to_target(group: Group, name: str, target: float) -> CostToTarget:
@@ -80,8 +78,7 @@ def cost_to_target(group: Group, name: str, target: float) -> CostToTarget:
             spent = cost(run)
             played = np.searchsorted(spent.round, at, side="right")
             costs.append(tuple(float(amount[0]) for amount in (played, *spent.at(at)[1:])))
-    bests = [facts.sign * one.best(facts)[0] for _, one in found]
-    best = facts.sign * float(np.fmax.reduce(bests, initial=np.nan))
+    best = facts.sign * float(np.fmax.reduce([facts.sign * one.best(facts)[0] for _, one in found], initial=np.nan))
     rounds, both, up, seconds = (over(one[column] for one in costs) for column in range(4))
     return CostToTarget(len(costs), len(group.runs), rounds, both, up, seconds, best)
 
@@ -108,7 +105,7 @@ def targets(found: Sequence[Group], name: str, target: float | None, last: int) 
 
 def target_words(target: float, facts: Facts) -> str:
     """A target: 80 %, 12.5 nats."""
-    return wording.short_percent(target) if facts.is_percent else facts.words(target)
+    return f"{100 * target:.6g} %" if facts.is_percent else facts.words(target)
 
 
 def _columns(found: Sequence[Group], name: str, target: float, last: int) -> list[Column]:
@@ -117,33 +114,19 @@ def _columns(found: Sequence[Group], name: str, target: float, last: int) -> lis
     reached = [(-one.reached / one.count,) for one in spent]
     counted, facts = has_seeds(found), facts_of(found, name)
     columns = [Column("Reached", [_reached(one, facts) for one in spent], reached)]
-    for head, scores, words in (
-        ("Rounds", [one.rounds for one in spent], _rounds),
-        ("Up", [one.uplink_megabytes for one in spent], _megabytes),
-        (_DECIDES, [one.megabytes for one in spent], _megabytes),
-        ("Simulated time", [one.simulated_s for one in spent], _seconds),
+    for head, scores, decimals, unit in (
+        ("Rounds", [one.rounds for one in spent], lambda one: int(one.deviation > 0 or one.mean % 1 > 0), ""),
+        ("Up", [one.uplink_megabytes for one in spent], lambda one: wording.megabyte_decimals(one.mean), " MB"),
+        (_DECIDES, [one.megabytes for one in spent], lambda one: wording.megabyte_decimals(one.mean), " MB"),
+        ("Simulated time", [one.simulated_s for one in spent], lambda one: 1, " s"),
     ):
         by = [(*share, score.mean) for share, score in zip(reached, scores, strict=True)]
-        columns.append(Column(head, [words(score, counted) for score in scores], by))
+        words = [score.words(decimals=decimals(score), unit=unit, counted=counted) for score in scores]
+        columns.append(Column(head, words, by))
     return [*columns, metric_column("Final, smoothed", found, name, last)]
 
 
 def _reached(one: CostToTarget, facts: Facts) -> str:
     if not one.reached:
         return wording.NONE if math.isnan(one.best) else f"not reached (best {facts.words(one.best)})"
-    if one.count == 1:
-        return "yes"
-    return f"{one.reached} of {one.count} seeds"
-
-
-def _rounds(score: Score, counted: bool) -> str:
-    whole = score.count and score.mean == round(score.mean) and score.deviation == 0
-    return score.words(decimals=0 if whole else 1, counted=counted)
-
-
-def _megabytes(score: Score, counted: bool) -> str:
-    return score.words(decimals=wording.megabyte_decimals(score.mean), unit=" MB", counted=counted)
-
-
-def _seconds(score: Score, counted: bool) -> str:
-    return score.words(unit=" s", counted=counted)
+    return "yes" if one.count == 1 else f"{one.reached} of {one.count} seeds"

@@ -45,7 +45,11 @@ def choose(found: Sequence[Group], tuned: Sequence[str], name: str, last: int) -
         families.setdefault(repr(sorted(rest.items())), []).append(group)
     choices, facts = [], facts_of(found, name)
     for family in families.values():
-        grid = sorted(family, key=lambda group: _order(group, tuned))
+        # Numbers by size; other values keep their order.
+        grid = sorted(
+            family,
+            key=lambda one: [value if isinstance(value := _value(one, key), int | float) else 0 for key in tuned],
+        )
         best = max(grid, key=lambda group: rank_value(smoothed(group, name, last), facts))
         choices.append(TunedGroups(best, tuple(grid)))
     return choices
@@ -58,11 +62,6 @@ def _value(group: Group, name: str) -> object:
         return found[name]
     words = [f"{key.removeprefix(name + '.')} {wording.value(value)}" for key, value in found.items()]
     return ", ".join(words) or wording.NONE
-
-
-def _order(group: Group, tuned: Sequence[str]) -> list[float]:
-    """Sorts numbers by size; other values keep their order."""
-    return [float(value) if isinstance(value := _value(group, name), int | float) else 0.0 for name in tuned]
 
 
 def tuning(choices: Sequence[TunedGroups], tuned: Sequence[str], name: str, last: int, styles: Sequence[Group]) -> dict:

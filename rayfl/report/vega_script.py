@@ -25,8 +25,7 @@ def vega_javascript() -> str:
     # A user without a home has no cache: RayflError, which is a ValueError.
     place = CACHE / "charts" / f"vega-{version('vl-convert-python')}.js"
     with suppress(OSError, ValueError):
-        path = expanded(place)
-        if (kept := read_text(path)).endswith(_END):
+        if (kept := read_text(expanded(place))).endswith(_END):
             return kept
     made = _made().replace("</script", "<\\/script").replace("<!--", "<\\!--") + _END
     with suppress(OSError, ValueError):

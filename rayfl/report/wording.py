@@ -8,7 +8,7 @@ NONE = "\u2013"
 """A table's cell without a value."""
 PLUS_MINUS = "\u00b1"
 
-_PLACES = {
+PLACES = {
     "pooled": (
         "Shared model, pooled test set",
         "the model that the server holds, on test data of all clients together",
@@ -203,11 +203,16 @@ _METRICS = {
     ),
 }
 _OVER_CLIENTS = {
-    "_merged": ("all clients' sums", "one value of all clients' sums together: "),
-    "_weighted": ("weighted by examples", "the mean of the clients' values, weighted by their examples: "),
+    "_merged": ("all clients' sums", "one value of all clients' sums together"),
+    "_weighted": ("weighted by examples", "the mean of the clients' values, weighted by their examples"),
+    "_deviation": ("deviation over clients", "the standard deviation over clients"),
+    "_worst_tenth": ("worst 10 % of clients", "the mean of the worst 10 % of clients, rounded up to whole ones"),
+    "_worst": ("worst client", "the worst client's value"),
+    "_difference": ("best minus worst client", "the distance from the best to the worst client"),
+    "_jain": ("Jain's index over clients", "Jain's index over clients, (sum a)^2 / (n sum a^2)"),
 }
 """What a place's name ends in, and what that says of its values."""
-NAMES = (*(f"{place}/{what}" for place in _PLACES for what in RECORDED_BEFORE), *_METRICS)
+NAMES = (*(f"{place}/{what}" for place in PLACES for what in RECORDED_BEFORE), *_METRICS)
 """The metrics that have a title of their own in every run."""
 
 
@@ -222,11 +227,11 @@ def metric(name: str, facts: Facts | None = None) -> MetricText:
     facts = facts or RECORDED_BEFORE.get(what or place)
     ending = next((one for one in _OVER_CLIENTS if place.endswith(one)), "")
     place = place.removesuffix(ending)
-    if place in _PLACES:
+    if place in PLACES:
         facts = facts or Facts(title=what.capitalize(), meaning=f"{what.capitalize()}, as the task evaluates it")
-        short, long = _PLACES[place]
+        short, long = PLACES[place]
         if ending:
-            short, long = f"{short}, {_OVER_CLIENTS[ending][0]}", f"{long} ({_OVER_CLIENTS[ending][1][:-2]})"
+            short, long = f"{short}, {_OVER_CLIENTS[ending][0]}", f"{long} ({_OVER_CLIENTS[ending][1]})"
         return MetricText(f"{facts.title}: {short}", facts.unit, f"{facts.meaning} of {long}.")
     return MetricText(name, facts.unit if facts else "", f"Recorded as {name}.")
 
@@ -258,11 +263,6 @@ def amount(number: float) -> str:
 def percent(share: float) -> str:
     """0.123 is 12.3 %."""
     return f"{100 * share:.1f} %"
-
-
-def short_percent(share: float) -> str:
-    """0.8 is 80 %, 0.855 is 85.5 %."""
-    return f"{100 * share:.6g} %"
 
 
 def megabytes(amount: float) -> str:

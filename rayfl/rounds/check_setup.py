@@ -47,6 +47,7 @@ def check_setup(setup: Setup) -> None:
             ("downlink",),
         )
     check_schedule(setup, name)
+    check_evaluation(setup)
     if setup.unseen:
         check_unseen(setup, name)
     if setup.topology is None:
@@ -88,6 +89,21 @@ def check_schedule(setup: Setup, name: str) -> None:
     if len(asks[0].candidates(*asks[1:], everyone, clients.num_selected, draws)):
         raise RayflError(f"{cannot} selection {setup.selection.name!r}, which polls clients before a round", key)
     schedule.check(clients.num_selected, setup.num_clients)
+
+
+def check_evaluation(setup: Setup) -> None:
+    """Reject settings of evaluations that judge no model."""
+    here = setup.evaluation
+    by_client = here.own or here.train or here.personal_on_pooled or bool(setup.unseen)
+    if here.merged and not by_client:
+        raise RayflError(
+            "=true adds up what clients' own data give, and evaluation.own=false; remove one of them",
+            ("evaluation", "merged"),
+        )
+    if here.metrics and not by_client and (setup.is_peer or not here.pooled):
+        raise RayflError(
+            " are given, and no model is judged: set evaluation.own=true, or remove them", ("evaluation", "metrics")
+        )
 
 
 def check_unseen(setup: Setup, name: str) -> None:

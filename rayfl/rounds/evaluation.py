@@ -8,8 +8,10 @@ on all training examples), `own_train/accuracy` and `own_train_after_training/ac
 that it trains on). Clients that no round asks have `unseen...` in place of `own...`: rounds/unseen.py.
 
 A round's value of a client's metric is the mean over the clients for which it is defined; `own_merged/...` is the value
-of all their sums, `own_weighted/...` their mean weighted by examples. Where clients form groups of one retention ratio,
-each metric that ranks runs has their means too, as `own/accuracy_at_retention_0.4`.
+of all their sums, `own_weighted/...` their mean weighted by examples. `own_deviation/...`, `own_worst_tenth/...`,
+`own_worst/...`, `own_difference/...` and `own_jain/...` say how evenly it lies over clients (metrics/fairness.py).
+Where clients form groups of one retention ratio, each metric that ranks runs has their means too, as
+`own/accuracy_at_retention_0.4`.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -19,6 +21,8 @@ import numpy as np
 
 from rayfl.data.transfer import to_memory
 from rayfl.methods.base import Carry, Context
+from rayfl.metrics.facts import PLACES
+from rayfl.metrics.fairness import RECORDED, fairness
 from rayfl.rounds.check_hooks import checked_hook
 from rayfl.rounds.engines import LocalTask, run_loop
 from rayfl.rounds.model_sums import ModelSums, model_sums, of_client, values
@@ -124,11 +128,31 @@ def means_by_retention(setup: Setup, metrics: Mapping[int, Values]) -> dict[str,
 
 def mean_over_clients(metrics: Iterable[Values]) -> dict[str, float | None]:
     """Each metric's unweighted mean over the clients for which it is defined; None if it is for none."""
+    return {name: float(np.mean(known)) if known else None for name, known in _defined(metrics).items()}
+
+
+def _defined(metrics: Iterable[Values]) -> dict[str, list[float]]:
+    """The defined values of each metric by name, in the order of clients."""
     known: dict[str, list[float]] = {}
     for row in metrics:
         for name, value in row.items():
             known.setdefault(name, []).extend([] if value is None else [value])
-    return {name: float(np.mean(value)) if value else None for name, value in known.items()}
+    return known
+
+
+def fairness_over_clients(setup: Setup, metrics: Iterable[Values]) -> dict[str, float | None]:
+    """How evenly values with a better direction lie over clients, as `own_worst/accuracy` (metrics/fairness.py).
+
+    None where nothing is defined; left out for a value of the training itself (`train/loss`).
+    """
+    found: dict[str, float | None] = {}
+    for name, known in _defined(metrics).items():
+        place, _, what = name.partition("/")
+        facts = setup.metric_facts.get(what)
+        if place in PLACES and facts is not None and facts.higher_is_better is not None:
+            spread = fairness(np.array(known), facts)
+            found |= {f"{place}_{word}/{what}": spread.get(word) for word in RECORDED}
+    return found
 
 
 def _adapted(setup: Setup, state: State, model: Tree | None, carry: Carry | None, ctx: Context) -> Tree:

@@ -114,11 +114,14 @@ def record(setup: Setup, round: int, ledger: Ledger) -> RoundRecord:
         ledger.metrics["population/available"] = float(setup.num_clients - len(ledger.participation.unavailable))
     metrics = [MetricRow(None, name, value) for name, value in ledger.metrics.items()]
     results = [ledger.results[client] for client in sorted(ledger.results)]
-    means = evaluation.mean_over_clients(result.metrics for result in results)
-    metrics += [MetricRow(None, name, value) for name, value in means.items()]
-    metrics += [MetricRow(None, name, value) for name, value in evaluation.over_clients(setup, results).items()]
-    by_retention = evaluation.means_by_retention(setup, {one.client: one.metrics for one in results})
-    metrics += [MetricRow(None, name, value) for name, value in by_retention.items()]
+    by_client = {one.client: one.metrics for one in results}
+    for summaries in (
+        evaluation.mean_over_clients(by_client.values()),
+        evaluation.over_clients(setup, results),
+        evaluation.fairness_over_clients(setup, by_client.values()),
+        evaluation.means_by_retention(setup, by_client),
+    ):
+        metrics += [MetricRow(None, name, value) for name, value in summaries.items()]
     for name in setup.method.metrics_with_variance:
         if values := [value for one in results if (value := one.metrics.get(name)) is not None]:
             metrics.append(MetricRow(None, f"{name}_variance", float(np.var(values))))

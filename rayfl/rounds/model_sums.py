@@ -13,7 +13,7 @@ import torch
 from rayfl.data.batches import Batch
 from rayfl.data.datasets import Samples
 from rayfl.data.transfer import to_device
-from rayfl.metrics.base import PerExample, Sums
+from rayfl.metrics.base import PerExample, Sums, are_finite
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.worker_jobs import SplitSums
 from rayfl.task import NetworkTask
@@ -133,13 +133,18 @@ def _of_outputs(setup: Setup, found: ModelSums, outputs: np.ndarray, rows: np.nd
 
 
 def values(setup: Setup, sums: Mapping[int, Arrays], of_client: bool = False) -> dict[str, float | None]:
-    """The values of metrics by name. Of a client, those that a page draws of all clients together are left out."""
+    """The values of metrics by name. Of a client, those that a page draws of all clients together are left out.
+
+    NaN of finite sums is undefined, None; of others it is the value of a model that has diverged.
+    """
     found: dict[str, float | None] = {}
     for place, own in sums.items():
         metric = setup.metrics[place]
         # Without tensors the value of a mean takes a fraction of the time, which counts for many clients.
         is_mean = type(metric).value is PerExample.value
         named = metric.value(own if is_mean else {name: torch.as_tensor(value) for name, value in own.items()})
+        if any(value != value for value in named.values()) and are_finite(own):
+            named = {name: None if value != value else value for name, value in named.items()}
         found |= {name: value for name, value in named.items() if not (of_client and metric.drawn and "/" in name)}
     return found
 

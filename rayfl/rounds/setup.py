@@ -21,6 +21,7 @@ from rayfl.data.partition import Partition
 from rayfl.data.transfer import to_device
 from rayfl.determinism import seeding
 from rayfl.determinism.process import Precision
+from rayfl.errors import RayflError
 from rayfl.gather import Relay, RobustMean
 from rayfl.methods.base import Context, Method, PeerHalf, Plan, ServerHalf
 from rayfl.metrics.base import Metric, PerExample
@@ -44,6 +45,14 @@ from rayfl.topology.graphs import Topology, link_weights
 from rayfl.tree import Arrays, State, Tree
 
 
+# Any: names, tables and metrics.
+def _several(given: Any) -> Sequence[Any]:
+    """Several metrics, or one that needs no list. RayflError for none."""
+    if isinstance(given, list | tuple) and not given:
+        raise RayflError("=[] names none; leave it out to have those of the task", ("metrics",))
+    return given if isinstance(given, list | tuple) else (given,)
+
+
 class Evaluation(Settings):
     """The `[evaluation]` table: how often models are evaluated, and on what."""
 
@@ -56,10 +65,13 @@ class Evaluation(Settings):
         default=False, description="evaluate each personal model on the pooled test set too"
     )
     train: bool = Field(default=False, description="evaluate on training examples too: train accuracy")
-    metrics: Annotated[
-        tuple[Annotated[Metric, from_table(Metric), TO_TABLE], ...],
-        BeforeValidator(lambda given: given if isinstance(given, list | tuple) else (given,)),
-    ] = Field(default=(), description="metrics, each by its name or as a table; default: those of the task")
+    metrics: (
+        Annotated[
+            tuple[Annotated[Metric, from_table(Metric), TO_TABLE], ...],
+            BeforeValidator(_several),
+        ]
+        | None
+    ) = Field(default=None, description="metrics, each by its name or as a table; default: those of the task")
     merged: bool = Field(
         default=False, description="record the value of all clients' sums too, and the mean weighted by their examples"
     )

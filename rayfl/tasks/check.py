@@ -7,7 +7,8 @@ from rayfl.tasks.base import Task
 
 
 def check_task(task: Task, outputs: Tensor, targets: Tensor) -> None:
-    """Raise RayflError unless the task gives a loss, a count and a score for each example, float [batch]."""
+    """Raise RayflError unless the task gives a loss, a count and a score for each example, float [batch], scores
+    from 0 to 1."""
     what = f"task {task.name!r}, given outputs {list(outputs.shape)} and labels {list(targets.shape)},"
     wanted = list(outputs.shape[:1])
     try:
@@ -17,6 +18,7 @@ def check_task(task: Task, outputs: Tensor, targets: Tensor) -> None:
         sums, counts = made
         numbers = {"losses": sums, "counts": counts, "scores": task.score(outputs, targets)}
         wrong = [name for name, one in numbers.items() if list(one.shape) != wanted or not one.is_floating_point()]
+        outside = [] if wrong else [one for one in numbers["scores"].tolist() if not 0 <= one <= 1]
     except (KeyboardInterrupt, RayflError):
         raise
     except BaseException as error:
@@ -26,3 +28,5 @@ def check_task(task: Task, outputs: Tensor, targets: Tensor) -> None:
         one = numbers[wrong[0]]
         given = f"{one.dtype} {list(one.shape)}"
         raise RayflError(f"{what} gives {wrong[0]} {given}; give floating-point numbers {wanted}, one for each example")
+    if outside:
+        raise RayflError(f"{what} gives a score of {outside[0]:g}; give numbers from 0 to 1, where 1 is best")

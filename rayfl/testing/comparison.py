@@ -10,7 +10,6 @@ from rayfl.compress.base import Packet
 from rayfl.rounds.executor import Executor
 from rayfl.rounds.ledger import RoundRecord
 from rayfl.rounds.rounds import RunState
-from rayfl.tree import PackedBits
 
 
 # Any: rows of several kinds.
@@ -39,13 +38,12 @@ def leaves(place: str, value: Any) -> dict[str, np.ndarray]:
         return {name: leaf for key, part in value.items() for name, leaf in leaves(f"{place}/{key}", part).items()}
     if isinstance(value, Packet):
         return leaves(place, value.parts)
-    if isinstance(value, Tensor):
-        return {place: value.detach().numpy()}
-    if isinstance(value, PackedBits):
-        return {place: value.bits}
-    if isinstance(value, np.ndarray):
-        return {place: value}
-    assert hasattr(value, "open"), f"{place} holds a {type(value).__name__}, which no checkpoint can keep"
+    array = value.detach().numpy() if isinstance(value, Tensor) else getattr(value, "bits", value)
+    if isinstance(array, np.ndarray):
+        return {place: array}
+    assert not isinstance(value, Tensor) and hasattr(value, "open"), (
+        f"{place} holds a {type(value).__name__}, which no checkpoint can keep"
+    )
     return leaves(place, value.open())
 
 

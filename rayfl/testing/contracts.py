@@ -30,6 +30,8 @@ from rayfl.testing.waiting import counting_in_stages
 from rayfl.testing.watching import Log, buffer_bits, watched
 
 Make = Callable[..., Setup]
+COMM = ("busiest_megabytes", "busiest_received_megabytes", "mean_megabytes")
+"""Of the busiest node, of the busiest receiver, and the mean; not recorded in a round without an exchange."""
 Played = tuple[list[RoundRecord], list[RunState]]
 
 
@@ -154,8 +156,7 @@ def the_bill_is_the_size_of_the_buffers(make: Make, num_clients: int) -> None:
 
     Comm is the entries that the receivers see, times 4 bytes.
     """
-    faults = {"dropout_after_training": 0.2, "dropout_before_download": 0.2}
-    clients = {**all_but_one(make, num_clients), **faults}
+    clients = {**all_but_one(make, num_clients), "dropout_after_training": 0.2, "dropout_before_download": 0.2}
     here, log = watched(make(seed=1, rounds=4, clients=clients, evaluation=Evaluation(every=0)))
     records, _ = play(here)
     messages = [*log.up.values(), *log.broadcasts.values(), *(m for row in log.down.values() for m in row)]
@@ -173,19 +174,14 @@ def the_bill_is_the_size_of_the_buffers(make: Make, num_clients: int) -> None:
                 down = [log.broadcasts.get(round, {}), *log.down.get((round, row.client), [])]
                 expected = [buffer_bits(log.up[round, row.client]) if sent else 0, sum(map(buffer_bits, down))]
             assert [row.uplink_bits, row.downlink_bits] == expected, (round, row)
-        assert comm_of(record) == pytest.approx(comm_by_hand(here, log, record, round)), round
+        comm = [record.means.get(f"comm/{name}", 0.0) for name in COMM]
+        assert comm == pytest.approx(comm_by_hand(here, log, record, round)), round
         assert record.row.uplink_bits == sum(row.uplink_bits for row in record.clients)
         assert record.row.downlink_bits == sum(row.downlink_bits for row in record.clients)
 
 
-def comm_of(record: RoundRecord) -> list[float]:
-    """Comm of the busiest node, of the busiest receiver, and the mean; zeros if the round has no exchange."""
-    names = ("busiest_megabytes", "busiest_received_megabytes", "mean_megabytes")
-    return [record.means.get(f"comm/{name}", 0.0) for name in names]
-
-
 def comm_by_hand(here: Setup, log: Log, record: RoundRecord, round: int) -> list[float]:
-    """`comm_of` from the entries that every receiver sees, counts of examples aside, and the round's links."""
+    """`COMM` from the entries that every receiver sees, counts of examples aside, and the round's links."""
 
     def seen(messages: Iterable[Message]) -> int:
         packets = [packet for one in messages for packet in one.values() if not isinstance(packet.codec, CountCodec)]

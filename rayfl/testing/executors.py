@@ -64,12 +64,6 @@ def play(
     setup: Setup, executor: Executor | None = None, run_state: RunState | None = None, rounds: int | None = None
 ) -> tuple[list[RoundRecord], list[RunState]]:
     """The records, and the run state after each round."""
-    records: list[RoundRecord] = []
-    run_states: list[RunState] = []
-
-    def keep(record: RoundRecord, run_state: RunState) -> None:
-        records.append(record)
-        run_states.append(run_state)
-
-    simulate(setup, executor or InlineExecutor(setup), keep, run_state, rounds)
-    return records, run_states
+    kept: list[tuple[RoundRecord, RunState]] = []
+    simulate(setup, executor or InlineExecutor(setup), lambda *both: kept.append(both), run_state, rounds)
+    return [record for record, _ in kept], [run_state for _, run_state in kept]

@@ -1,8 +1,11 @@
 """The contract of every metric: its sums do not depend on how examples are cut up, and padding adds nothing."""
 
+import math
 import pickle
+from collections.abc import Callable
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
@@ -33,36 +36,31 @@ def examples(kind: Targets, seed: int) -> tuple[Tensor, Tensor]:
     return outputs, {"classes": noisy.argmax(dim=1), "labels": (noisy > 0).float(), "numbers": noisy}[kind]
 
 
-def any_split_gives_the_same_value(metric: Metric, outputs: Tensor, targets: Tensor, seed: int) -> None:
+def any_split_gives_the_same_value(metric: Metric, outputs: Tensor, targets: Tensor, seed: int = 1) -> None:
     """Clients and batches of any sizes: integer sums bit for bit, others up to rounding."""
     whole, generator = metric.measure(outputs, targets), np.random.default_rng(seed)
     order = torch.from_numpy(generator.permutation(len(outputs)))
-    cuts = np.sort(generator.integers(0, len(outputs), 7)).tolist()
-    total: dict[str, Tensor] = {}
-    for rows in torch.tensor_split(order, cuts):
-        for name, value in metric.measure(outputs[rows], targets[rows]).items():
-            total[name] = total[name] + value if name in total else value
-    assert total.keys() == whole.keys()
+    parts = torch.tensor_split(order, np.sort(generator.integers(0, len(outputs), 7)).tolist())
+    sums = [metric.measure(outputs[rows], targets[rows]) for rows in parts]
+    assert all(one.keys() == whole.keys() for one in sums)
+    total = {name: torch.stack(torch.broadcast_tensors(*(one[name] for one in sums))).sum(dim=0) for name in whole}
+    assert {value.dtype for one in (whole, *sums) for value in one.values()} <= {torch.int64, torch.float64}
     for name, value in whole.items():
-        assert value.dtype in (torch.int64, torch.float64) and total[name].dtype == value.dtype
-        torch.testing.assert_close(total[name], value, rtol=1e-9, atol=1e-9)
-        assert value.is_floating_point() or bool((total[name] == value).all())
-    one, other = metric.value(whole), metric.value(total)
-    assert one.keys() == other.keys()
-    integer = not any(value.is_floating_point() for value in whole.values())
-    for name, value in one.items():
-        found = other[name]
-        assert (value is None) == (found is None)
-        if value is not None and found is not None:
-            assert found == value if integer else abs(found - value) <= 1e-7 * max(1.0, abs(value)), name
+        tolerance = 1e-9 if value.is_floating_point() else 0.0
+        torch.testing.assert_close(total[name], value, rtol=tolerance, atol=tolerance)
+    tolerance = 1e-7 if any(value.is_floating_point() for value in whole.values()) else 0.0
+    found, wanted = (
+        {name: math.nan if value is None else value for name, value in metric.value(one).items()}
+        for one in (total, whole)
+    )
+    assert found == pytest.approx(wanted, rel=tolerance, abs=tolerance, nan_ok=True)
 
 
 def padding_adds_nothing(metric: Metric, outputs: Tensor, targets: Tensor) -> None:
     """Rows of weight 0, whatever they hold, change no bit of the sums."""
-    padded = torch.cat([outputs, torch.full_like(outputs[:5], torch.nan)])
-    more = torch.cat([targets, targets[:5]])
-    weights = (torch.arange(len(padded)) < len(outputs)).float()
-    assert same_bits(measured(metric, padded, more, weights), metric.measure(outputs, targets))
+    padded = torch.cat([outputs, torch.full_like(outputs[:5], torch.nan)]), torch.cat([targets, targets[:5]])
+    weights = (torch.arange(len(padded[0])) < len(outputs)).float()
+    assert same_bits(measured(metric, *padded, weights), metric.measure(outputs, targets))
 
 
 def values_keep_their_names_and_range(metric: Metric, outputs: Tensor, targets: Tensor) -> None:
@@ -80,10 +78,18 @@ def a_pickled_metric_measures_the_same(metric: Metric, outputs: Tensor, targets:
     """Actors get metrics as bytes."""
     twin = pickle.loads(pickle.dumps(metric))  # noqa: S301 (made here)
     assert twin.to_table() == metric.to_table() and resolve(Metric, metric.to_table()).to_table() == metric.to_table()
-    bound = twin.for_data(CrossEntropy(), targets)
-    assert same_bits(bound.measure(outputs, targets), metric.measure(outputs, targets))
+    assert same_bits(twin.for_data(CrossEntropy(), targets).measure(outputs, targets), metric.measure(outputs, targets))
 
 
 def same_bits(one: Sums, other: Sums) -> bool:
     """Whether sums are equal, bit for bit."""
     return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+Holds = Callable[[Metric, Tensor, Tensor], None]
+CONTRACT: tuple[Holds, ...] = (
+    any_split_gives_the_same_value,
+    padding_adds_nothing,
+    values_keep_their_names_and_range,
+    a_pickled_metric_measures_the_same,
+)

@@ -25,17 +25,6 @@ def judged(request: pytest.FixtureRequest) -> Judged:
     return metric.for_data(contract.CrossEntropy(), targets), outputs, targets
 
 
-def test_any_split_gives_the_same_value(judged: Judged) -> None:
-    contract.any_split_gives_the_same_value(*judged, seed=1)
-
-
-def test_padding_adds_nothing(judged: Judged) -> None:
-    contract.padding_adds_nothing(*judged)
-
-
-def test_values_keep_their_names_and_range(judged: Judged) -> None:
-    contract.values_keep_their_names_and_range(*judged)
-
-
-def test_a_pickled_metric_measures_the_same(judged: Judged) -> None:
-    contract.a_pickled_metric_measures_the_same(*judged)
+@pytest.mark.parametrize("holds", contract.CONTRACT, ids=lambda holds: holds.__name__)
+def test_it(judged: Judged, holds: contract.Holds) -> None:
+    holds(*judged)

@@ -25,5 +25,6 @@ def test_examples_are_judged_one_by_one(request: pytest.FixtureRequest) -> None:
 
 @pytest.mark.parametrize("method", task_contract.METHODS)
 def test_a_method_trains_on_it(request: pytest.FixtureRequest, method: str) -> None:
-    tables = task_contract.tables(method)
-    task_contract.a_method_trains_on_it(lambda engine: _setup(request, runtime={"engine": engine}, **tables))
+    task_contract.a_method_trains_on_it(
+        lambda engine: _setup(request, runtime={"engine": engine}, **task_contract.tables(method))
+    )

@@ -68,8 +68,7 @@ def elsewhere(batches: StackBatches) -> StackBatches:
     samples = twin.samples = copy.copy(batches.samples)
     samples.device = samples.home = device
     for each in (twin, samples):
-        moved = {name: one.to(device) for name, one in vars(each).items() if isinstance(one, torch.Tensor)}
-        vars(each).update(moved)
+        vars(each).update({name: one.to(device) for name, one in vars(each).items() if isinstance(one, torch.Tensor)})
     return twin
 
 

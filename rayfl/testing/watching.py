@@ -143,8 +143,7 @@ def _watch(name: str, hook: Callable[..., Any], log: Log) -> Callable[..., Any]:
             log.modified.append(name)
         values = {**dict(zip(parameters, args, strict=False)), **kwargs, "return": result}
         log.undeclared += [f"{name}: {part}" for part in values if not fits(part, values[part], declared.get(part))]
-        ctx = next((arg for arg in args if isinstance(arg, Context)), None)
-        log.note(name, ctx, result)
+        log.note(name, next((arg for arg in args if isinstance(arg, Context)), None), result)
         return result
 
     return call
@@ -172,10 +171,8 @@ def own_values(method: Method) -> dict[str, Any]:
 # Any: whatever a hook may be given.
 def fingerprint(value: Any) -> Any:
     """All numbers below `value`, in order, as something that can be compared."""
-    if isinstance(value, Tensor):
-        return value.detach().numpy().tobytes()
-    if isinstance(value, np.ndarray):
-        return value.tobytes()
+    if isinstance(value, Tensor | np.ndarray):
+        return np.asarray(value.detach() if isinstance(value, Tensor) else value).tobytes()
     if isinstance(value, Mapping):
         return [(key, fingerprint(part)) for key, part in value.items()]
     if isinstance(value, (tuple, list)):

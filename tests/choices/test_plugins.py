@@ -10,19 +10,21 @@ import pytest
 from actors import driver
 from jobs.single import run
 from rayfl.choices import plugins
-from rayfl.choices.kinds import find, known, make, reference
+from rayfl.choices.kinds import find, known, make, reference, resolve
 from rayfl.compress.base import Compressor
 from rayfl.compress.sparse import TopK
 from rayfl.data.datasets import Source
 from rayfl.experiment.experiment import read
 from rayfl.methods.base import Method
 from rayfl.methods.fedavg import FedAvg
+from rayfl.metrics.base import Metric
 from rayfl.models.base import Architecture
 from rayfl.run_directory.record import read_run
 from tests.actors.toys import assert_same_run
 from tests.jobs.commands import rayfl
 from tests.refusals import line_with, refused
 
+ROOT = Path(__file__).resolve().parents[2]
 METHOD = '''
 from pydantic import Field
 
@@ -128,6 +130,14 @@ def test_an_installed_package(home: Path, monkeypatch: pytest.MonkeyPatch) -> No
         find(Method, "halve")
     with refused(names=["Halved", "rayfl.data"]):
         find(Source, "halved")
+
+
+def test_a_metric_of_an_installed_package(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (home / "installed_metrics.py").write_text((ROOT / "jobs" / "examples" / "my_metrics.py").read_text())
+    entry(monkeypatch, home, ("briers", "brier", "installed_metrics:Brier"))
+    metric = resolve(Metric, "brier")
+    assert (type(metric).__name__, metric.to_table()["name"]) == ("Brier", "brier")
+    assert "brier" in rayfl("metrics").output and "temperature" in rayfl("metrics", "brier").output
 
 
 def test_two_plugins_of_one_name_and_one_of_ours(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

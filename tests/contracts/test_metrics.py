@@ -173,6 +173,38 @@ def test_tokens_are_judged_one_by_one_and_padding_is_left_out():
         assert found.keys() == wanted.keys() and {part: found[part] for part in defined} == pytest.approx(defined), name
 
 
+SIX = {"num_classes": 6}
+
+
+@pytest.mark.parametrize(
+    ("metric", "options", "name", "facts"),
+    [
+        ("classification.MulticlassAUROC", {**SIX, "thresholds": 20}, "multiclass_auroc", ("", None, 1.0, True)),
+        ("classification.MulticlassF1Score", SIX, "multiclass_f1_score", ("%", 0.0, 1.0, True)),
+        ("classification.MulticlassCohenKappa", SIX, "multiclass_cohen_kappa", ("", None, 1.0, True)),
+        ("regression.R2Score", {}, "r2_score", ("", None, 1.0, True)),
+        ("regression.MeanSquaredError", {}, "mean_squared_error", ("", 0.0, None, False)),
+    ],
+)
+def test_torchmetrics_says_name_unit_range_and_meaning(
+    metric: str, options: dict[str, Any], name: str, facts: tuple[object, ...]
+):
+    made = make(Metric, {"name": "torchmetrics", "metric": metric, "options": options})
+    outputs, targets = contract.examples("numbers" if "regression" in metric else "classes", 4)
+    found = checked_facts([made], outputs[:2], targets)
+    one = found[name]
+    assert [*found] == [name] and (one.unit, one.low, one.high, one.higher_is_better) == facts and one.ranks
+    # The class's own sentence, without its markup.
+    assert one.meaning.startswith("The ") and not set("`_:") & {*one.meaning}
+    assert (one.title, "AUROC" in one.title) == (one.title.replace("auroc", "AUROC"), "auroc" in name)
+    if name == "r2_score":
+        ours = make(Metric, {"name": "r2"})
+        wanted = ours.value(ours.measure(outputs, targets))["r2"]
+        assert made.value(made.measure(outputs, targets))[name] == pytest.approx(wanted)
+        # Of one example R2 is undefined.
+        assert made.value(made.measure(outputs[:1], targets[:1])) == {name: None}
+
+
 @pytest.mark.parametrize(
     ("tables", "kind", "names"),
     [

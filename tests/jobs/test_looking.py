@@ -1,5 +1,6 @@
 """`rayfl ls`, `show` and `compare`: runs on disk as tables, read without torch and without changing anything."""
 
+import json
 import re
 import subprocess
 import sys
@@ -9,9 +10,12 @@ import pytest
 
 from jobs.looking import age
 from rayfl.errors import printable
+from rayfl.metrics.facts import Facts
+from rayfl.report.results import RunResults, load
 from rayfl.rounds.ledger import MetricRow, RoundRow
 from rayfl.run_directory.description import describe_run
 from rayfl.run_directory.disk import locked
+from rayfl.run_directory.metric_facts import write_metric_facts
 from rayfl.run_directory.record import Recorder
 from rayfl.run_directory.run_folder import create_run_directory
 from tests.jobs.commands import rayfl
@@ -129,7 +133,10 @@ def ranked(*names: str) -> tuple[str, list[str]]:
     """The accuracy by which `rayfl compare` ranks runs, and its list of them, which is that of the page."""
     result = rayfl("compare", *names)
     assert result.exit_code == 0, result.output
-    labels = [row[0] for row in cells(result.output) if row[0] in ("fedavg", "ditto", "mine", "fedprox")]
+    rows = [row[0] for row in cells(result.output) if row[0] in ("fedavg", "ditto", "mine", "fedprox")]
+    # The second table says how evenly they lie over clients, in the same order.
+    labels = list(dict.fromkeys(rows))
+    assert [rows[place] for place in range(len(labels))] == labels
     assert rayfl("report", *names, "--output", "page.html", "--overwrite").exit_code == 0
     page = Path("page.html").read_text().partition('id="runs"')[2]
     assert sorted(labels, key=lambda label: page.index(f">{label}<".replace(">", "</span>", 1))) == labels
@@ -137,6 +144,30 @@ def ranked(*names: str) -> tuple[str, list[str]]:
     check_sentence(title.strip(), [f"{len(names)} runs"])
     (metric,) = re.findall(r"\w+/accuracy", title)
     return metric, labels
+
+
+def test_how_evenly_clients_fare_stands_in_compare_and_show():
+    names = ("own/recall", "own/recall/3")
+    metrics = [MetricRow(client, name, 0.25 + 0.5 * client) for name in names for client in (0, 1)]
+    describe_run(create_run_directory(Path("b")), {"name": "b", "seed": 1, "rounds": 1, "method": "fedavg"}, {}, "")
+    with Recorder(Path("b")) as recorder:
+        recall = Facts(title="Recall", unit="%", low=0.0, high=1.0, higher_is_better=True, ranks=True)
+        write_metric_facts(Path("b"), {"recall": recall, "recall/3": recall.model_copy(update={"title": "Recall: 3"})})
+        recorder.round(RoundRow(0, 1, 1, 8, 8, 1.0, 1.0), [], metrics)
+    result = rayfl("compare", "b")
+    assert result.exit_code == 0, result.output
+    spread = ["50.0 %", "25.0 %", "25.0 %", "25.0 %", "75.0 %", "50.0 %", "0.800", "0"]
+    assert [row[1:] for row in cells(result.output) if row[0].startswith("Recall")] == [spread]
+    shown = [row for row in cells(rayfl("show", "b").output) if row[0].startswith("Recall")]
+    assert [row[1:] for row in shown] == [spread, spread] and "Recall: 3" in shown[1][0]
+    found = load("b")
+    assert isinstance(found, RunResults)
+    assert tuple(found.fairness.index) == names and found.fairness["worst"].tolist() == [0.25, 0.25]
+    assert "own/recall/3" in found._repr_html_()
+    (numbers,) = json.loads(rayfl("report", "b", "--json").output)
+    assert numbers["fairness"]["own/recall/3"]["best"] == 0.75
+    by = rayfl("compare", "b", "--metric", "own/recall/3").output.splitlines()[0]
+    check_sentence(by.strip(), ["own/recall/3"])
 
 
 def test_clients_own_test_data_decide_where_a_method_is_personal():

@@ -33,6 +33,7 @@ def pages(tmp_path_factory) -> dict[str, Path]:
     """A comparison of methods, a run among peers with masks, and runs of strange names and numbers."""
     folder = tmp_path_factory.mktemp("pages")
     small = {"rounds": 3, "clients": {"count": 4, "examples_per_s": 500.0}, "model": "logistic"}
+    classes = {**small, "clients": {"count": 5, "unseen": 0.2}}
     methods = [
         played(folder / name, name=name, seed=1, method=name, evaluation={"every": 1}, **small)
         for name in ("fedavg", "fedpse", "local")
@@ -56,7 +57,13 @@ def pages(tmp_path_factory) -> dict[str, Path]:
             names = (EVIL, QUOTES, f"{EVIL}/accuracy")
             metrics = [MetricRow(client, name, 0.5) for client in (None, 0) for name in names]
             recorder.round(RoundRow(round, 1, 0, 8, 8, 1.0, 1.0), [ClientRow(0, EVIL, 8, 8, 1, 1, 1.0)], metrics)
+    metrics = ["accuracy", "recall", "ece", "confusion"]
+    by_class = [
+        played(folder / f"{name}-classes", name=name, seed=1, method=name, evaluation={"metrics": metrics}, **classes)
+        for name in ("fedavg", "ditto")
+    ]
     return {
+        "classes": report(by_class, folder / "classes.html"),
         "methods": report(methods, folder / "methods.html"),
         "peers": report([peers], folder / "peers.html"),
         "strange": report(strange, folder / "strange.html"),
@@ -67,7 +74,8 @@ def pages(tmp_path_factory) -> dict[str, Path]:
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [400, 1280])
 @pytest.mark.parametrize(
-    ("name", "scheme"), [("methods", "light"), ("peers", "dark"), ("strange", "light"), ("hostile", "dark")]
+    ("name", "scheme"),
+    [("classes", "light"), ("methods", "light"), ("peers", "dark"), ("strange", "light"), ("hostile", "dark")],
 )
 def test_nothing_is_complained_of_loaded_or_too_wide(browser, pages, name, width, scheme):
     complaints: list[str] = []
@@ -97,6 +105,31 @@ def page(browser, pages):
     yield found
     found.context.close()
     assert complaints == []
+
+
+def test_classes_bins_and_a_matrix_are_one_figure_each(browser, pages):
+    page = open_page(browser, pages["classes"], 1280, "light", [])
+    titles = page.locator("figure").evaluate_all("all => all.map(one => one.dataset.title)")
+    # Of each place a figure of recall by class, with a line for each run and a dot for each class.
+    by_class = [title for title in titles if title.startswith("Recall") and "by class" in title]
+    assert len(by_class) == len({*by_class}) >= 3 and not [title for title in titles if "Recall: 3" in title]
+    figure = page.locator("figure[data-title*='Own test data, after the exchange, by class']")
+    assert len(lines(figure)) == 2 and figure.locator(".mark-symbol.role-mark path").count() == 20
+    assert {"0", "9", "Class"} <= {*texts(figure)}
+    # Each run has a calibration figure with a dot for each bin, and a matrix of 10 x 10 cells.
+    for name in ("fedavg", "ditto"):
+        calibration = page.locator(f"figure[data-title^='Calibration error'][data-title$='{name}']")
+        shown = [one.get_attribute("opacity") for one in calibration.locator(".mark-symbol.role-mark path").all()]
+        assert len(shown) > 4 and {*shown} == {"1"}, name
+    matrix = page.locator("figure[data-title^='Confusion matrix'][data-title$='fedavg'] .mark-rect.role-mark path")
+    assert matrix.count() == 100
+    # Parts of metrics over clients are folded, and unseen clients have their own rows.
+    assert page.get_by_text("which no round asked").count() == 0
+    words = page.locator("#fairness ~ details summary").all_text_contents()
+    assert any("Recall: 3: Unseen clients" in one for one in words)
+    page.locator("#fairness ~ details").first.locator("summary").click()
+    assert page.locator("#fairness ~ details").first.locator("tbody tr").count() == 2
+    page.context.close()
 
 
 def accuracy(page):

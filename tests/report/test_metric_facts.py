@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 from rayfl.errors import RayflError
-from rayfl.metrics.facts import ACCURACY, LOSS, Facts
-from rayfl.report.fairness import fairness, of_run
+from rayfl.metrics.facts import ACCURACY, LOSS, PLACES, Facts
+from rayfl.metrics.fairness import facts_over_clients, fairness
+from rayfl.report import wording
+from rayfl.report.fairness import of_run
 from rayfl.report.groups import facts_of, groups, in_words, over, ranked_names
 from rayfl.report.page import report
 from rayfl.report.summary import summary
@@ -59,26 +61,35 @@ def test_a_metric_that_falls_ranks_the_smallest_first_and_reaches_targets_from_a
 def test_what_is_undefined_is_left_out_and_counted(tmp_path: Path):
     one = run(tmp_path / "one", [9.0, None, 4.0])
     assert one.metrics["value"].null_count == 1 + 4 + 1
-    found = of_run(one, "own/distance")
+    found = of_run(one)
     # Clients 0 and 1 have 4 and 8; the larger is worse.
-    assert found is not None
-    assert found == pytest.approx((6.0, 2.0, 8.0, 8.0, 4.0, 4.0, 144 / (2 * 80), 1))
+    wanted = {"mean": 6.0, "deviation": 2.0, "worst_tenth": 8.0, "worst": 8.0, "best": 4.0, "difference": 4.0}
+    assert found == {"own/distance": pytest.approx({**wanted, "jain": 144 / (2 * 80), "left_out": 1.0})}
     assert summary(one)["final"] == {"pooled/distance": 4.0, "own/distance": 6.0}
     assert report([one.directory], tmp_path / "page.html").is_file()
 
 
 def test_jains_index_and_the_worst_tenth():
     found = fairness(np.array([0.5, 1.0, 0.75]), ACCURACY)
-    assert found is not None
-    assert found.jain == pytest.approx(0.93103, abs=5e-6)
-    assert (found.mean, found.worst, found.best, found.difference) == (0.75, 0.5, 1.0, 0.5)
-    assert found.deviation == pytest.approx(np.std([0.5, 1.0, 0.75]))
-    # Of 11 clients the worst tenth are two.
-    eleven = fairness(np.arange(11.0), ACCURACY)
-    assert eleven is not None and eleven.worst_tenth == 0.5
-    nobody = fairness(np.zeros(4), LOSS)
-    assert nobody is not None and nobody.jain == 1.0
-    assert fairness(np.empty(0), ACCURACY) is None
+    assert found["jain"] == pytest.approx(0.93103, abs=5e-6)
+    assert [found[name] for name in ("mean", "worst", "best", "difference")] == [0.75, 0.5, 1.0, 0.5]
+    assert found["deviation"] == pytest.approx(np.std([0.5, 1.0, 0.75]))
+    # Of 11 clients the worst tenth are two; a client without a value is none of them.
+    assert fairness(np.array([*range(11), np.nan]), ACCURACY)["worst_tenth"] == 0.5
+    assert fairness(np.zeros(4), LOSS)["jain"] == 1.0
+    assert "jain" not in fairness(np.array([-1.0, 1.0]), LOSS)
+    assert fairness(np.array([np.nan]), ACCURACY) == {}
+
+
+def test_facts_over_clients_and_their_words():
+    jain, worst = (facts_over_clients(f"own_{word}", ERROR) for word in ("jain", "worst"))
+    assert (jain.unit, jain.low, jain.high, jain.higher_is_better) == ("", 0.0, 1.0, True)
+    assert worst == ERROR == facts_over_clients("own", ERROR)
+    deviation = facts_over_clients("own_after_training_deviation", ACCURACY)
+    assert (deviation.unit, deviation.high, deviation.higher_is_better) == ("%", None, False)
+    assert wording.title("own_worst_tenth/distance", ERROR).startswith("Distance: Own test data")
+    assert "worst 10 %" in wording.title("own_worst_tenth/distance", ERROR)
+    assert wording.PLACES.keys() == {*PLACES}
 
 
 def test_a_run_from_before_has_accuracy_and_loss_and_a_damaged_file_is_named(tmp_path: Path):

@@ -87,7 +87,13 @@ def test_rows_and_means_of_a_record():
     assert [(row.client, row.status) for row in result.clients] == [
         (0, "delivered"), (2, "dropped_before_download"), (4, "not_selected"),
     ]  # fmt: skip
-    assert result.means == {"pooled/accuracy": 0.25, "train/loss": 2.0, "own/accuracy": 0.75}
+    fairness = {"deviation": 0.25, "difference": 0.5, "worst": 0.5, "worst_tenth": 0.5, "jain": 1.5**2 / (2 * 1.25)}
+    assert result.means == {
+        "pooled/accuracy": 0.25,
+        "train/loss": 2.0,
+        "own/accuracy": 0.75,
+        **{f"own_{word}/accuracy": value for word, value in fairness.items()},
+    }
     of_clients = [(m.client, m.name, m.value) for m in result.metrics if m.client is not None]
     assert of_clients == [(0, "train/loss", 2.0), (0, "own/accuracy", 0.5), (1, "own/accuracy", 1.0)]
     row = replace(result, row=result.row._replace(simulated_s=0.0)).row

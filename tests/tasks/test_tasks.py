@@ -147,6 +147,12 @@ class Alone(Mean):
     def loss(self, outputs, targets):
         return outputs.sum(dim=1)
 
+class Far(Mean):
+    def loss(self, outputs, targets):
+        return outputs.sum(dim=1), torch.ones(len(outputs))
+    def score(self, outputs, targets):
+        return 0 * outputs[:, 0] + 3.5
+
 class Fails(Mean):
     def loss(self, outputs, targets):
         raise KeyError("colour")
@@ -158,7 +164,8 @@ class Fails(Mean):
     [
         ("Mean", ["Mean", "losses", "float32 []", "[2]"]),
         ("Alone", ["Alone", "sums", "counts"]),
-        ("Fails", ["Fails", "KeyError", "colour", "strange.py:19"]),
+        ("Far", ["Far", "score", "3.5", "0 to 1"]),
+        ("Fails", ["Fails", "KeyError", "colour", "strange.py:25"]),
     ],
 )
 def test_a_strangers_task_that_gives_the_wrong_things_is_refused(tmp_path: Path, name: str, names: list[str]):

@@ -74,3 +74,15 @@ def test_a_task_whose_examples_depend_on_each_other_fails(tmp_path: Path) -> Non
     (tmp_path / "task.toml").write_text((ROOT / "jobs" / "examples" / "task.toml").read_text())
     done = contract("task.toml", tmp_path, "-k", "one_by_one", option="--experiment")
     assert done.returncode == 1 and "1 failed" in done.stdout, done.stdout + done.stderr
+
+
+def test_a_metric_that_depends_on_its_batches_fails_and_brier_keeps_the_contract(tmp_path: Path) -> None:
+    source = (ROOT / "jobs" / "examples" / "my_metrics.py").read_text()
+    (tmp_path / "my_metrics.py").write_text(source)
+    careless = source.replace("(probabilities - answers)", "(probabilities - answers + len(outputs))")
+    assert careless != source
+    (tmp_path / "careless.py").write_text(careless)
+    done = contract("my_metrics.py:Brier", tmp_path, "--set", "temperature=2.0", option="--metric")
+    assert done.returncode == 0 and "12 passed" in done.stdout, done.stdout + done.stderr
+    done = contract("careless.py:Brier", tmp_path, "-k", "any_split", option="--metric")
+    assert done.returncode == 1 and "3 failed" in done.stdout, done.stdout + done.stderr
