@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rayfl.choices.kinds import Choice
 from rayfl.data.transfer import to_device
-from rayfl.tree import Difference, Tree
+from rayfl.tree import Tree
 
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 """Names and shapes of a tree's tensors in order; both ends know them, so they are not billed."""
@@ -306,13 +306,6 @@ class Compressor(Choice, ABC):
     def encode(self, x: Tree, memory: Tree, generator: np.random.Generator) -> tuple[Packet, Tree]:
         """Encode the tree `x`; returns the packet and the memory for the next call. ValueError on NaN or infinity."""
 
-    def encode_difference(self, x: Difference, memory: Tree, generator: np.random.Generator) -> tuple[Packet, Tree]:
-        """Encode `x.tree()`. A compressor that sends all entries unchanged may subtract later, when the packet is read.
-
-        ValueError on NaN or infinity: here, or when the packet's buffers are made or added.
-        """
-        return self.encode(x.tree(), memory, generator)
-
     def keeping(self, ratio: float) -> "Compressor | None":
         """The same compressor for a client that keeps a share `ratio` of the entries; None if it has no such share."""
         return None
@@ -346,7 +339,7 @@ class Compressor(Choice, ABC):
 
 def encode_trees(
     compressor: Compressor,
-    trees: Mapping[str, Tree | Difference],
+    trees: Mapping[str, Tree],
     memories: Mapping[str, Tree],
     generator: np.random.Generator,
 ) -> tuple[dict[str, Packet], dict[str, Tree]]:
@@ -354,11 +347,7 @@ def encode_trees(
     packets: dict[str, Packet] = {}
     memories = dict(memories)
     for name, value in trees.items():
-        if isinstance(value, Difference):
-            memory = memories.get(name) or compressor.init(value.a)
-            packets[name], memory = compressor.encode_difference(value, memory, generator)
-        else:
-            packets[name], memory = compressor.encode(value, memories.get(name) or compressor.init(value), generator)
+        packets[name], memory = compressor.encode(value, memories.get(name) or compressor.init(value), generator)
         if memory:
             memories[name] = memory
     return packets, memories

@@ -85,9 +85,7 @@ def watched_compressor(uplink: Compressor, log: Log) -> Compressor:
             message[name] = packet
         return packet, memory
 
-    # Only a written packet shows its buffers.
-    hooks = {"encode": encode, "encode_difference": Compressor.encode_difference}
-    kind = type("Watched", (type(uplink),), hooks)
+    kind = type("Watched", (type(uplink),), {"encode": encode})
     return kind(**{name: getattr(uplink, name) for name in type(uplink).model_fields})
 
 
