@@ -89,9 +89,6 @@ class RandK(KeptShare, Sparsifier, on_device=True):
         scales = self._scales(sizes) if self.scale else {}
         return Selection(positions, scales, seed, rule) if self.positions == "seed" else Selection(positions, scales)
 
-    def most_kept(self, num_entries: int) -> int:
-        return kept_entries(num_entries, self.keep_ratio)
-
     @property
     def scales(self) -> bool:
         return self.scale

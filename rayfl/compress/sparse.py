@@ -234,6 +234,10 @@ class KeptShare(Compressor):
     def keeping(self, ratio: float) -> Self:
         return self.model_copy(update={"keep_ratio": ratio})
 
+    def most_kept(self, num_entries: int) -> int:
+        """The largest number of entries kept of one tensor in a tree of `num_entries` entries."""
+        return kept_entries(num_entries, self.keep_ratio)
+
 
 class TopK(KeptShare, Sparsifier, on_device=True):
     """The k entries of largest magnitude, exactly, ties to the lowest index; float64 input is sent as float32.
@@ -258,9 +262,6 @@ class TopK(KeptShare, Sparsifier, on_device=True):
         found = {name: mask.nonzero().flatten() for name, mask in masks.items()}
         positions = {name: each.to(torch.int32).cpu().numpy().astype(np.int64) for name, each in found.items()}
         return {name: flats[name].index_select(0, each).cpu() for name, each in found.items()}, Selection(positions)
-
-    def most_kept(self, num_entries: int) -> int:
-        return kept_entries(num_entries, self.keep_ratio)
 
     def delta(self, num_entries: int) -> float | None:
         """(1 - u^2) k / n with unit roundoff u of `values`; with scope "tensor" k / n is the smallest of any tensor."""

@@ -50,9 +50,7 @@ class FedOpt(ServerStepping, on_device=True, keeps_parts=True, takes_stale=True)
     @property
     def server_optimizer(self) -> Optimizer:
         hyper = self.hyper
-        adagrad = hyper.server_optimizer == "adagrad"
-        beta1 = (0.0 if adagrad else 0.9) if hyper.beta1 is None else hyper.beta1
-        if adagrad:
-            return Adagrad(beta1=beta1, tau=hyper.tau, second_moment=hyper.second_moment)
-        kind = AdaptiveAdam if hyper.server_optimizer == "adam" else Yogi
-        return kind(beta1=beta1, beta2=hyper.beta2, tau=hyper.tau, second_moment=hyper.second_moment)
+        kind = {"adagrad": Adagrad, "adam": AdaptiveAdam, "yogi": Yogi}[hyper.server_optimizer]
+        beta1 = (0.0 if kind is Adagrad else 0.9) if hyper.beta1 is None else hyper.beta1
+        own = {} if kind is Adagrad else {"beta2": hyper.beta2}
+        return kind(beta1=beta1, tau=hyper.tau, second_moment=hyper.second_moment, **own)
