@@ -35,7 +35,7 @@ def compressor_classes() -> list[type[Compressor]]:
             pending.append(subclass)
             if subclass.__module__.startswith("rayfl.") and not inspect.isabstract(subclass):
                 found.append(subclass)
-    return sorted(found, key=lambda cls: cls.name)
+    return sorted(set(found), key=lambda cls: cls.name)
 
 
 def variants() -> Iterator[Compressor]:
