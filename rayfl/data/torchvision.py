@@ -22,14 +22,22 @@ OPERATORS = ("nms", "qnms")
 @functools.cache
 def torchvision() -> ModuleType:
     """The torchvision package, ready for use. Raise RayflError if it is not installed."""
+    if not define_operators():
+        raise RayflError("torchvision is not installed: run `pip install torchvision`")
+    return importlib.import_module("torchvision")
+
+
+@functools.cache
+def define_operators() -> bool:
+    """Make `import torchvision` possible, also for others that do it; returns whether it is installed."""
     found = importlib.util.find_spec("torchvision")
     if found is None or found.origin is None:
-        raise RayflError("torchvision is not installed: run `pip install torchvision`")
+        return False
     if not _operators_load(Path(found.origin).parent):
         # Defining an operator twice is an error, and another package may have defined them already.
         for name in [name for name in OPERATORS if not hasattr(torch.ops.torchvision, name)]:
             torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    return importlib.import_module("torchvision")
+    return True
 
 
 def _operators_load(folder: Path) -> bool:

@@ -10,6 +10,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from rayfl.choices.kinds import Choice, reference
+from rayfl.data.torchvision import define_operators
 from rayfl.errors import RayflError, UnknownKey
 
 Width = Annotated[int, Field(ge=1)]
@@ -115,6 +116,8 @@ class FromFactory(Architecture):
         # `**options` take options, and nothing of the data.
         parameters, facts = inspect.signature(self.factory).parameters, (input_shape, num_classes)
         given = {name: fact for name, fact in zip(SHAPES, facts, strict=True) if name in parameters}
+        # The factory may import torchvision, as transformers does.
+        define_operators()
         try:
             made = self.factory(**given, **self.options)
         except KeyboardInterrupt:

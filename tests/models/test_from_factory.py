@@ -211,3 +211,12 @@ def test_a_text_model_is_tried_on_tokens(tmp_path: Path):
     assert prepare(Experiment(**tables, model=model)).dataset.kind == "text"
     with refused(names=["Words", "[2, 6]", "[2, 6, 4]", "[2, 4]"]):
         prepare(Experiment(**tables, model={**model, "pooled": False}))
+
+
+def test_a_factory_may_import_torchvision_beside_any_build_of_torch():
+    def resnet(num_classes: int) -> nn.Module:
+        from torchvision.models import resnet18
+
+        return resnet18(num_classes=num_classes)
+
+    assert resolve(Architecture, resnet).build((3, 32, 32), 10).fc.out_features == 10
