@@ -214,7 +214,7 @@ def test_a_text_model_is_tried_on_tokens(tmp_path: Path):
 
 
 def test_a_factory_may_import_torchvision_beside_any_build_of_torch():
-    def resnet(num_classes: int) -> nn.Module:
+    def resnet(num_classes: int) -> torch.nn.Module:
         from torchvision.models import resnet18
 
         return resnet18(num_classes=num_classes)
