@@ -12,4 +12,4 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--method", help="the method under contract, such as my_methods.py:FedNova")
     group.addoption("--metric", help="the metric under contract, such as my_metrics.py:Brier")
     group.addoption("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting, as lr=0.1")
-    group.addoption("--experiment", metavar="FILE", help="an experiment whose task is under contract")
+    group.addoption("--experiment", metavar="FILE", help="an experiment under contract: its task and all else in it")

@@ -21,6 +21,26 @@ class Careless(FedAvg):
         next(iter(carry["params"].values())).add_(0.01)
         return super().step(carry, batch, stage=stage)
 """
+COUNTING = """
+from rayfl import tree
+from rayfl.wrappers.base import MessageWrapper
+
+calls = []
+
+
+class Counting(MessageWrapper):
+    def client(self, trees, state, received, ctx):
+        calls.append(1)
+        return {name: tree.scale(one, 1 / len(calls)) for name, one in trees.items()}, state, {}
+"""
+WHOLE = """
+rounds = 1
+data = "digits"
+partition = "iid"
+clients = {count = 6, per_round = 3}
+model = "logistic"
+method = {name = "fedavg", lr = 0.1}
+"""
 
 
 def contract(given: str, folder: Path, *options: str, option: str = "--method") -> subprocess.CompletedProcess[str]:
@@ -60,7 +80,7 @@ def test_the_quantile_keeps_the_contract_of_tasks(tmp_path: Path) -> None:
     for name in ("my_tasks.py", "task.toml"):
         (tmp_path / name).write_text((ROOT / "jobs" / "examples" / name).read_text())
     done = contract("task.toml", tmp_path, option="--experiment")
-    assert done.returncode == 0 and "7 passed" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 0 and "9 passed" in done.stdout, done.stdout + done.stderr
 
 
 @pytest.mark.slow
@@ -76,6 +96,7 @@ def test_a_task_whose_examples_depend_on_each_other_fails(tmp_path: Path) -> Non
     assert done.returncode == 1 and "1 failed" in done.stdout, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_a_metric_that_depends_on_its_batches_fails_and_brier_keeps_the_contract(tmp_path: Path) -> None:
     source = (ROOT / "jobs" / "examples" / "my_metrics.py").read_text()
     (tmp_path / "my_metrics.py").write_text(source)
@@ -86,3 +107,15 @@ def test_a_metric_that_depends_on_its_batches_fails_and_brier_keeps_the_contract
     assert done.returncode == 0 and "12 passed" in done.stdout, done.stdout + done.stderr
     done = contract("careless.py:Brier", tmp_path, "-k", "any_split", option="--metric")
     assert done.returncode == 1 and "3 failed" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_a_schedule_and_a_selection_keep_the_contract_and_a_careless_wrapper_does_not(tmp_path: Path) -> None:
+    for name in ("number_or_time.py", "fastest_first.py"):
+        (tmp_path / name).write_text((ROOT / "jobs" / "examples" / name).read_text())
+    (tmp_path / "mine.py").write_text(COUNTING)
+    rules = 'schedule = "number_or_time.py:NumberOrTime"\nselection = "fastest_first.py:FastestFirst"'
+    for rule, code, count in ((rules, 0, "2 passed"), ('wrap = ["mine.py:Counting"]', 1, "2 failed")):
+        (tmp_path / "mine.toml").write_text(f"{WHOLE}{rule}\n")
+        done = contract("mine.toml", tmp_path, option="--experiment")
+        assert done.returncode == code and count in done.stdout, done.stdout + done.stderr

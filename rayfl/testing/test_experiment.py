@@ -1,0 +1,56 @@
+"""The contracts of an experiment that --experiment names: of its task (rayfl/testing/task_contract.py), and of all else
+in it, such as a schedule, a selection or wrappers, which the engine must play alike in every way."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayfl.experiment.experiment import make_experiment, read
+from rayfl.experiment.prepare import prepare
+from rayfl.rounds.setup import Setup
+from rayfl.testing import contracts, task_contract
+from rayfl.testing.conftest import NUM_CLIENTS
+from rayfl.testing.contracts import Make
+
+
+@pytest.fixture
+def experiment(request: pytest.FixtureRequest) -> Make:
+    """Setups of the experiment, with other tables in place of its own; its clients stay as they are."""
+    name = request.config.getoption("--experiment")
+    if not name:
+        pytest.skip("name an experiment: --experiment my_task.toml")
+
+    # Any: tables of an experiment.
+    def made(**tables: Any) -> Setup:
+        # A contract chooses numbers of clients for experiments of its own.
+        kept = {key: table for key, table in tables.items() if key != "clients"}
+        return prepare(make_experiment({**read(Path(name)).as_dict(), "rounds": 2, **kept}))
+
+    return made
+
+
+def test_several_workers_give_the_bits_of_one(experiment: Make) -> None:
+    contracts.several_workers_give_the_bits_of_one(experiment(rounds=3))
+
+
+def test_a_run_goes_on_from_its_checkpoint(experiment: Make, tmp_path: Path) -> None:
+    contracts.a_run_goes_on_from_its_checkpoint(experiment, NUM_CLIENTS, tmp_path)
+
+
+@pytest.fixture
+def with_task(request: pytest.FixtureRequest, experiment: Make) -> Make:
+    """The same, of an experiment that names its task."""
+    if read(Path(request.config.getoption("--experiment"))).task is None:
+        pytest.skip("the experiment names no task")
+    return experiment
+
+
+def test_examples_are_judged_one_by_one(with_task: Make) -> None:
+    task_contract.examples_are_judged_one_by_one(with_task())
+
+
+@pytest.mark.parametrize("method", task_contract.METHODS)
+def test_a_method_trains_on_it(with_task: Make, method: str) -> None:
+    tables = task_contract.tables(method)
+    task_contract.a_method_trains_on_it(lambda engine: with_task(runtime={"engine": engine}, **tables))
