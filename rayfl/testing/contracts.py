@@ -49,7 +49,7 @@ def loop_and_vmap_agree(loop: Setup, vmap: Setup, played: Played | None = None) 
     for one, other in zip(looped, stacked, strict=True):
         assert [(m.client, m.name) for m in one.metrics] == [(m.client, m.name) for m in other.metrics]
         # A test example on the border between two classes may change sides.
-        numbers = [np.array([m.value for m in r.metrics if "accuracy" not in m.name]) for r in (one, other)]
+        numbers = [np.array([m.value for m in r.metrics if "accuracy" not in m.name], float) for r in (one, other)]
         np.testing.assert_allclose(numbers[0], numbers[1], rtol=1e-4, atol=1e-5)
 
 
