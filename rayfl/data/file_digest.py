@@ -1,14 +1,16 @@
 """Digests of data files by their content, so that a run of other data is another run.
 
 A digest is kept with size, modification time, change time and inode of the files, and made again only if one of these
-is another.
+is another: those of large data are kept on disk, since they take seconds a gigabyte.
 """
 
+import fcntl
 import hashlib
 import json
 import os
+import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,15 +22,20 @@ from rayfl.limits.regular_files import require_regular
 if TYPE_CHECKING:
     from rayfl.data.datasets import Source
 
-MOST_BYTES = 2 * 10**9
+MOST_BYTES = 10 * 10**9
 """Data of more bytes are only sampled."""
 LENGTH = 12
 """Hexadecimal digits of a digest."""
+_DIGEST = re.compile(r"(sample-)?[0-9a-f]{12}")
+FOLDER = Path("~/.cache/rayfl/digests")
+"""The digests of large data on this machine, one a file."""
 _BLOCKS, _BLOCK_BYTES = 64, 1 << 16
 """Number and size of the blocks of a sample, evenly spaced from a file's first byte to its last."""
+_LARGE_BYTES, _MANY_FILES = 200_000_000, 2_000
+"""Data with more bytes or files have their digest on disk."""
 _SETTLED_S = 2.0
 """Clocks of file systems are this coarse: a file that changed later may change again with the same times."""
-_known: dict[tuple[object, ...], str] = {}
+_known: dict[str, str] = {}
 """The digests that this process has made."""
 
 Found = tuple[str, Path, os.stat_result]
@@ -38,19 +45,20 @@ Found = tuple[str, Path, os.stat_result]
 def content_digest(path: Path) -> str:
     """The first 12 hexadecimal digits of a file's SHA-256, or of that of the names and digests of a folder's files.
 
-    Hidden files and those called cache-*.arrow do not count. Of more than 2 GB only names, sizes and a sample of each
+    Hidden files and those called cache-*.arrow do not count. Of more than 10 GB only names, sizes and a sample of each
     file count, and the digest begins with "sample-". Raise OSError if `path` is neither a regular file nor a folder,
     and RayflError if a file in the folder cannot be read.
     """
     found = list(_files(path))
     size = sum(status.st_size for _, _, status in found)
-    times = ((name, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino, s.st_dev) for name, _, s in found)
-    key = (path.absolute(), *times)
+    times = [(name, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino, s.st_dev) for name, _, s in found]
+    key = hashlib.sha256(json.dumps([str(path.absolute()), MOST_BYTES, times]).encode()).hexdigest()
     settled = all(max(s.st_mtime, s.st_ctime) < time.time() - _SETTLED_S for _, _, s in found)
     if not settled:
         return _digest(found, size)
     if key not in _known:
-        _known[key] = _digest(found, size)
+        is_large = size > _LARGE_BYTES or len(found) > _MANY_FILES
+        _known[key] = _from_disk(key, lambda: _digest(found, size)) if is_large else _digest(found, size)
     return _known[key]
 
 
@@ -101,6 +109,30 @@ def _digest(found: Sequence[Found], size: int) -> str:
 def _of_file(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _from_disk(key: str, make: Callable[[], str]) -> str:
+    """The digest that is on disk by this key, or that of `make`, which is then kept.
+
+    Other processes wait, so that a node's workers read large data once.
+    """
+    try:
+        folder = FOLDER.expanduser()
+        folder.mkdir(parents=True, exist_ok=True)
+        file = open(folder / key, "a+b", buffering=0)  # noqa: SIM115 (closed below)
+    except (OSError, RuntimeError):
+        return make()
+    with file:
+        with suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        found = file.read(100).decode("ascii", "replace")
+        if not _DIGEST.fullmatch(found):
+            found = make()
+            with suppress(OSError):
+                file.truncate(0)
+                file.write(found.encode())
+        return found
 
 
 def source_digests(source: "Source") -> dict[str, str]:
