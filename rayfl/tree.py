@@ -42,6 +42,18 @@ def sub(a: Tree, b: Tree) -> Tree:
     return {name: torch.sub(tensor, b[name]) for name, tensor in a.items()}
 
 
+@dataclass(frozen=True)
+class Difference:
+    """a - b, not yet subtracted, so that it can be added to a sum piece by piece without being in memory as a whole."""
+
+    a: Tree
+    b: Tree
+
+    def tree(self) -> Tree:
+        """a - b."""
+        return sub(self.a, self.b)
+
+
 def mul(a: Tree, b: Tree) -> Tree:
     """Entrywise a * b."""
     return {name: torch.mul(tensor, b[name]) for name, tensor in a.items()}

@@ -1,7 +1,7 @@
 """Dense: every entry is sent, at 32 or 16 bits."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -11,7 +11,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from rayfl.compress.base import Packet, Quantizer, WholeTensorCodec, cuts, device_of, shapes_of
+from rayfl import tree
+from rayfl.compress.base import BLOCK, Packet, Quantizer, WholeTensorCodec, cuts, device_of, shapes_of
 from rayfl.compress.values import (
     BUFFER_TYPES,
     UNIT_ROUNDOFF,
@@ -23,7 +24,7 @@ from rayfl.compress.values import (
     entries_on_device,
 )
 from rayfl.data.transfer import to_memory
-from rayfl.tree import Tree, num_entries
+from rayfl.tree import Difference, Tree, num_entries
 
 
 @dataclass(frozen=True)
@@ -49,35 +50,40 @@ class UnwrittenDense(Packet):
     The tree is added up on the GPU. Nobody may write into it while the packet lives.
     """
 
-    tree: Tree
+    like: Tree
+    """A tree of the same shapes, on the device of the packet's own tree."""
 
-    def __init__(self, tree: Tree) -> None:
+    def __init__(self, like: Tree) -> None:
         # A packet is frozen, and `parts` are made later.
-        vars(self).update(codec=DenseCodec(shapes_of(tree), "fp32"), tree=tree)
+        vars(self).update(codec=DenseCodec(shapes_of(like), "fp32"), like=like)
+
+    def tree(self) -> Tree:
+        """The tree that is sent, on its device."""
+        return self.like
 
     @cached_property
     def parts(self) -> Mapping[str, np.ndarray]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The buffers."""
-        found = to_memory(self.tree, device_of(self.tree))
+        """The buffers. ValueError on NaN and infinity."""
+        found = to_memory(self.tree(), device_of(self.like))
         return {name: encode_values(name, entries(name, tensor), "fp32") for name, tensor in found.items()}
 
     @property
     def num_bits(self) -> int:
-        return 32 * num_entries(self.tree)
+        return 32 * num_entries(self.like)
 
     @property
     def num_values(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
         """See `Packet`; the buffers are not made for it."""
-        return num_entries(self.tree)
+        return num_entries(self.like)
 
     def decode_beside(self, like: Tree) -> Tree:
         """See `Packet`; if `like` lies on the same GPU, nothing is copied, and NaN is not looked for."""
         device = device_of(like)
-        return self.tree if device.type != "cpu" and self.can_be_added_on(device) else super().decode_beside(like)
+        return self.tree() if device.type != "cpu" and self.can_be_added_on(device) else super().decode_beside(like)
 
     def add_to(self, total: Tree, weight: float) -> None:
         if self.can_be_added_on(device_of(total)):
-            for name, tensor in self.tree.items():
+            for name, tensor in self.like.items():
                 total[name].add_(tensor * weight)
         else:
             super().add_to(total, weight)
@@ -85,11 +91,11 @@ class UnwrittenDense(Packet):
     def times(self, weight: float) -> Tree:
         if "parts" in vars(self):
             return super().times(weight)
-        return {name: torch.mul(tensor, weight).add_(0.0) for name, tensor in self.tree.items()}
+        return {name: torch.mul(tensor, weight).add_(0.0) for name, tensor in self.like.items()}
 
     def can_be_added_on(self, device: torch.device) -> bool:
         """Whether the tree lies on this device, and its buffers have not been made yet."""
-        return "parts" not in vars(self) and device_of(self.tree) == device
+        return "parts" not in vars(self) and device_of(self.like) == device
 
     def written(self) -> Packet:
         return Packet(self.parts, self.codec)
@@ -97,6 +103,61 @@ class UnwrittenDense(Packet):
     # Any: what pickle asks for.
     def __reduce__(self) -> tuple[Any, ...]:
         return Packet, (self.parts, self.codec)
+
+
+class DenseDifference(UnwrittenDense):
+    """The packet of the difference of two trees; it holds the two trees until its buffers are made.
+
+    `add_to` and `times` subtract, check, multiply and add a block at a time: one pass over the memory where a tree of
+    differences would take four. On a GPU a block is a tensor.
+    """
+
+    def __init__(self, difference: Difference) -> None:
+        super().__init__(difference.a)
+        vars(self).update(difference=difference)
+
+    difference: Difference
+
+    def tree(self) -> Tree:
+        return self.difference.tree()
+
+    def add_to(self, total: Tree, weight: float) -> None:
+        """See `Packet`. ValueError on NaN and infinity; `total` is then useless."""
+        if plain(total) and self.can_be_added_on(device_of(total)):
+            self._go_through(total, weight, lambda block, products: block.add_(products))
+        else:
+            Packet.add_to(self, total, weight)
+
+    def times(self, weight: float) -> Tree:
+        """See `Packet`. ValueError on NaN and infinity."""
+        if "parts" in vars(self):
+            return Packet.times(self, weight)
+        total = tree.map(torch.empty_like, self.difference.a)
+        self._go_through(total, weight, lambda block, products: torch.add(products, 0.0, out=block))
+        return total
+
+    def _go_through(self, total: Tree, weight: float, take: Callable[[Tensor, Tensor], Tensor]) -> None:
+        """Call `take` with each block of `total` and the block's products, weight times difference, rounded.
+
+        ValueError at the end if a difference is NaN or infinite.
+        """
+        device, most = device_of(total), max((tensor.numel() for tensor in total.values()), default=0)
+        most = min(BLOCK, most) if device.type == "cpu" else most
+        kept, check = torch.empty(most, device=device), torch.zeros((), device=device)
+        for name, tensor in total.items():
+            trees = (tensor, self.difference.a[name], self.difference.b[name])
+            for block, left, right in zip(*map(blocks, trees), strict=True):
+                products = torch.sub(left, right, out=kept.narrow(0, 0, block.numel()))
+                check += products.sum()
+                take(block, products.mul_(weight))
+        if not math.isfinite(check):
+            refuse_infinite(self.difference.tree())
+
+
+def blocks(tensor: Tensor) -> Sequence[Tensor]:
+    """The entries of a contiguous tensor, row by row, BLOCK at a time; on a GPU all of them."""
+    flat = tensor.view(-1)
+    return (flat,) if flat.numel() <= BLOCK or tensor.device.type != "cpu" else flat.split(BLOCK)
 
 
 def plain(x: Tree) -> bool:
@@ -133,6 +194,12 @@ class Dense(Quantizer, on_device=True):
             return UnwrittenDense(x), memory
         parts = {name: encode_values(name, entries_on_device(name, tensor), self.dtype) for name, tensor in x.items()}
         return Packet(parts, DenseCodec(shapes_of(x), self.dtype)), memory
+
+    def encode_difference(self, x: Difference, memory: Tree, generator: np.random.Generator) -> tuple[Packet, Tree]:
+        """As fp32 nothing is subtracted until somebody reads the packet."""
+        if self.dtype == "fp32" and plain(x.a) and plain(x.b) and device_of(x.a) == device_of(x.b):
+            return DenseDifference(x), memory
+        return super().encode_difference(x, memory, generator)
 
     def omega(self, num_entries: int) -> float | None:
         return 0.0 if self.dtype == "fp32" else None

@@ -7,6 +7,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from rayfl.compress.largest import at_least
 from rayfl.compress.sparse import Selection, Sparsifier
 from rayfl.compress.values import UNIT_ROUNDOFF
 from rayfl.errors import RayflError
@@ -62,4 +63,4 @@ class Threshold(Sparsifier, on_device=True):
             low, high = torch.aminmax(flat)
             limit *= np.float32(max(-low.item(), high.item()))
         # Where the limit vanishes in float32 (a tensor of zeros, or of the smallest numbers) zeros are left out still.
-        return np.flatnonzero(np.abs(numbers) >= limit if limit > 0 else numbers != 0)
+        return np.flatnonzero(at_least(numbers, limit) if limit > 0 else numbers != 0)

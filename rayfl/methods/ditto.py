@@ -111,7 +111,7 @@ class Ditto(OwnModel, FedAvg, on_device=True, takes_stale=True):
 
     def finish(self, state: ModelState, carry: DittoCarry, ctx: Context) -> Finished:
         own: ModelState = {"params": carry["personal"]["params"]}
-        return self.finished(own, {"delta": self.progress(carry)}, carry, ctx, "train")
+        return self.finished(own, {"delta": self.delta(carry)}, carry, ctx, "train")
 
     def eval_begin(self, state: ModelState, model: Tree | None, carry: DittoCarry | None, ctx: Context) -> ModelState:
         return {"params": state["params"] if carry is None else carry["personal"]["params"]}

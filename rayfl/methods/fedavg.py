@@ -24,7 +24,7 @@ class FedAvg(GradientMethod, ModelServer, on_device=True, keeps_parts=True, take
     difference: str = "delta"
 
     def finish(self, state: State, carry: LocalCarry, ctx: Context) -> Finished:
-        return self.finished(state, {"delta": self.progress(carry)}, carry, ctx)
+        return self.finished(state, {"delta": self.delta(carry)}, carry, ctx)
 
     def update(self, server: ModelState, received: Mapping[str, Aggregate], ctx: Context) -> ModelState:
         return {"params": tree.sub(server["params"], received["delta"].result)}

@@ -41,7 +41,7 @@ class FedMGDA(GradientMethod, ModelServer, on_device=True, keeps_parts=True):
     gather: Mapping[str, Gather] = {"delta": Collect()}
 
     def finish(self, state: State, carry: LocalCarry, ctx: Context) -> Finished:
-        return Finished(state, {"delta": self.progress(carry)}, metrics=self.train_loss(carry, ctx))
+        return Finished(state, {"delta": self.delta(carry)}, metrics=self.train_loss(carry, ctx))
 
     def server_update(
         self, server: ModelState, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context

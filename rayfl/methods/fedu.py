@@ -58,9 +58,7 @@ class FedU(OwnModel, GradientMethod, CountedExchanges, on_device=True):
         check_lap_step(self.hyper.lap_step, topology, num_clients, seed)
 
     def finish(self, state: ModelState, carry: LocalCarry, ctx: Context) -> Finished:
-        return Finished(
-            {"params": carry["params"]}, {"change": self.progress(carry)}, metrics=self.train_loss(carry, ctx)
-        )
+        return Finished({"params": carry["params"]}, {"change": self.delta(carry)}, metrics=self.train_loss(carry, ctx))
 
     def receive_reply(self, state: ModelState, received: Message, ctx: Context) -> ModelState:
         return {"params": received["model"].decode()}

@@ -13,7 +13,7 @@ from rayfl.compress.base import Compressor, Message, Packet
 from rayfl.determinism.seeding import LazyGenerator
 from rayfl.population.client import Traits
 from rayfl.settings import Settings
-from rayfl.tree import State, Tree
+from rayfl.tree import Difference, State, Tree
 
 # Any: each method declares the keys of its own, as a TypedDict.
 Carry = Any
@@ -27,12 +27,13 @@ class ModelState(TypedDict):
     params: Tree
 
 
-Upload = Mapping[str, Packet | Tree]
-"""What a client sends, by name: a tree, which the engine encodes with the experiment's uplink; or a finished packet."""
+Upload = Mapping[str, Packet | Tree | Difference]
+"""What a client sends, by name: a tree, or a difference of two, which the engine encodes with the experiment's uplink;
+or a finished packet."""
 Download = Mapping[str, Packet | Tree]
 """What the server sends, by name: a tree, which the engine encodes with the experiment's downlink; or a finished
 packet."""
-Trees = Mapping[str, Tree]
+Trees = Mapping[str, Tree | Difference]
 """What a client sends, by name, before it is encoded."""
 Split = Literal["train", "validation", "heldout"]
 

@@ -18,6 +18,7 @@ from rayfl.compress.base import Packet
 from rayfl.errors import RayflError, did_you_mean
 from rayfl.methods.base import Finished, Plan, Reply, ServerHalf
 from rayfl.rounds.errors import ClientError, HookError, error_text, out_of_memory
+from rayfl.tree import Difference
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -190,9 +191,9 @@ def _finished(found: Any, method: Any, args: tuple[Any, ...]) -> None:
     for name, part in found.message.items():
         if isinstance(part, Packet):
             continue
-        if not isinstance(part, dict):
+        if not isinstance(part, dict | Difference):
             raise _WrongAnswerError(
-                f"sends {name!r} as a value of type {type(part).__name__}; it must be a tree or a Packet"
+                f"sends {name!r} as a value of type {type(part).__name__}; it must be a tree, a Difference or a Packet"
             )
         # Nobody would read a tree under another name; a packet may be sent only to be billed.
         if name not in method.gather and not read_alone:

@@ -85,7 +85,9 @@ def watched_compressor(uplink: Compressor, log: Log) -> Compressor:
             message[name] = packet
         return packet, memory
 
-    kind = type("Watched", (type(uplink),), {"encode": encode})
+    # Only a written packet shows its buffers.
+    hooks = {"encode": encode, "encode_difference": Compressor.encode_difference}
+    kind = type("Watched", (type(uplink),), hooks)
     return kind(**{name: getattr(uplink, name) for name in type(uplink).model_fields})
 
 

@@ -30,6 +30,7 @@ from rayfl.methods.base import (
 )
 from rayfl.methods.shared.wrapper import Wrapping, WrappingClients
 from rayfl.rounds.setup import Setup
+from rayfl.tree import Difference
 
 KEY = ("wrap",)
 Received = Mapping[str, Aggregate]
@@ -160,7 +161,8 @@ class Wrapped(WrappingClients, keeps_parts=True):
             nonlocal own, metrics
             if seen:
                 raise RayflError(f"{type(self.inner).__name__} sends in two parts; {self.wrapper.name!r} needs all")
-            sent, own, metrics = self.wrapper.client(trees, own, carry.get(self.entry, {}), ctx)
+            opened = {name: one.tree() if isinstance(one, Difference) else one for name, one in trees.items()}
+            sent, own, metrics = self.wrapper.client(opened, own, carry.get(self.entry, {}), ctx)
             seen.update(trees, sent)
             return ctx.outgoing(sent)
 

@@ -1,14 +1,18 @@
 """Dense packets: rounding, ranges, aliasing and alignment."""
 
+import pickle
+from collections.abc import Callable
 from typing import Any, get_args
 
 import numpy as np
+import pytest
 import torch
 
-from rayfl.compress.base import message_bits
-from rayfl.compress.dense import Dense
+from rayfl import tree
+from rayfl.compress.base import BLOCK, Packet, message_bits
+from rayfl.compress.dense import Dense, DenseDifference
 from rayfl.compress.values import ValueType
-from rayfl.tree import Tree
+from rayfl.tree import Difference, Tree
 from tests.pretended_gpu import PretendedGpu, on_gpu
 from tests.refusals import refused
 
@@ -121,8 +125,60 @@ def test_add_to_a_float64_total():
     assert total["w"].tolist() == [0.75, 1.0]
 
 
+def two_trees() -> Difference:
+    """Two trees with more than a block, less than one, a scalar, and equal entries."""
+    draw = torch.Generator().manual_seed(0)
+    shapes = {"w": (3, BLOCK - 7), "b": (5,), "s": ()}
+    a = {name: torch.randn(shape, generator=draw) for name, shape in shapes.items()}
+    b = {name: torch.randn(shape, generator=draw) for name, shape in shapes.items()}
+    a["w"][1, :100] = b["w"][1, :100]
+    return Difference(a, b)
+
+
 def as_bytes(x: Tree) -> dict[str, bytes]:
     return {name: tensor.numpy().tobytes() for name, tensor in x.items()}
+
+
+def lazy(x: Difference) -> DenseDifference:
+    packet, _ = Dense().encode_difference(x, {}, RNG)
+    assert isinstance(packet, DenseDifference)
+    return packet
+
+
+@pytest.mark.parametrize("weight", [1.0, -1.0, 0.1, 37.0])
+def test_a_difference_is_added_as_its_written_packet_is(weight: float):
+    x = two_trees()
+    packet, written = lazy(x), Dense().encode(x.tree(), {}, RNG)[0]
+    begun, expected = packet.times(weight), written.times(weight)
+    assert as_bytes(begun) == as_bytes(expected)
+    packet.add_to(begun, 0.3 * weight)
+    written.add_to(expected, 0.3 * weight)
+    assert as_bytes(begun) == as_bytes(expected)
+    # Nothing was written for it.
+    assert "parts" not in vars(packet)
+
+
+def test_a_difference_has_the_buffers_and_bits_of_its_written_packet():
+    x = two_trees()
+    packet, written = lazy(x), Dense().encode(x.tree(), {}, RNG)[0]
+    assert packet.num_bits == written.num_bits
+    assert as_bytes(packet.decode()) == as_bytes(written.decode())
+    assert {name: part.tobytes() for name, part in packet.parts.items()} == {
+        name: part.tobytes() for name, part in written.parts.items()
+    }
+    copy = pickle.loads(pickle.dumps(lazy(x)))  # noqa: S301 - our own bytes
+    assert type(copy) is Packet and type(lazy(x).written()) is Packet
+    assert as_bytes(copy.decode()) == as_bytes(written.decode())
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("name", ["w", "b", "s"])
+def test_a_difference_that_is_not_finite_is_refused_where_it_is_read(bad: float, name: str):
+    x = two_trees()
+    x.b[name].view(-1)[-1] = bad
+    for read in (lambda p: p.times(2.0), lambda p: p.add_to(two_trees().a, 2.0), lambda p: p.parts, pickle.dumps):
+        with refused(names=[name, "NaN", "infinity"], error=ValueError):
+            read(lazy(x))
 
 
 def test_large_finite_numbers_are_not_taken_for_infinity():
@@ -130,13 +186,38 @@ def test_large_finite_numbers_are_not_taken_for_infinity():
     x = {"w": torch.full((4,), 3e38)}
     packet, _ = Dense().encode(x, {}, RNG)
     assert packet.decode()["w"].tolist() == x["w"].tolist()
+    difference = lazy(Difference(x, {"w": torch.zeros(4)}))
+    assert difference.times(1.0)["w"].tolist() == x["w"].tolist()
 
 
-def test_a_packet_of_a_tree_on_a_gpu_is_added_there():
-    x = {name: torch.randn(shape) for name, shape in {"w": (3, 7), "b": (5,), "s": ()}.items()}
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+def test_a_difference_is_written_at_once_where_it_is_rounded(dtype: ValueType):
+    x = two_trees()
+    packet, _ = Dense(dtype=dtype).encode_difference(x, {}, RNG)
+    assert as_bytes(packet.decode()) == as_bytes(Dense(dtype=dtype).encode(x.tree(), {}, RNG)[0].decode())
+
+
+def test_a_difference_of_float64_is_written_at_once():
+    x = Difference({"w": torch.tensor([1.0 + 2**-40], dtype=torch.float64)}, {"w": torch.ones(1, dtype=torch.float64)})
+    packet, _ = Dense().encode_difference(x, {}, RNG)
+    # In float32 both are 1.
+    assert packet.decode()["w"].tolist() == [2**-40]
+
+
+def on_both(make: Callable[[Tree, Tree], Packet]) -> tuple[Packet, Packet]:
+    """The packet of two trees in main memory and on the pretended GPU."""
+    x = two_trees()
+    return make(x.a, x.b), make(*({name: on_gpu(tensor) for name, tensor in one.items()} for one in (x.a, x.b)))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda a, b: lazy(Difference(a, b)), lambda a, b: Dense().encode(a, {}, RNG)[0]],
+    ids=["difference", "tree"],
+)
+def test_a_packet_of_trees_on_a_gpu_is_added_there(make: Callable[[Tree, Tree], Packet]):
     with PretendedGpu() as gpu:
-        here = Dense().encode(x, {}, RNG)[0]
-        there = Dense().encode({name: on_gpu(tensor) for name, tensor in x.items()}, {}, RNG)[0]
+        here, there = on_both(make)
         sums, sums_there = here.times(0.3), there.times(0.3)
         here.add_to(sums, 37.0)
         there.add_to(sums_there, 37.0)
@@ -163,5 +244,7 @@ def test_what_is_not_finite_on_a_gpu_is_refused():
         bad = {"w": on_gpu(torch.ones(3)), "b": on_gpu(torch.tensor([1.0, torch.inf]))}
         with refused(names=["'b'", "NaN", "infinity", "float32", "lower"], error=ValueError):
             Dense().encode(bad, {}, RNG)
+        with refused(names=["'b'", "NaN", "infinity", "float32", "lower"], error=ValueError):
+            lazy(Difference(bad, tree.zeros_like(bad))).times(1.0)
         large = {"w": on_gpu(torch.full((4,), 3e38))}
         assert Dense().encode(large, {}, RNG)[0].decode()["w"].tolist() == [torch.tensor(3e38)] * 4

@@ -1,14 +1,15 @@
 """What a call leaves of its clients' messages: packets where they are together smaller than their sum."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from rayfl.compress.base import Compressor, Packet
-from rayfl.compress.dense import Dense, DenseCodec
+from rayfl import gather
+from rayfl.compress.base import Compressor
+from rayfl.compress.dense import Dense
 from rayfl.compress.sparse import TopK
 from rayfl.determinism.addition_order import add_up
 from rayfl.gather import Aggregate, Collect, ElementwiseMean, Gather, Sum, WeightedMean
@@ -118,11 +119,12 @@ def test_packets_are_added_at_once_where_they_may_not_stay():
     assert isinstance(summing(WeightedMean()).sent((0, 4), lambda: next(left), 0), Added)
 
 
-def test_a_damaged_message_names_its_client():
+def test_a_message_that_is_not_finite_names_its_client():
     (one,) = messages(1, Dense())
     assert one is not None
-    packet = Packet({"w": np.zeros(SIZE)}, DenseCodec((("w", (SIZE,)),), "fp32"))
-    with refused(names=["round 0", "client 10", "ValueError", "'w'", "float64"], error=ClientError):
+    x = gather.tree.Difference({"w": torch.full((SIZE,), math.nan)}, {"w": torch.zeros(SIZE)})
+    packet, _ = Dense().encode_difference(x, {}, None)  # type: ignore[arg-type]
+    with refused(names=["round 0", "client 10", "ValueError", "'w'", "NaN"], error=ClientError):
         sent_by(WeightedMean(), [one._replace(message={"delta": packet})])
 
 

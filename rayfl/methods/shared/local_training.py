@@ -7,7 +7,6 @@ from typing import ClassVar, Literal, TypedDict, TypeVar, cast
 import torch
 from pydantic import Field, model_validator
 
-from rayfl import tree
 from rayfl.compress.scalar import count_packet
 from rayfl.methods.base import (
     Batch,
@@ -28,6 +27,7 @@ from rayfl.methods.base import (
 )
 from rayfl.methods.shared.lr_schedules import LearningRate
 from rayfl.methods.shared.optimizers import SGD, Adam, AdamW, Nesterov, Optimizer, OptimizerName
+from rayfl.tree import Difference
 
 Weighting = Literal["samples", "uniform"]
 ADAM = ["adam", "adamw"]
@@ -185,7 +185,11 @@ class GradientMethod(Method):
 
     def progress(self, carry: LocalCarry) -> Tree:
         """delta = received - trained, a descent direction."""
-        return tree.sub(carry["received"], carry["params"])
+        return self.delta(carry).tree()
+
+    def delta(self, carry: LocalCarry) -> Difference:
+        """`progress` for a client that only sends it."""
+        return Difference(carry["received"], carry["params"])
 
 
 class OwnModel(Method):
