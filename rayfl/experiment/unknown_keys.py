@@ -1,5 +1,6 @@
 """Suggests a key for an unknown one: by the words of other tools, other tables, other methods."""
 
+import difflib
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -84,7 +85,8 @@ def explained(error: UnknownKey, experiment: type[Settings], tables: Mapping[str
     choices = sorted(known(CHOSEN[table]).items()) if len(keys) == 2 and table in CHOSEN else []
     if others := [name for name, one in choices if own in settings_of(one)]:
         return _of_others(error, CHOSEN[table], others, tables[table])
-    return _meant(error, found) if (found := places(word, experiment)) else error
+    is_near = word not in OTHER_WORDS and difflib.get_close_matches(word, error.known)
+    return error if is_near or not (found := places(word, experiment)) else _meant(error, found)
 
 
 def places(word: str, experiment: type[Settings]) -> list[str]:

@@ -138,6 +138,6 @@ def check_splits(method: Method, partition: Partition) -> None:
     """Reject a partition that left a split empty that the method needs."""
     for split, share in method.splits.items():
         if not len(partition.split(split).indices):
-            raise RayflError(
-                f"the method or a wrapper needs {split} examples; set splits.{split}_ratio (for example {share})"
-            )
+            inner = method.innermost if isinstance(method, WrappingClients) else method
+            name = type(inner).__name__ if split in inner.splits else "a wrapper"
+            raise RayflError(f"{name} needs {split} examples; set splits.{split}_ratio (for example {share})")
