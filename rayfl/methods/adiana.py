@@ -38,6 +38,7 @@ from rayfl.methods.base import (
     WeightedMean,
 )
 from rayfl.methods.shared.distributed_gradient import (
+    GradientCarry,
     GradientWork,
     ShiftedGradient,
     ShiftState,
@@ -46,7 +47,6 @@ from rayfl.methods.shared.distributed_gradient import (
     soft_threshold,
     stated_omega,
 )
-from rayfl.methods.shared.one_gradient import GradientCarry
 from rayfl.methods.shared.uplink import compressed
 
 

@@ -16,8 +16,7 @@ from pydantic import Field
 
 from rayfl import tree
 from rayfl.methods.base import Aggregate, Context, Finished, Gather, ModelState, State, WeightedMean
-from rayfl.methods.shared.distributed_gradient import DistributedGradient, GradientStep, soft_threshold
-from rayfl.methods.shared.one_gradient import GradientCarry
+from rayfl.methods.shared.distributed_gradient import DistributedGradient, GradientCarry, GradientStep, soft_threshold
 
 
 class DCGDHyper(GradientStep):

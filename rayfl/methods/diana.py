@@ -32,6 +32,7 @@ from rayfl.methods.base import (
     WeightedMean,
 )
 from rayfl.methods.shared.distributed_gradient import (
+    GradientCarry,
     GradientStep,
     ShiftedGradient,
     ShiftState,
@@ -39,7 +40,6 @@ from rayfl.methods.shared.distributed_gradient import (
     shifted,
     soft_threshold,
 )
-from rayfl.methods.shared.one_gradient import GradientCarry
 from rayfl.methods.shared.uplink import compressed, uncompressed
 
 

@@ -8,8 +8,8 @@ neither the lasso nor Fil; the authors' code has Fil. Both are on as in MCE-PL: 
 from typing import ClassVar
 
 from rayfl.methods.base import Context, Finished, FirstDraws, Traits, Tree
+from rayfl.methods.shared.distributed_gradient import GradientCarry
 from rayfl.methods.shared.learned_masks import HiddenMasks, ScoredModel
-from rayfl.methods.shared.one_gradient import GradientCarry
 
 
 class IndMask(HiddenMasks, on_device=True):

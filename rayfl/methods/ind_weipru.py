@@ -7,7 +7,7 @@ after every iteration, as avr-weipru and par-weipru do, and the authors' code do
 from typing import ClassVar
 
 from rayfl.methods.base import Context, Finished
-from rayfl.methods.shared.one_gradient import GradientCarry
+from rayfl.methods.shared.distributed_gradient import GradientCarry
 from rayfl.methods.shared.pruned_weights import PrunedWeights, WeightsState
 
 

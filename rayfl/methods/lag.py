@@ -34,8 +34,7 @@ from rayfl.methods.base import (
     Tree,
     unused_with,
 )
-from rayfl.methods.shared.distributed_gradient import DistributedGradient, GradientStep
-from rayfl.methods.shared.one_gradient import GradientCarry
+from rayfl.methods.shared.distributed_gradient import DistributedGradient, GradientCarry, GradientStep
 from rayfl.methods.shared.uplink import UplinkMemory, compressed
 
 NEVER_LAZY = unused_with(threshold=[0])

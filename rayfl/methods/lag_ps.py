@@ -30,7 +30,7 @@ from rayfl.methods.base import (
     encode_broadcast,
 )
 from rayfl.methods.lag import LAG, NEVER_LAZY, Known, LAGHyper, LAGServer
-from rayfl.methods.shared.one_gradient import GradientCarry
+from rayfl.methods.shared.distributed_gradient import GradientCarry
 
 
 class LAGPSHyper(LAGHyper):

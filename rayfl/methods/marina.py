@@ -40,8 +40,7 @@ from rayfl.methods.base import (
     Tree,
     WeightedMean,
 )
-from rayfl.methods.shared.distributed_gradient import DistributedGradient, GradientStep, stated_omega
-from rayfl.methods.shared.one_gradient import GradientCarry
+from rayfl.methods.shared.distributed_gradient import DistributedGradient, GradientCarry, GradientStep, stated_omega
 from rayfl.methods.shared.uplink import UplinkMemory, uncompressed
 
 

@@ -48,8 +48,8 @@ from rayfl.methods.base import (
     Tree,
     WeightedMean,
 )
+from rayfl.methods.shared.distributed_gradient import GradientCarry
 from rayfl.methods.shared.learned_masks import HiddenMaskHyper, HiddenMasks, ScoredModel, masked_part
-from rayfl.methods.shared.one_gradient import GradientCarry
 
 
 class MCEPLHyper(HiddenMaskHyper):

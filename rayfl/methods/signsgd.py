@@ -34,8 +34,7 @@ from rayfl.methods.base import (
     Traits,
     Tree,
 )
-from rayfl.methods.shared.distributed_gradient import DistributedGradient, GradientStep
-from rayfl.methods.shared.one_gradient import GradientCarry
+from rayfl.methods.shared.distributed_gradient import DistributedGradient, GradientCarry, GradientStep
 
 
 class SignSGDHyper(GradientStep):

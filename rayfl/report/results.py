@@ -23,10 +23,9 @@ from rayfl.report.groups import curve, facts_of, groups
 from rayfl.report.series import COST_TITLES, cost, metric_names, series
 from rayfl.report.summary import Summary, summary
 from rayfl.run_directory.copies import copy_for_reading
-from rayfl.run_directory.model_inputs import read_model_inputs
 from rayfl.run_directory.object_storage import is_url, require_path
 from rayfl.run_directory.record import Run, read_run, run_directories
-from rayfl.run_directory.saved_models import CONSTANTS, load_model, model_keys
+from rayfl.run_directory.saved_models import CONSTANTS, load_model, model_keys, read_model_inputs
 from rayfl.settings import dotted, shown
 
 if TYPE_CHECKING:

@@ -1,4 +1,5 @@
-"""The description in a run directory: the experiment, copies of its input files, the machines, and the origin.
+"""The description in a run directory: the experiment, copies of its input files, the machines, the origin, and the
+facts of the metrics, without which a report of a later day would need their classes.
 
 The bits of a run depend on the machines, so platform.json has what the machines report about themselves.
 """
@@ -7,22 +8,23 @@ import platform as system
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rayfl.errors import RayflError, reason
 from rayfl.limits.json_files import read_json
-from rayfl.run_directory.disk import locked, write_json, write_text, write_whole
-from rayfl.run_directory.part import Part
+from rayfl.metrics.facts import RECORDED_BEFORE, Facts
+from rayfl.run_directory.disk import Part, locked, write_json, write_text, write_whole
 
 EXPERIMENT = "experiment.json"
 """A directory is a run directory if it has this file."""
 TOML = "experiment.toml"
 PLATFORM = "platform.json"
+METRICS = "metrics.json"
 PART = Part(
-    (r"experiment\.json", r"experiment\.toml", r"platform\.json", r"origin\.json"),
+    (r"experiment\.json", r"experiment\.toml", r"platform\.json", r"origin\.json", r"metrics\.json"),
     {
         "`experiment.json`, `experiment.toml`": "the experiment as it was resolved; a copy of the TOML file "
         "can be edited and run",
@@ -30,11 +32,14 @@ PART = Part(
         "[the bits](../explanations/determinism.md) depend; `driver` and `mixed`: the other kinds that took part",
         "`origin.json`": "the command, when it was given, on which host, and the commit of the folder it was given in; "
         "nothing depends on it",
+        "`metrics.json`": "of every value that is evaluated: its title, unit and range, which way is better, and what "
+        "a page draws of it",
     },
 )
 ORIGIN = ("command", "started", "host", "commit")
 """The entries of origin.json; the commit is missing outside a git repository."""
 _GIT_TIMEOUT_S = 5
+_Content = TypeVar("_Content")
 INPUT_FILES = Part(
     (r"files/[a-z]+-[0-9a-f]{12}(\..*)?",),
     {
@@ -101,19 +106,36 @@ def read_experiment(directory: Path) -> Mapping[str, object]:
         raise RayflError(
             f"{directory} is no run directory ({EXPERIMENT} is missing there): name the directory of a run"
         )
-    return _read(directory / EXPERIMENT)
+    return read_as(dict, directory / EXPERIMENT)
 
 
 def read_platform(directory: Path) -> Mapping[str, object]:
     """What `write_platform` wrote; empty if nothing was computed yet. Raise RayflError if it cannot be read."""
     path = directory / PLATFORM
-    return _read(path) if path.exists() or (directory / "records").exists() else {}
+    return read_as(dict, path) if path.exists() or (directory / "records").exists() else {}
 
 
-def _read(path: Path) -> Mapping[str, object]:
+def write_metric_facts(directory: Path, facts: Mapping[str, Facts]) -> None:
+    """Write the facts of every value, by its name without the place. Raise OSError if writing fails."""
+    write_json(directory / METRICS, {name: one.model_dump() for name, one in facts.items()})
+
+
+def read_metric_facts(directory: Path) -> Mapping[str, Facts]:
+    """What `write_metric_facts` wrote; before it did, loss and accuracy. Raise RayflError if it is damaged."""
+    path = directory / METRICS
+    return read_as(_facts, path) if path.exists() else RECORDED_BEFORE
+
+
+# Any: JSON.
+def _facts(**given: Any) -> Mapping[str, Facts]:
+    return {name: Facts(**one) for name, one in given.items()}
+
+
+def read_as(make: Callable[..., _Content], path: Path) -> _Content:
+    """What `make` makes of the entries of a JSON file of a run. Raise RayflError if it cannot be read."""
     try:
-        return read_json(path)
-    except (OSError, ValueError) as error:
+        return make(**read_json(path))
+    except (OSError, ValueError, TypeError) as error:
         raise RayflError(f"{path} cannot be read ({reason(error)}): restore it, or run the experiment again") from None
 
 

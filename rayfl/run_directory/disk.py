@@ -12,12 +12,27 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO, NamedTuple, TypeVar
 
 from safetensors import SafetensorError
 
 from rayfl.errors import RayflError, reason
-from rayfl.run_directory.part import Part
+
+
+class Part(NamedTuple):
+    """The files of one part of a run: a constant PART beside the code that writes them, which run_files.py collects.
+
+    Together they are everything that a run may write, that `--overwrite` removes and that a copy in object storage has;
+    docs/reference/run-directory.md lists them.
+
+    `patterns`: regular expressions of their paths in the run directory. A slash separates two names of a path, and each
+    name matches by itself. `.+` at the end matches at any depth; a slash at the end declares a folder without files.
+    `documented`: the names that the documentation gives these files, and their content.
+    """
+
+    patterns: tuple[str, ...]
+    documented: Mapping[str, str]
+
 
 LOCK = "lock"
 PART = Part((LOCK,), {"`lock`": "held by the process that writes to the directory"})

@@ -26,8 +26,7 @@ from pydantic import Field
 from rayfl.errors import RayflError, reason
 from rayfl.limits.json_files import read_json
 from rayfl.limits.regular_files import require_regular
-from rayfl.run_directory.disk import sync_directory, write_json
-from rayfl.run_directory.part import Part
+from rayfl.run_directory.disk import Part, sync_directory, write_json
 from rayfl.settings import Settings, shown
 from rayfl.version import __version__
 

@@ -10,8 +10,7 @@ from pathlib import Path
 from secrets import token_hex
 
 from rayfl.errors import RayflError, reason
-from rayfl.run_directory.disk import write_whole
-from rayfl.run_directory.part import Part
+from rayfl.run_directory.disk import Part, write_whole
 
 _MARKED_BYTES = 1 << 16
 """The mark of a file is within this many bytes of its beginning."""

@@ -15,11 +15,10 @@ from rayfl.rounds.ledger import RoundRecord
 from rayfl.rounds.rounds import RunState, first_run_state, personal_models, simulate
 from rayfl.rounds.setup import Setup
 from rayfl.run_directory import checkpoint
+from rayfl.run_directory.description import write_metric_facts
 from rayfl.run_directory.disk import writing
-from rayfl.run_directory.metric_facts import write_metric_facts
-from rayfl.run_directory.model_inputs import write_model_inputs
 from rayfl.run_directory.record import Recorder
-from rayfl.run_directory.saved_models import CONSTANTS, save_model
+from rayfl.run_directory.saved_models import CONSTANTS, save_model, write_model_inputs
 from rayfl.run_directory.tables import read_tables
 from rayfl.run_directory.trackers.tracker import TrackerName
 from rayfl.run_directory.tracking import Stopped, Tracking

@@ -16,9 +16,8 @@ import pyarrow.compute as pc
 
 from rayfl.errors import RayflError
 from rayfl.metrics.facts import RECORDED_BEFORE, Facts
-from rayfl.run_directory.description import is_run, read_experiment, read_platform
+from rayfl.run_directory.description import is_run, read_experiment, read_metric_facts, read_platform
 from rayfl.run_directory.disk import locked, sync_directory, write_whole, writing
-from rayfl.run_directory.metric_facts import read_metric_facts
 from rayfl.run_directory.tables import (
     SCHEMAS,
     Stream,

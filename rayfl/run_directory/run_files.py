@@ -9,15 +9,13 @@ from os import stat_result
 from pathlib import Path
 
 from rayfl.errors import RayflError
-from rayfl.run_directory import description, disk, manifest, metric_facts, model_inputs, outputs, saved_models, tables
+from rayfl.run_directory import description, disk, manifest, outputs, saved_models, tables
 from rayfl.run_directory.trackers import tracker
 
 PARTS = (
     description.PART,
     tables.PART,
-    metric_facts.PART,
     saved_models.PART,
-    model_inputs.PART,
     manifest.PART,
     description.INPUT_FILES,
     tracker.PART,

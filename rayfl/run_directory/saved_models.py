@@ -1,34 +1,44 @@
-"""The final models of a run, as safetensors files.
+"""The final models of a run, as safetensors files, and their inputs: shape, preprocessing, classes, digest.
 
 models/NAME.safetensors, or models/NAME-0000.safetensors, models/NAME-0001.safetensors, ... for a large tree.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
+from pydantic import Field, model_validator
 from safetensors import SafetensorError, safe_open
 
+from rayfl.determinism.process import Precision
 from rayfl.errors import RayflError
 from rayfl.limits.regular_files import require_regular
-from rayfl.run_directory.disk import portions, safetensors_errors, write_whole
-from rayfl.run_directory.part import Part
+from rayfl.run_directory.description import is_run, read_as, read_experiment
+from rayfl.run_directory.disk import Part, portions, safetensors_errors, write_json, write_whole
+from rayfl.settings import Settings
 
 # A list of runs loads no torch.
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from rayfl.data.datasets import Dataset
+
 PART = Part(
-    (r"models/(global|personal)(-[0-9]{4,})?\.safetensors",),
+    (r"models/(global|personal)(-[0-9]{4,})?\.safetensors", r"models/inputs\.json"),
     {
         "`models/*.safetensors`": "the final global model, the final personal models; personal ones of more than "
-        "128 MiB in several files, `personal-0000.safetensors` and so on"
+        "128 MiB in several files, `personal-0000.safetensors` and so on",
+        "`models/inputs.json`": "what the models take and return: the shape of an input, how pixels are scaled, the "
+        "number of classes, and the digest of the data",
     },
 )
 CONSTANTS = "constants"
 """Where a client's number stands in the keys of personal models: the parameters and buffers that all have in common."""
 MODEL_BYTES = 128 << 20
 """A file of final models is closed when it is larger."""
+MOST_ENTRIES = 1 << 40
+"""The most numbers of an input."""
 
 
 def save_model(directory: Path, name: str, parts: Iterable[Mapping[str, "Tensor"]]) -> list[Path]:
@@ -101,3 +111,68 @@ def _read_models(directory: Path, name: str, read: Callable[[Any], Any]) -> Iter
         except (OSError, SafetensorError) as error:
             raise RayflError(f"{path} cannot be read ({error}): restore it, or run the experiment again") from None
         yield found
+
+
+class ModelInputs(Settings):
+    """The content of models/inputs.json, with which a model is built and used without the data."""
+
+    dataset: str
+    kind: str = Field(description="image, vector or text, as `Dataset.kind`")
+    input_shape: tuple[Annotated[int, Field(ge=1)], ...] = Field(description="shape of one input")
+    num_classes: int = Field(ge=1)
+    has_classes: bool = Field(default=True, description="whether an input has one class, as `Dataset.has_classes`")
+    mean: tuple[float, ...] = Field(description="of each channel of images, on the [0, 1] scale")
+    std: tuple[Annotated[float, Field(gt=0)], ...] = Field(description="the same")
+    white: float = Field(gt=0, description="the grey value that counts as 1")
+    vocabulary: int | None = Field(description="number of different tokens, if the data give it")
+    precision: Precision = Field(description="runtime.precision")
+    digest: Mapping[str, str] | str | None = Field(description="data.digest of experiment.json")
+
+    @model_validator(mode="after")
+    def _is_possible(self) -> Self:
+        if math.prod(self.input_shape) > MOST_ENTRIES:
+            raise RayflError(f"={list(self.input_shape)} has more than {MOST_ENTRIES} entries", ("input_shape",))
+        sizes = {len(self.mean), len(self.std)}
+        if self.kind == "image" and sizes not in ({1}, set(self.input_shape[:1])):
+            given = f"={list(self.mean)} and std={list(self.std)}"
+            raise RayflError(f"{given} are not one value each for {self.input_shape[0]} channels", ("mean",))
+        return self
+
+    def without_samples(self) -> "Dataset":
+        """The dataset that the models were trained on, without its samples."""
+        import numpy as np
+
+        from rayfl.data.datasets import Dataset, Samples
+
+        none = Samples(np.empty((0, *self.input_shape), np.uint8), np.empty(0, np.int64))
+        kept = self.model_dump(include={"num_classes", "kind", "mean", "std", "white", "vocabulary"})
+        return Dataset(self.dataset, none, none, **kept)
+
+
+def write_model_inputs(directory: Path, dataset: "Dataset", precision: Precision) -> Path:
+    """Write what the final models of the run in `directory` take; returns the file. OSError if the disk refuses."""
+    data = read_experiment(directory).get("data") if is_run(directory) else None
+    # Somebody's own source may have numbers of numpy.
+    inputs = {
+        "dataset": str(dataset.name),
+        "kind": str(dataset.kind),
+        "input_shape": [int(side) for side in dataset.input_shape],
+        "num_classes": int(dataset.num_classes),
+        "has_classes": dataset.has_classes,
+        "mean": [float(one) for one in dataset.mean],
+        "std": [float(one) for one in dataset.std],
+        "white": float(dataset.white),
+        "vocabulary": None if dataset.vocabulary is None else int(dataset.vocabulary),
+        "precision": precision,
+        "digest": data.get("digest") if isinstance(data, Mapping) else None,
+    }
+    path = directory / "models" / "inputs.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, inputs)
+    return path
+
+
+def read_model_inputs(directory: Path) -> ModelInputs | None:
+    """What `write_model_inputs` wrote; None if an older rayfl wrote the models. Raise RayflError if it is damaged."""
+    path = directory / "models" / "inputs.json"
+    return read_as(ModelInputs, path) if path.exists() else None

@@ -18,8 +18,7 @@ import pyarrow.parquet as pq
 from rayfl.errors import RayflError, reason
 from rayfl.limits import memory
 from rayfl.limits.regular_files import Unopened, require_regular
-from rayfl.run_directory.disk import write_whole
-from rayfl.run_directory.part import Part
+from rayfl.run_directory.disk import Part, write_whole
 
 MOST = 2.0**62
 """The totals of all columns stay below this."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from rayfl.choices.kinds import named
 from rayfl.data.sources.arrays import Arrays
-from rayfl.data.sources.next_tokens import next_tokens
+from rayfl.data.sources.conversion import next_tokens
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare
 from rayfl.rounds.setup import Setup

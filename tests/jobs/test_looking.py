@@ -13,9 +13,8 @@ from rayfl.errors import printable
 from rayfl.metrics.facts import Facts
 from rayfl.report.results import RunResults, load
 from rayfl.rounds.ledger import MetricRow, RoundRow
-from rayfl.run_directory.description import describe_run
+from rayfl.run_directory.description import describe_run, write_metric_facts
 from rayfl.run_directory.disk import locked
-from rayfl.run_directory.metric_facts import write_metric_facts
 from rayfl.run_directory.record import Recorder
 from rayfl.run_directory.run_folder import create_run_directory
 from tests.jobs.commands import rayfl

@@ -15,9 +15,9 @@ from rayfl.determinism import seeding
 from rayfl.experiment.prepare import prepare
 from rayfl.methods.base import Work
 from rayfl.methods.mcepl import MCEPL, MCEPLHyper, aggregated
+from rayfl.methods.shared.distributed_gradient import GradientCarry
 from rayfl.methods.shared.learned_masks import HiddenMaskHyper, HiddenMasks, first_weights
 from rayfl.methods.shared.masked_peer import MaskedPeer
-from rayfl.methods.shared.one_gradient import GradientCarry
 from rayfl.models.convolutional import AlexNetMCEPL
 from rayfl.models.dense import MLP
 from rayfl.population.client import Traits

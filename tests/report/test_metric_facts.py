@@ -17,8 +17,7 @@ from rayfl.report.summary import summary
 from rayfl.report.targets import cost_to_target, default_target
 from rayfl.report.tuning import choose
 from rayfl.rounds.ledger import MetricRow, RoundRow
-from rayfl.run_directory.description import describe_run
-from rayfl.run_directory.metric_facts import write_metric_facts
+from rayfl.run_directory.description import describe_run, write_metric_facts
 from rayfl.run_directory.record import Recorder, Run, read_run
 from rayfl.run_directory.run_folder import create_run_directory
 from tests.refusals import refused

@@ -17,7 +17,7 @@ from rayfl.data.sources.digits import Digits
 from rayfl.experiment.experiment import make_experiment
 from rayfl.experiment.prepare import prepare
 from rayfl.models.predictor import Predictor
-from rayfl.run_directory.model_inputs import read_model_inputs, write_model_inputs
+from rayfl.run_directory.saved_models import read_model_inputs, write_model_inputs
 from tests.refusals import refused
 
 # Any: rayfl looks its functions up when they are asked for.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rayfl.data.sources.arrays import Arrays
-from rayfl.data.sources.next_tokens import next_tokens
+from rayfl.data.sources.conversion import next_tokens
 from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare

@@ -9,8 +9,7 @@ from pydantic import Field
 
 from rayfl.choices import plugins
 from rayfl.data.datasets import Dataset, Samples, Source
-from rayfl.data.sources.conversion import Kind, dataset
-from rayfl.data.sources.next_tokens import next_tokens
+from rayfl.data.sources.conversion import Kind, dataset, next_tokens
 from rayfl.errors import RayflError, reason
 from rayfl.limits.npy import npz_names, read_npy, read_npz
 from rayfl.limits.regular_files import absent, expanded

@@ -13,6 +13,8 @@ from rayfl.settings import shown
 
 _LOG = getLogger("rayfl.data")
 Kind = Literal["auto", "image", "vector", "text"]
+PAD = 0
+"""The token that fills short sequences."""
 
 
 def dataset(
@@ -175,3 +177,10 @@ def _inputs(place: str, inputs: np.ndarray, kind: Kind) -> np.ndarray:
     if inputs.shape[1] not in (1, 3) and inputs.shape[3] in (1, 3):
         inputs = inputs.transpose(0, 3, 1, 2)
     return np.ascontiguousarray(inputs)
+
+
+def next_tokens(tokens: np.ndarray) -> np.ndarray:
+    """The token that follows each of `tokens` [n, length], int64 of that shape; -1 at the end and before padding, 0."""
+    following = np.full(tokens.shape, -1, np.int64)
+    following[:, :-1] = np.where(tokens[:, 1:] == PAD, -1, tokens[:, 1:])
+    return following

@@ -6,9 +6,8 @@ import numpy as np
 from pydantic import Field
 
 from rayfl.data.datasets import Dataset, Samples, Source
-from rayfl.data.sources.conversion import Kind, dataset
+from rayfl.data.sources.conversion import Kind, dataset, next_tokens
 from rayfl.data.sources.fetch import import_optional
-from rayfl.data.sources.next_tokens import next_tokens
 from rayfl.errors import RayflError, did_you_mean
 from rayfl.limits.regular_files import expanded
 

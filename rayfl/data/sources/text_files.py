@@ -8,8 +8,7 @@ import numpy as np
 from pydantic import Field
 
 from rayfl.data.datasets import Dataset, Samples, Source
-from rayfl.data.sources.conversion import dataset
-from rayfl.data.sources.next_tokens import PAD
+from rayfl.data.sources.conversion import PAD, dataset
 from rayfl.errors import RayflError, reason
 from rayfl.limits import memory
 from rayfl.limits.regular_files import absent, expanded, read_bytes

@@ -11,8 +11,7 @@ from typing import ClassVar
 from rayfl import tree
 from rayfl.compress.base import Compressor
 from rayfl.methods.base import Aggregate, Context, Finished, FirstDraws, Gather, ModelState, Traits, Tree, WeightedMean
-from rayfl.methods.shared.distributed_gradient import DistributedGradient, GradientStep
-from rayfl.methods.shared.one_gradient import GradientCarry
+from rayfl.methods.shared.distributed_gradient import DistributedGradient, GradientCarry, GradientStep
 
 
 class CompressedSGD(DistributedGradient):

@@ -4,7 +4,8 @@ There is no local training: only the server moves. The gradient is that of f_i(x
 whole train split (batch_size = 0, as the theory of these methods needs), or on one minibatch a round.
 """
 
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar, TypedDict, TypeVar, cast
 
 import torch
 from pydantic import Field
@@ -19,6 +20,7 @@ from rayfl.methods.base import (
     FirstDraws,
     HyperParameters,
     Message,
+    Method,
     Plan,
     RayflError,
     Stage,
@@ -30,8 +32,36 @@ from rayfl.methods.base import (
 from rayfl.methods.shared.local_training import Weighting, weighed
 from rayfl.methods.shared.lr_schedules import LearningRate
 from rayfl.methods.shared.model_server import ModelServer
-from rayfl.methods.shared.one_gradient import GradientCarry, OneGradient
 from rayfl.methods.shared.uplink import UplinkMemory
+
+
+class GradientCarry(TypedDict):
+    """The carry of a client that computes one gradient."""
+
+    params: Tree
+    gradient: Tree  # at params, after the step
+    loss: Tensor
+
+
+OneStep = TypeVar("OneStep", bound=GradientCarry)
+"""The carry of a method that adds to `GradientCarry`."""
+
+
+class OneGradient(Method):
+    """A client whose one step stores the gradient and leaves the model alone."""
+
+    # Any: see Method.
+    @classmethod
+    def unused(cls, hyper: Any) -> Mapping[str, str]:
+        return {**super().unused(hyper), "clients.work": f"as clients of {cls.__name__} do one step a round"}
+
+    def step(self, carry: OneStep, batch: Batch, *, stage: Stage) -> OneStep:
+        loss, gradient = self.value_and_grad(carry["params"], batch)
+        return cast(OneStep, {**carry, "gradient": gradient, "loss": loss})
+
+    def value_and_grad(self, params: Tree, batch: Batch) -> tuple[Tensor, Tree]:
+        """The objective's value (scalar) and its gradient."""
+        return self.task.value_and_grad(params, batch)
 
 
 class GradientWork(HyperParameters):

@@ -21,8 +21,8 @@ from rayfl.compress.largest import top_k_mask
 from rayfl.compress.values import entries_on_device
 from rayfl.methods.base import Context, FirstDraws, Traits, Tree
 from rayfl.methods.shared import masks
+from rayfl.methods.shared.distributed_gradient import GradientCarry
 from rayfl.methods.shared.masked_peer import Masked, MaskedPeer, MaskedPeerHyper
-from rayfl.methods.shared.one_gradient import GradientCarry
 
 WeightInit = Literal["model", "uniform", "signed_constant", "kaiming"]
 

@@ -6,8 +6,8 @@ import torch
 from pydantic import Field
 
 from rayfl.methods.base import Context, Message, ModelState, PeerHalf, Plan, Stage, State, Tree, unused_with
+from rayfl.methods.shared.distributed_gradient import GradientCarry, OneGradient
 from rayfl.methods.shared.lr_schedules import LearningRate
-from rayfl.methods.shared.one_gradient import GradientCarry, OneGradient
 from rayfl.models import flops
 
 

@@ -17,9 +17,9 @@ from rayfl import tree
 from rayfl.compress.sparse import sparse_packet
 from rayfl.methods.base import Context, Finished, FirstDraws, Traits, Tree
 from rayfl.methods.shared import masks
+from rayfl.methods.shared.distributed_gradient import GradientCarry
 from rayfl.methods.shared.learned_masks import layer_masks, layer_ratios, masked_part
 from rayfl.methods.shared.masked_peer import Masked, MaskedPeer, MaskedPeerHyper
-from rayfl.methods.shared.one_gradient import GradientCarry
 
 
 class PrunedWeightsHyper(MaskedPeerHyper):

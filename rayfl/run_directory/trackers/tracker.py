@@ -13,7 +13,7 @@ from pydantic import Field
 
 from rayfl.errors import RayflError
 from rayfl.run_directory.description import TOML, read_experiment
-from rayfl.run_directory.part import Part
+from rayfl.run_directory.disk import Part
 from rayfl.settings import Settings, dotted
 
 TrackerName = Literal["tensorboard", "mlflow", "wandb"]

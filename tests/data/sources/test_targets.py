@@ -10,7 +10,7 @@ from rayfl.choices.kinds import make
 from rayfl.data.check import checked_dataset
 from rayfl.data.datasets import Dataset, Source
 from rayfl.data.sources.arrays import Arrays
-from rayfl.data.sources.next_tokens import next_tokens
+from rayfl.data.sources.conversion import next_tokens
 from rayfl.data.sources.text_files import sequences
 from tests.refusals import refused
 
