@@ -74,6 +74,12 @@ def check_schedule(setup: Setup, name: str) -> None:
     if schedule.in_rounds:
         return
     cannot = f"={schedule.name!r} cannot be used with"
+    if isinstance(setup.method, WrappingClients) and setup.method.takes_stale < setup.method.innermost.takes_stale:
+        raise RayflError(
+            f"{cannot} what is around {name} (wrap, or parts.buffers='average'): it needs the messages of one "
+            "round together; remove it",
+            key,
+        )
     if not setup.method.takes_stale:
         why = "its server needs the messages of one round together, or does not say (takes_stale) that old ones may be"
         raise RayflError(f"{cannot} {name}: {why} scaled; take fedavg, fedprox, fedopt, ditto or fedpse", key)

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from rayfl import tree
+from rayfl.compress.base import message_bits
 from rayfl.determinism.seeding import NOBODY
 from rayfl.determinism.torch_flags import fixed
 from rayfl.population.fate import Fate
@@ -107,12 +108,15 @@ def server_round(setup: Setup, executor: Executor, run_state: RunState) -> tuple
     ledger = round.ledger
     if setup.schedule.in_rounds:
         ask(round)
-        round.change_inputs(missed=downlinks.missed(downlink, message, ledger.participation.selected))
-        received, _ = train(round, server_participants(setup, plan, ledger.participation))
+        participants = server_participants(setup, plan, ledger.participation)
+        round.change_inputs(missed=downlinks.missed(downlink, message, {*participants, *ledger.polled}))
+        received, _ = train(round, participants)
     else:
         received = fly(round)
     learn(round)
-    reached = [client for client, result in ledger.results.items() if message and result.downlink_bits]
+    # A client that was cut off while it downloaded has not received it.
+    whole = {client: message_bits(message) + one.bits for client, one in round.inputs.missed.items()}
+    reached = [client for client, bits in whole.items() if ledger.result(client).downlink_bits >= bits > 0]
     round.run_state = replace(round.run_state, downlink=downlinks.received(round.run_state.downlink, reached))
     delivered = sorted(client for client, result in ledger.results.items() if result.fate is Fate.DELIVERED)
     server, metrics = checked_hook(half.server_update)(server, received, delivered, context)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from rayfl.choices.kinds import Choice
+from rayfl.compress.base import shapes_of
 from rayfl.compress.dense import Dense
 from rayfl.methods.base import (
     Aggregate,
@@ -29,6 +30,7 @@ from rayfl.methods.base import (
     Trees,
 )
 from rayfl.methods.shared.wrapper import Wrapping, WrappingClients
+from rayfl.rounds.select_clients import checked
 from rayfl.rounds.setup import Setup
 from rayfl.tree import Difference
 
@@ -127,6 +129,9 @@ class Wrapped(WrappingClients, keeps_parts=True):
     def __init__(self, inner: Method, wrapper: MessageWrapper) -> None:
         super().__init__(inner)
         self.wrapper, self.entry, self.sees_all = wrapper, f"wrap {wrapper.name}", self.sees_all or wrapper.sees_all
+        if taken := sorted(inner.gather.keys() & wrapper.gather()):
+            what = f"{taken[0]!r}, as the method or another wrapper does"
+            raise RayflError(f": {wrapper.name!r} adds a message {what}; remove one", KEY)
         self.gather, self.own_names = {**inner.gather, **wrapper.gather()}, frozenset((self.entry, *wrapper.gather()))
         self.takes_stale &= type(wrapper).aggregate is MessageWrapper.aggregate
 
@@ -136,7 +141,7 @@ class Wrapped(WrappingClients, keeps_parts=True):
         return {**inner, self.entry: own} if own else dict(inner)
 
     def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> State:
-        return self._with(super().init_client(client, params, draws), self.wrapper.init_client(params))
+        return self._with(super().init_client(client, params, draws), checked(self.wrapper.init_client)(params))
 
     def begin(self, state: State, received: Message, ctx: Context) -> Carry:
         came = received[self.entry].decode() if self.entry in received else {}
@@ -162,7 +167,13 @@ class Wrapped(WrappingClients, keeps_parts=True):
             if seen:
                 raise RayflError(f"{type(self.inner).__name__} sends in two parts; {self.wrapper.name!r} needs all")
             opened = {name: one.tree() if isinstance(one, Difference) else one for name, one in trees.items()}
-            sent, own, metrics = self.wrapper.client(opened, own, carry.get(self.entry, {}), ctx)
+            shapes = {name: dict(shapes_of(one)) for name, one in opened.items()}
+            sent, own, metrics = checked(self.wrapper.client)(opened, own, carry.get(self.entry, {}), ctx)
+            if {name: dict(shapes_of(sent[name])) for name in sent if name not in self.wrapper.gather()} != shapes:
+                raise RayflError(
+                    f"{type(self.wrapper).__name__}.client must return the trees {', '.join(map(repr, shapes))}, each "
+                    "with the names and shapes of its tensors"
+                )
             seen.update(trees, sent)
             return ctx.outgoing(sent)
 
@@ -175,8 +186,8 @@ class Wrapped(WrappingClients, keeps_parts=True):
         unseen = [name for name in message if name not in seen and (self.wrapper.sees_all or name in self.gather)]
         if unseen or (self.wrapper.sees_all and not seen):
             raise RayflError(
-                f"{type(self.inner).__name__} sends {', '.join(unseen) or 'nothing'} past the wrapper "
-                f"{self.wrapper.name!r}; take another method or wrapper"
+                f"{type(self.inner).__name__} sends {', '.join(unseen) or 'nothing this time'}, and the wrapper "
+                f"{self.wrapper.name!r} must see a whole message of every client; take another method or wrapper"
             )
         return replace(
             finished,
@@ -190,16 +201,16 @@ class WrappedClients(Wrapped, Wrapping, keeps_parts=True, takes_stale=True):
     """The same with a server."""
 
     def init_server(self, params: Tree) -> State:
-        return self._with(super().init_server(params), self.wrapper.init_server(params))
+        return self._with(super().init_server(params), checked(self.wrapper.init_server)(params))
 
     def download(self, server: State, ctx: Context) -> Download:
-        own = self.wrapper.download(server.get(self.entry, {}))
+        own = checked(self.wrapper.download)(server.get(self.entry, {}))
         return self._with(super().download(server, ctx), Dense().encode(own, {}, ctx.generator)[0] if own else {})
 
     def server_update(
         self, server: State, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context
     ) -> tuple[State, Metrics]:
-        received, own, metrics = self.wrapper.aggregate(received, server.get(self.entry, {}), ctx)
+        received, own, metrics = checked(self.wrapper.aggregate)(received, server.get(self.entry, {}), ctx)
         state, others = super().server_update(server, received, delivered, ctx)
         return self._with(state, own), {**others, **metrics}
 

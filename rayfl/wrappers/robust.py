@@ -101,7 +101,11 @@ class ByDistances(RobustWrapper):
 
 class Krum(ByDistances):
     """The message with the smallest sum of squared distances to its n - f - 2 nearest ones (Blanchard, El Mhamdi,
-    Guerraoui, Stainer, NeurIPS 2017); with `keep` the mean of the best ones, multi-Krum."""
+    Guerraoui, Stainer, NeurIPS 2017); with `keep` the mean of the best ones, multi-Krum.
+
+    Where fewer than 2 f + 3 messages arrive (dropouts, Poisson sampling), the rule is the same and withstands fewer
+    attackers.
+    """
 
     name: ClassVar[str] = "krum"
     byzantine: int = Field(default=1, ge=1, description="attackers among a round's clients that it withstands, f")

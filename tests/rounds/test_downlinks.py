@@ -107,6 +107,14 @@ def test_a_run_bills_each_client_what_it_missed():
     assert len(had) > 2
 
 
+def test_who_is_cut_off_while_it_downloads_lacks_all_of_it():
+    """Of the 320 bits of the model, client 0 gets 48 in 5 seconds; the difference would be 160."""
+    clients = {"downlink_mbps": [0.00001, 10.0, 10.0, 10.0], "deadline_s": 5.0}
+    records, states = play(quadratic.setup(fedavg(), clients=clients, downlink=Dense(dtype="fp16")))
+    assert {(one.clients[0].status, one.clients[0].downlink_bits) for one in records} == {("late", 48)}
+    assert states[-1].downlink["had"][:, 0].tolist() == [-1, *[int(states[-1].downlink["sent"][0])] * 3]
+
+
 def test_a_poll_downloads_once():
     (case,) = (case for case in FREE_DOWNLINKS if case.name == "fedavg")
     selection = {"name": "power-of-choice", "candidate_count": 4}

@@ -8,9 +8,11 @@ import pytest
 
 from rayfl.choices.kinds import find
 from rayfl.data.sources.arrays import Arrays
+from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare
 from rayfl.population.attackers import attackers
+from rayfl.rounds.errors import ClientError, MethodError
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.run_directory import checkpoint
 from rayfl.testing.comparison import assert_same_bits, contents, rows
@@ -78,9 +80,41 @@ def test_other_schedules_take_wrappers_that_leave_the_server_alone():
     clients = {"count": 6, "per_round": 3}
     records, _ = play(here("attack", schedule={"name": "buffered", "buffer": 2}, clients=clients))
     assert all("attack/share" in record.means for record in records)
-    for name in ("clip", "krum"):
-        with refused(names=["schedule", "buffered", "FedAvg"]):
+    for name in ("clip", "krum", "elastic"):
+        with refused(names=["schedule", "buffered", "around FedAvg", "wrap"]):
             here(name, schedule={"name": "buffered", "buffer": 2}, clients=clients)
+
+
+WRONG = """
+from rayfl import tree
+from rayfl.gather import Sum
+from rayfl.wrappers.base import MessageWrapper
+
+
+class Wrong(MessageWrapper):
+    def client(self, trees, state, received, ctx):
+        {client}
+
+    def gather(self):
+        return {gather}
+"""
+
+
+@pytest.mark.parametrize(
+    ("client", "gather", "match"),
+    [
+        ("return {}, state, {}", "{}", "Wrong.client must return the trees 'delta'"),
+        ("return {**trees, 'more': trees['delta']}, state, {}", "{}", "Wrong.client must return"),
+        ("return {'delta': {n: t[:1] for n, t in trees['delta'].items()}}, state, {}", "{}", "shapes"),
+        ("return 1 / 0", "{}", r"round 0, client 0: Wrong\.client: ZeroDivisionError.*wrong\.py:9"),
+        ("return trees, state, {}", "{'delta': Sum()}", "adds a message 'delta'"),
+    ],
+)
+def test_somebodys_wrapper_that_is_wrong(client: str, gather: str, match: str, tmp_path: Path):
+    """A message that it drops, cuts or adds is not silently another one."""
+    (tmp_path / "wrong.py").write_text(WRONG.replace("{client}", client).replace("{gather}", gather))
+    with pytest.raises((ClientError, MethodError, RayflError), match=match):
+        play(here(f"{tmp_path}/wrong.py:Wrong", rounds=1))
 
 
 def test_labels_flip_where_attackers_train():
