@@ -10,21 +10,8 @@ from contextlib import contextmanager
 import ray
 
 from actors import parent_process, ray_internals, start_or_join
-from actors.placement import place, require_room_here
-from actors.ray_executor import RayExecutor
+from actors.placement import require_room_here
 from rayfl.experiment.runtime import Runtime
-from rayfl.rounds.setup import Setup
-
-
-@contextmanager
-def executor(setup: Setup, runtime: Runtime, kind: type[RayExecutor] = RayExecutor) -> Iterator[RayExecutor]:
-    """Context manager: client actors that this process uses without a coordinator (benchmarks, tests)."""
-    with session(runtime):
-        pool = kind(ray.put(setup), place(runtime, most_calls=setup.most_actors))
-        try:
-            yield pool
-        finally:
-            pool.close()
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from actors import session
+from benchmarks.client_actors import client_actors
 from benchmarks.figures import Column, Figures, Results, gigabytes
 from benchmarks.memory import descendants, run_watched
 from jobs.standard_output import print_table
@@ -83,7 +83,7 @@ def figures(graph: str, peers: int, parameters: int) -> dict[str, float]:
     # Room for messages and two states per peer, old and new; Ray begins to spill to disk at 80 %.
     store = int(1.4 * peers * size * (2 * (4 + 1 / 8) + 4 * DENSITY + 1 / 8)) + 200_000_000
     runtime = Runtime(actors=ACTORS, num_cpus=1, object_store_memory_mb=store // 10**6)
-    with session.executor(setup, runtime) as pool:
+    with client_actors(setup, runtime) as pool:
         executor = Counting(pool)
         states, messages, ledger = filled(setup, executor)
         inputs = RoundInputs(round=0, plan=setup.plan(0))

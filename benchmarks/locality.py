@@ -12,6 +12,7 @@ from statistics import median
 
 from actors import session
 from actors.ray_executor import PendingCalls, RayExecutor
+from benchmarks.client_actors import client_actors
 from benchmarks.figures import Column, Figures, Results
 from benchmarks.local_cluster import own_cluster
 from jobs.standard_output import print_table
@@ -72,7 +73,7 @@ def play(setup: Setup, runtime: Runtime, kind: type[RayExecutor]) -> Rounds:
         found.losses.append(record.means["train/loss"])
         before[:] = now
 
-    with session.executor(setup, runtime, kind) as pool:
+    with client_actors(setup, runtime, kind) as pool:
         simulate(setup, pool, on_round)
     return found
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from actors import session
+from benchmarks.client_actors import client_actors
 from benchmarks.figures import Column, Figures, Results, gigabytes
 from benchmarks.local_cluster import own_cluster
 from benchmarks.memory import run_watched
@@ -149,7 +149,7 @@ def figures(nodes: int, actors: int, participants: int, rounds: int) -> dict[str
     """Play on a cluster of `nodes` nodes with room for the actors."""
     with own_cluster(nodes, num_cpus=-(-actors // nodes)) as cluster, tempfile.TemporaryDirectory() as scratch:
         chosen = experiment(actors, participants, WARMUP + rounds, address=cluster.address)
-        with session.executor(prepare(chosen), Runtime(**chosen.runtime.model_dump())) as pool:
+        with client_actors(prepare(chosen), Runtime(**chosen.runtime.model_dump())) as pool:
             return play(chosen, pool, Path(scratch) / "run")
 
 

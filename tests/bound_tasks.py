@@ -8,7 +8,7 @@ from rayfl.determinism.process import Precision
 from rayfl.models.base import MemoryFormat
 from rayfl.network import Network
 from rayfl.task import NetworkTask
-from rayfl.tasks.classification import Classification
+from rayfl.tasks.supervised import Classification
 
 
 def classification(

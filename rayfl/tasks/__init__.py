@@ -1,1 +1,1 @@
-"""Tasks by name, one file each: what a network's outputs should be, and how far they are from it."""
+"""Tasks by name: what a network's outputs should be, and how far they are from it."""

@@ -4,10 +4,7 @@ import numpy as np
 
 from rayfl.data.datasets import Dataset
 from rayfl.tasks.base import Task
-from rayfl.tasks.classification import Classification, look_one_hot
-from rayfl.tasks.multilabel import Multilabel, are_yes_or_no
-from rayfl.tasks.next_token import NextToken
-from rayfl.tasks.regression import Regression
+from rayfl.tasks.supervised import Classification, Multilabel, NextToken, Regression, are_yes_or_no, look_one_hot
 
 
 def task_for(dataset: Dataset) -> Task:

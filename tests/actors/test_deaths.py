@@ -13,12 +13,13 @@ import pytest
 import ray
 from ray.exceptions import RayError
 
-from actors import driver, pool, retry_policy, session, signals
+from actors import driver, pool, retry_policy, signals
 from actors.coordinator import Progress, RunSpec
 from actors.errors import ClusterError
 from actors.placement import Placement
 from actors.ray_executor import Call, RayExecutor
 from actors.retry_policy import TRIES, Cause
+from benchmarks.client_actors import client_actors
 from rayfl.experiment.prepare import prepare
 from rayfl.experiment.runtime import Runtime
 from rayfl.rounds.executor import Job
@@ -147,7 +148,7 @@ def test_a_signal_stops_what_is_inside_and_what_is_around_it() -> None:
 def test_the_deaths_of_idle_actors_are_not_those_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(retry_policy.TRIES, "death", 2)
     setup = prepare(experiment())
-    with session.executor(setup, Runtime(actors=3)) as executor:
+    with client_actors(setup, Runtime(actors=3)) as executor:
         before = set(executor.pids)
         for pid in before:
             os.kill(pid, signal.SIGKILL)
@@ -162,7 +163,7 @@ CAUSES: tuple[Cause, ...] = ("memory", "time", "death")
 @pytest.mark.usefixtures("cluster")
 def test_every_cause_is_counted_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     setup = prepare(experiment())
-    with session.executor(setup, Runtime(actors=1)) as executor:
+    with client_actors(setup, Runtime(actors=1)) as executor:
         monkeypatch.setattr(executor.pool, "start", lambda: None)
         call = Call(0, executor.pool.idle.pop(), [], 0.0)
         pending = executor._pending(executor.put(RoundInputs(0, setup.plan(0))), [Job(EvaluateJob(()))])
@@ -195,7 +196,7 @@ def test_a_cluster_with_room_for_some_actors_is_enough(caplog: pytest.LogCapture
 @pytest.mark.usefixtures("cluster")
 def test_actors_that_die_as_they_start_are_replaced_nine_times(monkeypatch: pytest.MonkeyPatch) -> None:
     setup, starts = prepare(experiment()), list[int]()
-    with session.executor(setup, Runtime(actors=1)) as executor:
+    with client_actors(setup, Runtime(actors=1)) as executor:
         monkeypatch.setattr(executor.pool, "start", lambda: starts.append(1))
         (dead,) = executor.pool.ready
         ray.kill(dead)

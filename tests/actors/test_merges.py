@@ -5,8 +5,8 @@ import signal
 
 import pytest
 
-from actors import session
 from actors.ray_executor import PendingCalls
+from benchmarks.client_actors import client_actors
 from rayfl.experiment.prepare import prepare
 from rayfl.experiment.runtime import Runtime
 from rayfl.rounds import merge_sums
@@ -25,7 +25,7 @@ def test_merges_by_actors_that_die_give_the_bits_of_this_process(deaths: int, mo
     alone = InlineExecutor(setup)
     records, run_states = play(setup, alone)
     merges: list[int] = []
-    with session.executor(setup, Runtime(actors=3, num_cpus=0.1)) as executor:
+    with client_actors(setup, Runtime(actors=3, num_cpus=0.1)) as executor:
         send = executor._send
 
         def send_and_kill(pending: PendingCalls) -> None:

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import ray
 
-from actors import retry_policy, session
+from actors import retry_policy
 from actors.errors import ClusterError
 from actors.kinds import Kinds, Verdict
 from actors.placement import Placement
 from actors.ray_executor import PendingCalls, RayExecutor
+from benchmarks.client_actors import client_actors
 from rayfl.compress.base import Message
 from rayfl.determinism import platform
 from rayfl.determinism.platform import Platform
@@ -41,7 +42,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
 def test_three_actors_give_the_bits_of_one_process(method: str) -> None:
     setup = prepare(experiment(method))
     records, run_state = played(setup, InlineExecutor(setup))
-    with session.executor(setup, Runtime(actors=3)) as executor:
+    with client_actors(setup, Runtime(actors=3)) as executor:
         assert executor.num_workers == 3 and len(set(executor.pids)) == 3
         others, other = played(setup, executor)
     assert others == records
@@ -194,7 +195,7 @@ def test_an_idle_actor_that_is_killed_is_replaced() -> None:
     setup = prepare(experiment("fedpse"))
     records, run_state = played(setup, InlineExecutor(setup))
     others = []
-    with session.executor(setup, Runtime(actors=1)) as executor:
+    with client_actors(setup, Runtime(actors=1)) as executor:
         (victim,) = executor.pids
 
         def kill_after_first(record: Any, run_state: RunState) -> None:
@@ -212,7 +213,7 @@ def test_a_call_that_kills_every_actor_ends_the_run_with_its_round_and_clients(m
     monkeypatch.setitem(retry_policy.TRIES, "death", 2)
     setup = with_method(Fatal)
     with (
-        session.executor(setup, Runtime(actors=1)) as executor,
+        client_actors(setup, Runtime(actors=1)) as executor,
         # Ray's own reason makes the sentence long.
         pytest.raises(ClientError) as raised,
     ):
@@ -224,7 +225,7 @@ def test_an_error_of_a_client_names_round_and_client_and_is_the_first_ones() -> 
     setup = with_method(Failing)
     with pytest.raises(ClientError) as inline:
         played(setup, InlineExecutor(setup))
-    with session.executor(setup, Runtime(actors=3)) as executor:
+    with client_actors(setup, Runtime(actors=3)) as executor:
         with pytest.raises(ClientError) as raised:
             played(setup, executor)
         # The pool is as good as before.
@@ -256,7 +257,7 @@ def test_of_two_errors_the_one_of_the_first_job_is_told(tmp_path: Path) -> None:
 def test_an_error_outside_a_clients_own_code_names_the_round_too() -> None:
     setup = prepare(experiment())
     with (
-        session.executor(setup, Runtime(actors=1)) as executor,
+        client_actors(setup, Runtime(actors=1)) as executor,
         refused(names=["round 7", "pooled", "AssertionError"], error=ClientError),
     ):
         # No model was put into what the job shares.
@@ -274,7 +275,7 @@ def test_a_packet_that_is_relayed_is_opened_where_it_is_read() -> None:
     message = downlinks.broadcast(
         setup, {"params": setup.initial}, {}, setup.context(0, setup.plan(0), NOBODY, "server")
     )[0]
-    with session.executor(setup, Runtime(actors=1)) as executor:
+    with client_actors(setup, Runtime(actors=1)) as executor:
         handle = executor.handle(executor.put(message["model"]))
         read = ray.get(size_of.remote(handle), timeout=30)
     assert read == message["model"].num_bits
@@ -282,7 +283,7 @@ def test_a_packet_that_is_relayed_is_opened_where_it_is_read() -> None:
 
 def test_quarters_of_a_gpu_start_and_a_fifth_one_is_late() -> None:
     setup = prepare(experiment())
-    with session.executor(setup, Runtime(actors=4, num_gpus=0.25, num_cpus=0.5, device="cpu")) as executor:
+    with client_actors(setup, Runtime(actors=4, num_gpus=0.25, num_cpus=0.5, device="cpu")) as executor:
         assert len(executor.pids) == 4
         with refused(names=["0 of 1", "runtime.start_timeout_s=0.5"], error=ClusterError):
             RayExecutor(ray.put(setup), Placement(1, 0.5, 0.25, start_timeout_s=0.5))
@@ -296,6 +297,6 @@ def test_a_gpu_that_ray_counts_and_torch_does_not_see_is_refused() -> None:
     setup = prepare(experiment(runtime={"num_gpus": 0.25}))
     with (
         refused(names=["device='cuda'", "runtime.device='cpu'"]),
-        session.executor(setup, Runtime(actors=1, num_gpus=0.25)),
+        client_actors(setup, Runtime(actors=1, num_gpus=0.25)),
     ):
         raise AssertionError("an actor without a GPU must not start")

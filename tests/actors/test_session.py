@@ -19,6 +19,7 @@ from ray._private.internal_api import memory_summary
 import rayfl
 from actors import session, signals, start_or_join
 from actors.driver import Listener
+from benchmarks.client_actors import client_actors
 from rayfl.experiment.prepare import prepare
 from rayfl.experiment.runtime import Runtime
 from rayfl.rounds.errors import ClientError
@@ -120,7 +121,7 @@ def test_old_states_leave_the_object_store() -> None:
     # A state is an MLP of 64-1000-10: 75,010 floats, 0.3 MB, too large for the coordinator's heap. In 8 rounds 10
     # clients make 80 states, of which 10 live on.
     setup = prepare(experiment("local", rounds=8, model={"name": "mlp", "hidden": [1000]}))
-    with session.executor(setup, Runtime(actors=2)) as executor:
+    with client_actors(setup, Runtime(actors=2)) as executor:
         before = objects_in_store()
         run_state = simulate(setup, executor, lambda record, run_state: None)
         assert len(run_state.states) == 10

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from actors import session
 from actors.ray_executor import RayExecutor
+from benchmarks.client_actors import client_actors
 from rayfl.experiment.prepare import prepare
 from rayfl.experiment.runtime import Runtime
 from rayfl.gather import Aggregate
@@ -43,7 +43,7 @@ def peers(kind: type[DPSGD] = DPSGD) -> Setup:
 def test_streamed_states_are_those_of_one_process(actors: int) -> None:
     setup = peers()
     records, run_state = played(setup, InlineExecutor(setup))
-    with session.executor(setup, Runtime(actors=actors)) as executor:
+    with client_actors(setup, Runtime(actors=actors)) as executor:
         others, other = played(setup, executor)
     assert others == records
     assert_same_bits(run_state, other)
@@ -53,7 +53,7 @@ def test_streamed_states_are_those_of_one_process(actors: int) -> None:
 @pytest.mark.usefixtures("cluster")
 def test_an_error_after_the_first_states_fails_the_call_and_keeps_the_actor() -> None:
     setup = peers(Selfish)
-    with session.executor(setup, Runtime(actors=1)) as executor:
+    with client_actors(setup, Runtime(actors=1)) as executor:
         assert isinstance(executor, RayExecutor)
         (pid,) = executor.pids
         line = Selfish.mix.__code__.co_firstlineno + 2

@@ -8,7 +8,7 @@ from torch import Tensor
 from rayfl.data.datasets import Dataset, Samples
 from rayfl.network import Network
 from rayfl.tasks.base import Task
-from rayfl.tasks.classification import Classification
+from rayfl.tasks.supervised import Classification
 from tests.refusals import refused
 
 

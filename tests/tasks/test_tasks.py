@@ -16,9 +16,7 @@ from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare
 from rayfl.rounds.setup import Setup
 from rayfl.tasks.base import Task
-from rayfl.tasks.multilabel import Multilabel
-from rayfl.tasks.next_token import NextToken
-from rayfl.tasks.regression import Regression
+from rayfl.tasks.supervised import Multilabel, NextToken, Regression
 from tests.refusals import refused
 
 VECTORS = np.random.default_rng(0).standard_normal((20, 3)).astype(np.float32)
