@@ -16,8 +16,7 @@ from pydantic import Field
 from rayfl.compress.base import Compressor
 from rayfl.compress.feedback import ErrorFeedback
 from rayfl.compress.sign import OneBit
-from rayfl.methods.shared.compressed_sgd import CompressedSGD
-from rayfl.methods.shared.distributed_gradient import GradientStep
+from rayfl.methods.shared.distributed_gradient import CompressedSGD, GradientStep
 
 
 class OneBitHyper(GradientStep):

@@ -12,8 +12,7 @@ from pydantic import Field
 from rayfl.compress.base import Compressor
 from rayfl.compress.quantize import QSGD as Quantizer
 from rayfl.compress.quantize import Bucket, Coding, Levels
-from rayfl.methods.shared.compressed_sgd import CompressedSGD
-from rayfl.methods.shared.distributed_gradient import GradientStep
+from rayfl.methods.shared.distributed_gradient import CompressedSGD, GradientStep
 
 
 class QSGDHyper(GradientStep):

@@ -4,6 +4,7 @@ There is no local training: only the server moves. The gradient is that of f_i(x
 whole train split (batch_size = 0, as the theory of these methods needs), or on one minibatch a round.
 """
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, TypedDict, TypeVar, cast
 
@@ -12,15 +13,18 @@ from pydantic import Field
 from torch import Tensor
 
 from rayfl import tree
+from rayfl.compress.base import Compressor
 from rayfl.methods.base import (
     Aggregate,
     Batch,
     Context,
     Finished,
     FirstDraws,
+    Gather,
     HyperParameters,
     Message,
     Method,
+    ModelState,
     Plan,
     RayflError,
     Stage,
@@ -28,6 +32,7 @@ from rayfl.methods.base import (
     Traits,
     Tree,
     Upload,
+    WeightedMean,
 )
 from rayfl.methods.shared.local_training import Weighting, weighed
 from rayfl.methods.shared.lr_schedules import LearningRate
@@ -117,6 +122,38 @@ class DistributedGradient(OneGradient, ModelServer):
             return Finished(state, None, metrics=metrics)
         message, weight = weighed(message, self.hyper.weighting, ctx)
         return Finished(state, message, weight, metrics)
+
+
+class CompressedSGD(DistributedGradient):
+    """Distributed SGD with a compressor that belongs to the method: x <- x - sum_i p_i C(gamma g_i).
+
+    Up: one compressed step a client and round, as "delta". Down: the dense model, 4 bytes an entry. Client state: the
+    compressor's memory.
+
+    The step size is inside the compressor. Where C(a v) = a C(v) for a > 0 that is gamma C(g_i); and with error
+    feedback, C(gamma g_i + e_i), the memory stays a part of x when gamma changes.
+    """
+
+    hyper: GradientStep
+    own_compression: ClassVar[bool] = True
+    gather: Mapping[str, Gather] = {"delta": WeightedMean()}
+
+    @property
+    @abstractmethod
+    def compressor(self) -> Compressor:
+        """C, made from the hyper-parameters."""
+
+    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> Tree:
+        return self.compressor.init(params)
+
+    # The state is the compressor's memory alone.
+    def finish(self, state: Tree, carry: GradientCarry, ctx: Context) -> Finished:
+        delta = tree.scale(carry["gradient"], self.hyper.rate(ctx.round))
+        packet, memory = self.compressor.encode(delta, state, ctx.generator)
+        return self.finished(memory, {"delta": packet}, carry, ctx)
+
+    def update(self, server: ModelState, received: Mapping[str, Aggregate], ctx: Context) -> ModelState:
+        return {"params": tree.sub(server["params"], received["delta"].result)}
 
 
 class ShiftState(UplinkMemory):
