@@ -22,8 +22,7 @@ def interrupt_once() -> None:
     The second one would come while the first is being reported. A SIGINT that the caller ignores stays ignored.
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        handler = Interrupt(lambda: None, {}, asked=True, repeat_s=_REPEAT_AT_START_S)
-        signal.signal(signal.SIGINT, handler)
+        signal.signal(signal.SIGINT, Interrupt(lambda: None, {}, asked=True, repeat_s=_REPEAT_AT_START_S))
 
 
 @contextmanager

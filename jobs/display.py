@@ -214,5 +214,4 @@ class Overall:
     def _show(self) -> None:
         # A copy, because threads and a signal's handler change it at any moment.
         parts = list(self._parts.values())
-        over = sum(part == 1.0 for part in parts)
-        self._line.update(sum(parts), self._words or f"{over} of {self._runs} runs")
+        self._line.update(sum(parts), self._words or f"{sum(part == 1.0 for part in parts)} of {self._runs} runs")

@@ -71,8 +71,7 @@ def sweep(
     for outcome in swept.outcomes:
         say(f"{outcome.combination.title}: {outcome.status}")
     if finished:
-        runs = [read_run(outcome.directory) for outcome in finished]
-        print_comparison(runs, combinations[0].experiment.report)
+        print_comparison([read_run(outcome.directory) for outcome in finished], combinations[0].experiment.report)
         say(f"comparison:      {swept.directory / PAGE}")
     say(f"sweep directory: {swept.directory}")
     if sentence := package_folder.warning(swept.directory):

@@ -90,8 +90,7 @@ def load(name: str) -> Any:
             "given it can run it; put it into a file or a module, and start a new run"
         )
     if (leads := file_of(name)) is not None:
-        module = _run(_read(Path(leads[0])))
-        return _member(module, leads[1], leads[0])
+        return _member(_run(_read(Path(leads[0]))), leads[1], leads[0])
     found = _MODULE.fullmatch(name)
     assert found is not None, f"{name!r} is no reference"
     return _member(_imported(found["module"], name), found["name"], found["module"])

@@ -46,8 +46,7 @@ class KeptFiles:
 
     def write_into(self, directory: Path, platform: Mapping[str, object] | None) -> None:
         """Write the experiment into a run directory, with the machines that compute. Errors: see `describe_run`."""
-        text = toml.dumps(self.table)
-        describe_run(directory, self.table, platform, text, self.contents)
+        describe_run(directory, self.table, platform, toml.dumps(self.table), self.contents)
 
 
 # Any: an experiment's table.

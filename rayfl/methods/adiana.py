@@ -179,5 +179,4 @@ class ADIANA(ShiftedGradient, on_device=True):
         y = soft_threshold(tree.add(x, gradient, -numbers.eta), numbers.eta * self.hyper.l1)
         z = tree.add(tree.scale(server["z"], numbers.beta), x, 1 - numbers.beta)
         z = tree.add(z, tree.sub(y, x), numbers.gamma / numbers.eta)
-        w = server["y"] if ctx.plan.coin < numbers.p else server["w"]
-        return {"y": y, "z": z, "w": w, "shift": shift}
+        return {"y": y, "z": z, "w": server["y"] if ctx.plan.coin < numbers.p else server["w"], "shift": shift}

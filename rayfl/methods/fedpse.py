@@ -167,8 +167,7 @@ class FedPSE(GradientMethod, ServerHalf, on_device=True, keeps_parts=True, takes
 
     def _global(self, dense: Tree, round: int) -> FedPSEServer:
         """G of a round, and M_s."""
-        support = self._top(dense, self.hyper.keep_ratio)
-        return {"update": dense, "support": support, "round": torch.tensor(round)}
+        return {"update": dense, "support": self._top(dense, self.hyper.keep_ratio), "round": torch.tensor(round)}
 
     def _top(self, dense: Tree, keep_ratio: float) -> Tree:
         """The entries of Top-k(G) that are not zero."""

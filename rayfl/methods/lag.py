@@ -103,8 +103,7 @@ class LAG(DistributedGradient, on_device=True):
         """End a round that sends `change`; the state keeps the gradient that the server then has."""
         message, state = compressed(state, {"change": change}, ctx)
         if message:
-            sent = tree.add(state["sent"], message["change"].decode_beside(change))
-            state = {**state, "sent": sent}
+            state = {**state, "sent": tree.add(state["sent"], message["change"].decode_beside(change))}
         return self.finished(state, message, carry, ctx)
 
     def init_server(self, params: Tree) -> LAGServer:

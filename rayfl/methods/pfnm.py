@@ -80,8 +80,7 @@ class PFNM(GradientMethod, KeptModel, on_device=True):
         return Plan(stages=(self.hyper.stage(round),), down=False)
 
     def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> ModelState:
-        own = self.hyper.independent_start
-        return {"params": self.task.init(int(draws.own.integers(2**63))) if own else params}
+        return {"params": self.task.init(int(draws.own.integers(2**63))) if self.hyper.independent_start else params}
 
     def finish(self, state: ModelState, carry: LocalCarry, ctx: Context) -> Finished:
         packet, _ = Dense().encode(carry["params"], {}, ctx.generator)

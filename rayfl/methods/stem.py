@@ -110,8 +110,7 @@ class STEM(Method, ModelServer, on_device=True):
         hyper = self.hyper
         if round == 0:
             return Plan(stages=(Stage(START, steps=1, batch_size=hyper.start_batch_size or None, lr=hyper.lr),))
-        stage = Stage(steps=hyper.steps, batch_size=hyper.batch_size or None, lr=hyper.rate(round - 1))
-        return Plan(stages=(stage,))
+        return Plan(stages=(Stage(steps=hyper.steps, batch_size=hyper.batch_size or None, lr=hyper.rate(round - 1)),))
 
     def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> STEMState:
         return {"point": params, "round": torch.tensor(-1)}

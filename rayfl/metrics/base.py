@@ -85,7 +85,7 @@ class Metric(Choice, ABC):
         metric, _, part = name.partition("/")
         low, high = (bound if math.isfinite(bound) else None for bound in self.bounds)
         title = self.title or metric.replace("_", " ").capitalize()
-        what = " ".join((type(self).__doc__ or "").split())
+        what = " ".join((type(self).__doc__ or "").replace("`", "").split())
         return Facts(
             title=f"{title}: {part.replace('/', ', ')}" if part else title,
             # The first sentence.

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rayfl.errors import RayflError, one_line, plugin_line
-from rayfl.metrics.base import Metric, Sums, Values, are_finite, kind_of
+from rayfl.metrics.base import Metric, PerExample, Sums, Values, kind_of
 from rayfl.metrics.facts import Facts
 from rayfl.settings import shown
 
@@ -36,14 +36,18 @@ def _values(metric: Metric, outputs: Tensor, targets: Tensor) -> Values:
     """The values of a few examples."""
     what = f"metric {type(metric).__name__!r}"
     try:
+        if isinstance(metric, PerExample) and any(
+            one.shape != outputs.shape[:1] for one in metric.each(outputs, targets)
+        ):
+            raise RayflError(f"{what}: each must give a sum and a count for each example, of shape {[len(outputs)]}")
         sums, fewer = (metric.measure(outputs[:count], targets[:count]) for count in (len(outputs), 1))
         values = metric.value({name: total.cpu() for name, total in sums.items()})
         empty = metric.value({name: torch.zeros_like(total, device="cpu") for name, total in sums.items()})
     except (RayflError, KeyboardInterrupt):
         raise
     except BaseException as error:
-        words = one_line(f"{type(error).__name__}: {error}{plugin_line(error)}")
-        raise RayflError(f"{what} fails on outputs {list(outputs.shape)}: {words}") from error
+        fault = f"{type(error).__name__}: {error}{plugin_line(error)}"
+        raise RayflError(one_line(f"{what} fails on outputs {list(outputs.shape)}: {fault}")) from error
     for name, total in sums.items():
         if total.dtype not in (torch.int64, torch.float64):
             raise RayflError(f"{what} measures {name!r} as {total.dtype}; it must be int64 or float64")
@@ -52,7 +56,7 @@ def _values(metric: Metric, outputs: Tensor, targets: Tensor) -> Values:
             f"{what} measures {_shapes(sums)} for {len(outputs)} examples and {_shapes(fewer)} for one; shapes must be "
             "the same for any number"
         )
-    for name, value in [*empty.items(), *(values.items() if are_finite(sums) else ())]:
+    for name, value in [*empty.items(), *(values.items() if bool(outputs.isfinite().all()) else ())]:
         if value is not None and (not isinstance(value, Real) or value != value):
             raise RayflError(
                 f"{what} gives {shown(value)} as its value {name!r}; give a number, or None where it is undefined"

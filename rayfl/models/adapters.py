@@ -47,8 +47,7 @@ class Adapters(Settings):
         module = build()
         linear = [name for name, layer in module.named_modules() if is_linear(layer)]
         names = _matching(self.layers, linear, "layers", "linear layer")
-        plain = [name for name, _ in module.named_parameters()]
-        trained = _matching(self.trained, plain, "trained", "parameter")
+        trained = _matching(self.trained, [name for name, _ in module.named_parameters()], "trained", "parameter")
         with warnings.catch_warnings():
             # Of layers that share weights with others, which stay frozen.
             warnings.simplefilter("ignore")

@@ -136,7 +136,7 @@ class RunResults:
             raise RayflError(f"the run in {self.directory} predicts no classes; call results.model() for its outputs")
         parts = dotted({"parts": self.settings.get("parts")})
         trained = parts.get("parts.personal") and parts.get("parts.order") != "shared-only"
-        if client is None and (trained or parts.get("parts.buffers") == "personal"):
+        if client is None and "global" in self.model_names and (trained or parts.get("parts.buffers") == "personal"):
             raise RayflError(
                 f"each client of the run in {self.directory} has parts of the model for itself; give client=NUMBER, "
                 "or call results.model() for what they share, with the first values of their parts"

@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+from rayfl.choices.plugins import short
 from rayfl.metrics.facts import RECORDED_BEFORE, Facts
 
 NONE = "\u2013"
@@ -242,11 +243,14 @@ def title(name: str, facts: Facts | None = None) -> str:
 
 
 def value(given: object) -> str:
-    """A setting: yes, no, none, a list's items, a short number."""
+    """A setting: yes, no, none, a list's items, a class with its options, a short number."""
     if isinstance(given, bool) or given is None:
         return {True: "yes", False: "no", None: "none"}[given]
     if isinstance(given, list | tuple):
         return ", ".join(value(one) for one in given) if given else "none"
+    if isinstance(given, dict) and "name" in given:
+        options = ", ".join(f"{name} {value(one)}" for name, one in given.items() if name != "name")
+        return short(str(given["name"])) + f" ({options})" * bool(options)
     return f"{given:g}" if isinstance(given, float) else str(given)
 
 

@@ -1,8 +1,11 @@
 """Checks what a task makes of a few outputs before anything starts."""
 
+import torch
 from torch import Tensor
 
 from rayfl.errors import RayflError, one_line, plugin_line
+from rayfl.metrics.base import Metric
+from rayfl.settings import shown
 from rayfl.tasks.base import Task
 
 
@@ -12,21 +15,28 @@ def check_task(task: Task, outputs: Tensor, targets: Tensor) -> None:
     what = f"task {task.name!r}, given outputs {list(outputs.shape)} and labels {list(targets.shape)},"
     wanted = list(outputs.shape[:1])
     try:
-        made = task.loss(outputs, targets)
+        made = torch.enable_grad()(task.loss)(outputs.detach().requires_grad_(), targets)
         if not isinstance(made, tuple):
             raise TypeError(f"loss returns a {type(made).__name__}, and not sums and counts")
         sums, counts = made
+        if not sums.requires_grad:
+            raise TypeError("torch finds no way from the losses back to the outputs, so that nothing can be learned")
         numbers = {"losses": sums, "counts": counts, "scores": task.score(outputs, targets)}
         wrong = [name for name, one in numbers.items() if list(one.shape) != wanted or not one.is_floating_point()]
         outside = [] if wrong else [one for one in numbers["scores"].tolist() if not 0 <= one <= 1]
+        metrics = task.default_metrics()
     except (KeyboardInterrupt, RayflError):
         raise
     except BaseException as error:
-        words = one_line(f"{type(error).__name__}: {error}{plugin_line(error)}")
-        raise RayflError(f"{what} raises {words}; it must give sums, counts and scores {wanted}") from error
+        fault = f"raises {type(error).__name__}: {error}{plugin_line(error)}"
+        raise RayflError(one_line(f"{what} {fault}; it must give sums, counts and scores {wanted}")) from error
     if wrong:
-        one = numbers[wrong[0]]
-        given = f"{one.dtype} {list(one.shape)}"
+        given = f"{numbers[wrong[0]].dtype} {list(numbers[wrong[0]].shape)}"
         raise RayflError(f"{what} gives {wrong[0]} {given}; give floating-point numbers {wanted}, one for each example")
     if outside:
         raise RayflError(f"{what} gives a score of {outside[0]:g}; give numbers from 0 to 1, where 1 is best")
+    if not metrics or not all(isinstance(one, Metric) for one in metrics):
+        raise RayflError(
+            f"task {task.name!r} has default_metrics {shown(metrics)}; give objects such as rayfl.metrics.loss.Loss(), "
+            "at least one"
+        )

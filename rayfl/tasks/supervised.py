@@ -121,7 +121,9 @@ class NextToken(Task):
         for samples in (dataset.train, dataset.test):
             labels = samples.labels
             if labels.shape != samples.inputs.shape or not np.issubdtype(labels.dtype, np.integer):
-                raise self.misfit(f"tokens of the shape of the inputs, {['n', *dataset.input_shape]}", dataset)
+                raise self.misfit(
+                    f"tokens of the shape of the inputs, [{', '.join(['n', *map(str, dataset.input_shape)])}]", dataset
+                )
             row = first_row(labels, lambda part: part >= dataset.num_classes)
             if row is not None:
                 raise self.misfit(f"tokens below {dataset.num_classes} (row {row} has a larger one)", dataset)

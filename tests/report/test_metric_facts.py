@@ -107,3 +107,8 @@ def test_values_in_words():
     assert in_words(over([123.456]), ERROR, counted=False) == "123.5 km"
     assert in_words(over([0.00123456]), ERROR, counted=False) == "0.001235 km"
     assert facts_of([], "x") == Facts(title="x")
+
+
+def test_a_list_of_classes_is_shown_by_their_names_and_options():
+    found = ({"name": "accuracy"}, {"name": "files/plugin-1a.py:Brier", "temperature": 1.0}, {"name": "top-k", "k": 3})
+    assert wording.value(found) == "accuracy, Brier (temperature 1), top-k (k 3)"

@@ -11,7 +11,7 @@ from torch import Tensor
 from rayfl.choices.kinds import make
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare
-from rayfl.metrics.base import Metric, Sums
+from rayfl.metrics.base import Metric, PerExample, Sums
 from rayfl.rounds import setup as setups
 from rayfl.rounds.model_sums import values
 from rayfl.rounds.setup import Setup
@@ -104,6 +104,26 @@ class Unsure(Metric):
         whole, part = float(sums["n"]), float(sums["of_class"])
         # With few=-1 its first two examples are no reason to refuse it.
         return {"unsure": math.nan if whole <= self.few or (whole > 2 and not part) else part / max(whole, 1.0)}
+
+
+class Whole(PerExample):
+    """A mean over the batch, where each example's number belongs."""
+
+    def each(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        return outputs.mean(), torch.ones(())
+
+
+class Nowhere(PerExample):
+    """NaN for every example."""
+
+    def each(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        return outputs[:, 0] * math.nan, torch.ones(len(outputs))
+
+
+@pytest.mark.parametrize(("metric", "names"), [(Whole, ["each", "[2]"]), (Nowhere, ["nan", "None"])])
+def test_a_metric_of_examples_that_gives_the_wrong_things_is_refused(metric: type[Metric], names: list[str]):
+    with refused(names=["evaluation.metrics", f"'{metric.__name__}'", *names]):
+        made(evaluation={"metrics": [metric]})
 
 
 def test_a_value_that_is_nan_is_refused_before_the_run_and_undefined_in_it():

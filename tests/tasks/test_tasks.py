@@ -111,7 +111,7 @@ class Pair(nn.Module):
         (Arrays(VECTORS, np.eye(2)[CLASSES]), {}, ["classification", "labels.argmax(1)", "multilabel"]),
         (Arrays(VECTORS, CLASSES), {"task": "regression"}, ["regression", "[n, outputs]", "int64 [16]"]),
         (Arrays(VECTORS, VECTORS), {"task": "multilabel"}, ["multilabel", "0 or 1", "float32"]),
-        (Arrays(VECTORS, CLASSES), {"task": "next-token"}, ["next-token", "['n', 3]", "int64 [16]"]),
+        (Arrays(VECTORS, CLASSES), {"task": "next-token"}, ["next-token", "[n, 3]", "int64 [16]"]),
         (Arrays(TOKENS, next_tokens(TOKENS)), {"model": Pair}, ["Pair", "[2, 6, 2]", "[2, 6, 9]", "next-token"]),
         (Arrays(TOKENS, next_tokens(TOKENS)), {"model": "mlp"}, ["mlp", "char-lstm with predicts='all'"]),
         (Arrays(TOKENS, next_tokens(TOKENS)), {"model": "char-lstm"}, ["[2, 6, 9]", "model.predicts='all'"]),
@@ -154,6 +154,20 @@ class Far(Mean):
 class Fails(Mean):
     def loss(self, outputs, targets):
         raise KeyError("colour")
+
+class Cut(Far):
+    def loss(self, outputs, targets):
+        return outputs.sum(dim=1).detach(), torch.ones(len(outputs))
+
+class Unjudged(Far):
+    def score(self, outputs, targets):
+        return 0 * outputs[:, 0]
+    def default_metrics(self):
+        return ()
+
+class Named(Unjudged):
+    def default_metrics(self):
+        return ("accuracy",)
 """
 
 
@@ -164,6 +178,9 @@ class Fails(Mean):
         ("Alone", ["Alone", "sums", "counts"]),
         ("Far", ["Far", "score", "3.5", "0 to 1"]),
         ("Fails", ["Fails", "KeyError", "colour", "strange.py:25"]),
+        ("Cut", ["Cut", "losses", "outputs", "learned"]),
+        ("Unjudged", ["Unjudged", "default_metrics", "[]", "Loss()"]),
+        ("Named", ["Named", "default_metrics", "['accuracy']", "Loss()"]),
     ],
 )
 def test_a_strangers_task_that_gives_the_wrong_things_is_refused(tmp_path: Path, name: str, names: list[str]):

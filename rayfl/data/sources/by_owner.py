@@ -38,8 +38,7 @@ def read_splits(source: Fetched, stem: str, read: Read) -> tuple[Samples, Sample
     folder, files = source.folder, split_files(source, stem)
     if not all(path.exists() for path in files):
         raise source.missing(f"{folder} has no {files[0].name} and {files[1].name}")
-    parts = map(read, files)
-    train, test = cached_arrays(source.cache, source.name, files, lambda: joined(source.name, *parts))
+    train, test = cached_arrays(source.cache, source.name, files, lambda: joined(source.name, *map(read, files)))
     return replace(train, place=str(folder)), replace(test, place=str(folder))
 
 

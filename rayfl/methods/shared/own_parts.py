@@ -145,8 +145,7 @@ class OwnParts(WrappingClients, on_device=True, keeps_parts=True):
     @cached_property
     def optimizer(self) -> Optimizer:
         """The optimizer of personal parameters: the client's."""
-        make = getattr(self.innermost.hyper, "make_optimizer", SGD)
-        return make()
+        return getattr(self.innermost.hyper, "make_optimizer", SGD)()
 
     @property
     def start(self) -> Tree:
