@@ -41,7 +41,7 @@ def test_a_run_goes_on_from_its_checkpoint(experiment: Make, tmp_path: Path) -> 
 @pytest.fixture
 def with_task(request: pytest.FixtureRequest, experiment: Make) -> Make:
     """The same, of an experiment that names its task."""
-    if read(Path(request.config.getoption("--experiment"))).task is None:
+    if read(Path(str(request.config.getoption("--experiment")))).task is None:
         pytest.skip("the experiment names no task")
     return experiment
 

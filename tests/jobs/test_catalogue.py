@@ -32,7 +32,8 @@ def test_an_example_is_a_table_that_an_experiment_takes(table: str, name: str):
     tables = in_table(table, given)
     whole = Experiment(**{**base, **tables})
     found = whole.evaluation.metrics if "." in table else getattr(whole, table)
-    assert name in (found[0] if isinstance(found, tuple) else found).name
+    chosen = found[0] if isinstance(found, tuple) else found
+    assert chosen is not None and name in chosen.name
     typed: dict[str, Any] = {**base, **dict.fromkeys(tables if "." not in table else ())}
     for word in overrides(table, given):
         (unquoted,) = shlex.split(word)
