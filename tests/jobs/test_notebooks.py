@@ -29,7 +29,7 @@ def num_bars_in(texts: list[str]) -> int:
     ("name", "num_bars", "num_plots", "words"),
     [
         ("compare_methods", 4, 2, "4 runs"),
-        ("own_model", 1, 1, "more than 95 % in round"),
+        ("own_model", 1, 1, "of all points after 5 rounds"),
     ],
 )
 def test_a_notebook_runs(
