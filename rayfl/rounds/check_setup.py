@@ -145,5 +145,5 @@ def check_splits(method: Method, partition: Partition) -> None:
     for split, share in method.splits.items():
         if not len(partition.split(split).indices):
             inner = method.innermost if isinstance(method, WrappingClients) else method
-            name = type(inner).__name__ if split in inner.splits else "a wrapper"
+            name = type(inner).__name__ if split in inner.splits else "a wrapper of the method"
             raise RayflError(f"{name} needs {split} examples; set splits.{split}_ratio (for example {share})")
