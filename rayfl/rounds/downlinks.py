@@ -25,9 +25,9 @@ from rayfl.tree import State, Tree
 def broadcast(setup: Setup, server: State, state: State, ctx: Context) -> tuple[Message, State]:
     """The message to every participant, and the state of the downlink once it is sent; {} without compression.
 
-    State: "held" and "last", h and x at the last broadcast, and "memory", the compressor's, each with a tree for each
-    name in the message. "sent": int64 [2], bits and values of all broadcasts; "had": int64 [num_clients, 2], the same
-    when a client last received one, -1 before that.
+    State: "held", h, and for a compressor with a memory that "memory" and "last", x at the last broadcast, each with a
+    tree for each name in the message. "sent": int64 [2], bits and values of all broadcasts; "had": int64
+    [num_clients, 2], the same when a client last received one, -1 before that.
     """
     download = checked_hook(setup.server_half.download)(server, ctx)
     if isinstance(setup.downlink, Dense) and setup.downlink.dtype == "fp32":
@@ -36,9 +36,10 @@ def broadcast(setup: Setup, server: State, state: State, ctx: Context) -> tuple[
     trees = {name: part for name, part in download.items() if not isinstance(part, Packet)}
     held: dict[str, Tree] = dict(state.get("held", {}))
     memory: dict[str, Tree] = dict(state.get("memory", {}))
+    remembers = bool(setup.downlink.init(setup.initial))
     for name, x in trees.items():
         if name in held:
-            since = state["last"] if setup.downlink.init(x) else held
+            since = state["last"] if remembers else held
             packets, memory = encode_trees(setup.downlink, {name: tree.sub(x, since[name])}, memory, ctx.generator)
             codec = HeldCodec(shapes_of(x), tree.to_arrays(held[name]), packets[name].codec)
             message[name] = Packet(packets[name].parts, codec)
@@ -47,7 +48,7 @@ def broadcast(setup: Setup, server: State, state: State, ctx: Context) -> tuple[
         held[name] = message[name].decode()
     nobody = torch.full((setup.num_clients, 2), -1)
     sent = state.get("sent", torch.zeros(2, dtype=torch.int64)) + _size(message, trees)
-    last = {**state.get("last", {}), **trees}
+    last = {**state.get("last", {}), **trees} if remembers else {}
     return message, {"held": held, "last": last, "memory": memory, "sent": sent, "had": state.get("had", nobody)}
 
 
