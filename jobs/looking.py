@@ -102,7 +102,7 @@ def _to_read(place: Path | str) -> Path:
     """The directory of a run. For a URL, a temporary copy of what is read."""
     if isinstance(place, Path):
         return place
-    return copy_for_reading(place, ("checkpoints/", "models/global", "tensorboard/", "mlflow/", "wandb/"))
+    return copy_for_reading(place, ("checkpoints/", "models/global", "tensorboard/", "wandb/"))
 
 
 def _agreed(runs: Sequence[Run], given: Mapping[str, object]) -> ReportOptions:

@@ -22,9 +22,7 @@ DOOR = {"rayfl/__init__.py", "rayfl/__main__.py"}
 """`rayfl.run` and its like are looked up in jobs, once they are asked for, and `python -m rayfl` calls the command."""
 CLAIM = Path("rayfl/own_packages.py")
 """Imports `actors` from beside rayfl, before anything imports it from elsewhere."""
-ADAPTERS = {
-    Path("rayfl/run_directory/trackers") / f"{name}.py" for name in ("mlflow_run", "wandb_run", "tensorboard_events")
-}
+ADAPTERS = {Path("rayfl/run_directory/trackers") / f"{name}.py" for name in ("wandb_run", "tensorboard_events")}
 """They load the trackers' own packages, once a run asks for one."""
 FILES = [path.relative_to(ROOT) for layer in FORBIDDEN for path in sorted((ROOT / layer).rglob("*.py"))]
 

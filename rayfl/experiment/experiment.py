@@ -127,12 +127,10 @@ class Output(Settings):
     )
     report: bool = Field(default=True, description="write report.html at the end")
     save_models: bool = Field(default=True, description="save the final models")
-    # output.track=mlflow on the command line is ["mlflow"].
+    # output.track=wandb on the command line is ["wandb"].
     track: Annotated[
         tuple[TrackerName, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)
-    ] = Field(
-        default=("tensorboard",), description="trackers that get the rounds: tensorboard, mlflow, wandb; []: none"
-    )
+    ] = Field(default=("tensorboard",), description="trackers that get the rounds: tensorboard, wandb; []: none")
     group: str | None = Field(
         default=None, min_length=1, description="the run's group in trackers; of a sweep, by default its directory"
     )

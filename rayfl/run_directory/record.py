@@ -1,10 +1,10 @@
-"""The records of a run: a recorder writes its rounds; `read_run` and `recorded_rounds` read them.
+"""The records of a run: a recorder writes its rounds, and `read_run` reads them.
 
 The tables are Arrow streams while the run runs, and Parquet once it is finished (tables.py). Everything in a run
 directory is Arrow, JSON, safetensors or text; nothing is pickled.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +12,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from rayfl.errors import RayflError
 from rayfl.metrics.facts import RECORDED_BEFORE, Facts
@@ -62,22 +61,6 @@ def read_run(directory: Path, leave_out: Collection[str] = ()) -> Run:
         finished=all(table_path(directory, name, "parquet").exists() for name in SCHEMAS),
         **read_tables(directory, leave_out),
     )
-
-
-def recorded_rounds(directory: Path, after: int = -1) -> Iterator[tuple["RoundRow", Mapping[str, float]]]:
-    """Yield each recorded round after round `after`, with its mean metrics. Raise RayflError if records are damaged."""
-    from rayfl.rounds.ledger import RoundRow
-
-    # A round's metrics are written before its row.
-    rounds = read_records(directory, "rounds").filter(pc.field("round") > after)
-    metrics = read_records(directory, "metrics").filter(
-        (pc.field("round") > after) & pc.field("client").is_null() & pc.field("value").is_valid()
-    )
-    means: dict[int, dict[str, float]] = {}
-    for round, name, value in zip(*(metrics[key].to_pylist() for key in ("round", "name", "value")), strict=True):
-        means.setdefault(round, {})[name] = value
-    for row in rounds.to_pylist():
-        yield RoundRow(**row), means.get(row["round"], {})
 
 
 def run_directories(directory: Path) -> list[Path]:

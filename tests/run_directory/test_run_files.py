@@ -70,7 +70,7 @@ def test_the_copy_of_a_run_with_input_files_is_resumed_elsewhere(file: Path, the
         "files/deep/weights-0123456789ab.safetensors",
         "models/global.safetensors/x",
         "records/rounds.arrows.partial/x",
-        "mlflow/../experiment.json",
+        "wandb/../experiment.json",
         "lock",
         "experiment.json.partial",
     ],
@@ -80,10 +80,10 @@ def test_what_no_part_declares_is_not_copied(name: str):
 
 
 def test_files_at_any_depth_and_their_folders_are_own(tmp_path: Path):
-    deep = tmp_path / "mlflow" / "1" / ("0" * 32) / "metrics" / "own" / "train" / "loss"
+    deep = tmp_path / "wandb" / "offline-run-20260101_000000-01234567" / "files" / "media" / "table" / "a.json"
     deep.parent.mkdir(parents=True)
     deep.write_text("1 2 3")
-    (tmp_path / "mlflow" / ".trash").mkdir()
+    (deep.parents[3] / "tmp" / "code").mkdir(parents=True)
     require_own_entries(tmp_path)
     assert list(own_files(tmp_path)) == [deep.relative_to(tmp_path).as_posix()]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
-from rayfl.run_directory.trackers.tracker import Mark, Status, TrackedRun
+from rayfl.run_directory.trackers.tracker import TrackedRun
 
 FOLDER = "tensorboard"
 """Where the event files lie in the run directory."""
@@ -20,16 +20,12 @@ class TensorBoard:
     that are played again. TensorBoard has no models. Raise OSError if writing fails.
     """
 
-    mark: Mark | None = None
-
-    def __init__(self, run: TrackedRun, earlier: Mark | None, num_recorded: int) -> None:
-        """Begin a new file; if there is no earlier one, all rounds are sent."""
+    def __init__(self, run: TrackedRun, num_recorded: int) -> None:
+        """Begin a new file."""
         directory = run.directory / FOLDER
-        resumed = directory.is_dir() and any(directory.iterdir())
-        self.next_round = num_recorded if resumed else 0
         self._hook = threading.excepthook
         threading.excepthook = self._show
-        self._writer = SummaryWriter(str(directory), purge_step=self.next_round if resumed else None)
+        self._writer = SummaryWriter(str(directory), purge_step=num_recorded)
         self._writer.add_text("experiment", run.markdown)
         # In this file: add_hparams would write a newer one, and TensorBoard then stops reading this one.
         begin, start, self._end = hparams(run.settings, {})
@@ -47,9 +43,9 @@ class TensorBoard:
     def model(self, path: Path) -> None:
         """Do nothing: TensorBoard has no artifacts."""
 
-    def close(self, status: Status) -> None:
+    def close(self, finished: bool) -> None:
         """End the file, and if the run is finished, the session of its hyper-parameters."""
-        if status == "finished":
+        if finished:
             self._file.add_summary(self._end)
         try:
             self._writer.close()

@@ -9,41 +9,26 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from pydantic import Field
-
 from rayfl.errors import RayflError
 from rayfl.run_directory.description import TOML, read_experiment
 from rayfl.run_directory.disk import Part
-from rayfl.settings import Settings, dotted
+from rayfl.settings import dotted
 
-TrackerName = Literal["tensorboard", "mlflow", "wandb"]
-Status = Literal["finished", "stopped", "failed"]
-"""How a run ended. A run that stopped or failed can be resumed, and the same tracker's run then goes on."""
+TrackerName = Literal["tensorboard", "wandb"]
 
 _ADAPTERS: Mapping[str, tuple[str, str]] = {
     "tensorboard": ("rayfl.run_directory.trackers.tensorboard_events", "TensorBoard"),
-    "mlflow": ("rayfl.run_directory.trackers.mlflow_run", "MlflowRun"),
     "wandb": ("rayfl.run_directory.trackers.wandb_run", "WandbRun"),
 }
-_EXTRAS = ("mlflow", "wandb")
-"""Trackers that are packages of their own, each an extra of that name."""
-_QUIET = {"mlflow": ("MLFLOW_DISABLE_TELEMETRY", "true"), "wandb": ("WANDB_ERROR_REPORTING", "false")}
-"""Environment variables that turn off a package's reports to its makers, unless the user has set them."""
 
 MOST_VARIABLES = 4_000
 """Bytes of the variables of trackers. Ray puts arguments of calls into its object store from 8 kB on."""
-_MLFLOW, _WANDB = "mlflow/[0-9]+/[0-9a-f]{32}", "wandb/(offline-)?run-[0-9_]+-[0-9a-f]{8}(-[0-9]+)?"
+_WANDB = "wandb/(offline-)?run-[0-9_]+-[0-9a-f]{8}(-[0-9]+)?"
 PART = Part(
     (
+        # Of earlier versions.
         r"trackers\.json",
         r"tensorboard/events\.out\.tfevents\..*",
-        r"mlflow/\.trash/",
-        r"mlflow/[0-9]+/meta\.yaml",
-        r"mlflow/[0-9]+/tags/mlflow\..*",
-        rf"{_MLFLOW}/meta\.yaml",
-        *(rf"{_MLFLOW}/{folder}/.+" for folder in ("metrics", "params", "tags")),
-        rf"{_MLFLOW}/artifacts/experiment\.toml",
-        rf"{_MLFLOW}/artifacts/models/(inputs\.json|(global|personal)(-[0-9]{{4,}})?\.safetensors)",
         r"wandb/debug[a-z-]*\.log",
         rf"{_WANDB}/run-[0-9a-f]{{8}}\.wandb(\.synced)?",
         rf"{_WANDB}/logs/debug[a-z-]*\.log",
@@ -51,9 +36,8 @@ PART = Part(
         rf"{_WANDB}/tmp/.+/",
     ),
     {
-        "`tensorboard/`, `mlflow/`, `wandb/`": "the same for the trackers in `output.track` "
+        "`tensorboard/`, `wandb/`": "the same for the trackers in `output.track` "
         "([Follow runs](../how-to/trackers.md)), by default `tensorboard --logdir runs`",
-        "`trackers.json`": "the runs of MLflow and W&B that go on when the run is resumed",
     },
 )
 
@@ -111,70 +95,45 @@ class TrackedRun:
         return f"```toml\n{self.text}```\n"
 
 
-class Mark(Settings):
-    """The state of a tracker's run: the place where it lies, the name by which it is found, the next round to send."""
-
-    place: str
-    run: str
-    next_round: int = Field(ge=0)
-
-
 class Tracker(Protocol):
     """One run in a tracker. Any method may raise any error.
 
-    Arguments: the run, the mark of an earlier process if there is one, and the number of rounds on record.
+    Arguments: the run, and the number of rounds on record; if it is above 0, the run is resumed.
     """
 
-    mark: Mark | None
-    """How a resumed run is found and goes on; None: the tracker needs no mark."""
-    next_round: int
-    """The first round that the tracker does not have."""
-
-    def __init__(self, run: TrackedRun, earlier: Mark | None, num_recorded: int) -> None: ...
+    def __init__(self, run: TrackedRun, num_recorded: int) -> None: ...
 
     def round(self, round: int, values: Mapping[str, float]) -> None:
         """Log the values of a round, with the round as the step."""
 
     def model(self, path: Path) -> None:
-        """Log a final model with `model_files`, as an artifact if the tracker has artifacts."""
+        """Log a final model and `inputs.json` beside it, as an artifact if the tracker has artifacts."""
 
-    def close(self, status: Status) -> None:
-        """End the run, or this process's part of it."""
-
-
-def model_files(path: Path) -> list[Path]:
-    """The file of a final model, and inputs.json beside it if it is there."""
-    return [one for one in (path, path.with_name("inputs.json")) if one.exists()]
+    def close(self, finished: bool) -> None:
+        """End the run, or this process's part of it: an unfinished run can be resumed."""
 
 
 def adapter(name: str) -> type[Tracker]:
     """The class of the tracker of this name. Raise ImportError if its package is not installed."""
-    if name in _QUIET:
-        os.environ.setdefault(*_QUIET[name])
     module, kind = _ADAPTERS[name]
     return getattr(import_module(module), kind)
 
 
 def require_installed(names: Collection[str]) -> None:
     """Raise RayflError, which names the extra to install, for a tracker whose package is not installed."""
-    for name in _EXTRAS:
-        if name in names and importlib.util.find_spec(name) is None:
-            raise RayflError(
-                f" names {name!r}, whose package is not installed: pip install 'rayfl[{name}]', or leave it out",
-                ("output", "track"),
-            )
+    if "wandb" in names and importlib.util.find_spec("wandb") is None:
+        raise RayflError(
+            " names 'wandb', whose package is not installed: pip install 'rayfl[wandb]', or leave it out",
+            ("output", "track"),
+        )
 
 
 def environment(names: Collection[str]) -> dict[str, str]:
-    """The environment variables of this process that these trackers read. A path of MLflow's is made absolute.
+    """The environment variables of this process that these trackers read.
 
     Raise RayflError for more than `MOST_VARIABLES` bytes: they travel with a call, and never lie in the object store.
     """
-    beginnings = tuple(f"{name.upper()}_" for name in names if name in _EXTRAS)
-    found = {key: value for key, value in os.environ.items() if key.startswith(beginnings)}
-    place = found.get("MLFLOW_TRACKING_URI", "")
-    if place.startswith((".", "/", "~")):
-        found["MLFLOW_TRACKING_URI"] = Path(place).expanduser().absolute().as_uri()
+    found = {key: value for key, value in os.environ.items() if "wandb" in names and key.startswith("WANDB_")}
     sizes = {key: len(os.fsencode(key + value)) for key, value in found.items()}
     if (total := sum(sizes.values())) > MOST_VARIABLES:
         raise RayflError(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import wandb
 
-from rayfl.run_directory.trackers.tracker import Mark, Status, TrackedRun, model_files
+from rayfl.run_directory.trackers.tracker import TrackedRun
 
 FOLDER = "wandb"
 """Where wandb writes in the run directory."""
@@ -19,20 +19,23 @@ _LONGEST_TAG = 64
 class WandbRun:
     """One run of W&B's, in the project of the run's experiment (or WANDB_PROJECT).
 
-    A resumed run has the same id. Offline each process writes a folder of its own, and `wandb sync` joins the folders
-    of one id by time. W&B writes in a process of its own: a kill can lose the last rounds that it was sent.
+    A resumed run has the id of its earlier folders in the same mode. Offline each process writes a folder of its own,
+    and `wandb sync` joins the folders of one id by time. W&B writes in a process of its own: a kill can lose the last
+    rounds that it was sent.
     """
 
-    def __init__(self, run: TrackedRun, earlier: Mark | None, num_recorded: int) -> None:
+    def __init__(self, run: TrackedRun, num_recorded: int) -> None:
         """Resume the earlier run if its mode is the same, or start a new one. Raise what wandb raises."""
+        # W&B's reports of errors to its makers.
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         mode = os.environ.get("WANDB_MODE") or "offline"
-        if earlier is None or earlier.place != mode:
-            earlier = Mark(place=mode, run=secrets.token_hex(4), next_round=0)
         self._folder = run.directory / FOLDER
+        kind = "offline-run" if mode == "offline" else "run"
+        ids = [path.stem.removeprefix("run-") for path in self._folder.glob(f"{kind}-*/run-*.wandb")]
         tags = dict.fromkeys((*run.chosen("method", "data").values(), *run.tags))
         self._run = wandb.init(
             dir=str(run.directory),
-            id=earlier.run,
+            id=ids[0] if ids else secrets.token_hex(4),
             resume="allow",
             # A separate run, even if the program already has one.
             reinit="create_new",
@@ -55,25 +58,23 @@ class WandbRun:
             ),
         )
         self._remove_links()
-        # The server of an online run knows its steps.
-        self.next_round: int = earlier.next_round if mode == "offline" else self._run.starting_step
-        self.mark: Mark | None = earlier
 
     def round(self, round: int, values: Mapping[str, float]) -> None:
-        """Log all values of the round as one step."""
-        self._run.log({name: float(value) for name, value in values.items()}, step=round, commit=True)
+        """Log all values of the round as one step, unless the server of an online run has it."""
+        if round >= self._run.starting_step:
+            self._run.log({name: float(value) for name, value in values.items()}, step=round, commit=True)
 
     def model(self, path: Path) -> None:
         """Log a model as an artifact, with its inputs. Files are read when they are uploaded, and not copied before."""
         name = re.sub(r"[^A-Za-z0-9_.-]", "-", f"{self._run.id}-{path.stem}")
         artifact = wandb.Artifact(name, type="model")
-        for file in model_files(path):
+        for file in (path, path.with_name("inputs.json")):
             artifact.add_file(str(file), skip_cache=True, policy="immutable")
         self._run.log_artifact(artifact)
 
-    def close(self, status: Status) -> None:
+    def close(self, finished: bool) -> None:
         """End this process's part; anything but a finished run counts as failed there."""
-        self._run.finish(exit_code=0 if status == "finished" else 1)
+        self._run.finish(exit_code=0 if finished else 1)
         self._remove_links()
 
     def _remove_links(self) -> None:
