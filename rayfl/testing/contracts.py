@@ -26,7 +26,6 @@ from rayfl.rounds.setup import Evaluation, Setup
 from rayfl.run_directory import checkpoint
 from rayfl.testing.comparison import assert_close, assert_same_bits, contents, rows
 from rayfl.testing.executors import Shuffled, play
-from rayfl.testing.waiting import counting_in_stages
 from rayfl.testing.watching import Log, buffer_bits, watched
 
 Make = Callable[..., Setup]
@@ -51,15 +50,6 @@ def loop_and_vmap_agree(loop: Setup, vmap: Setup, played: Played | None = None) 
         # A test example on the border between two classes may change sides.
         numbers = [np.array([m.value for m in r.metrics if "accuracy" not in m.name], float) for r in (one, other)]
         np.testing.assert_allclose(numbers[0], numbers[1], rtol=1e-4, atol=1e-5)
-
-
-def no_stage_waits_for_a_gpu(stacked: Setup) -> None:
-    """Of stacked clients: from its first step to its last, a stage needs no number that was computed on the device."""
-    with counting_in_stages() as found:
-        play(stacked)
-    others = found.pop("", 0)
-    assert others or not stacked.plan(0).stages
-    assert not found, f"a stage waits for the device by {dict(found)}"
 
 
 def several_workers_give_the_bits_of_one(here: Setup, played: Played | None = None) -> None:

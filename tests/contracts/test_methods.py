@@ -13,6 +13,7 @@ from rayfl.testing.comparison import assert_same_bits, contents, rows
 from rayfl.testing.executors import play
 from tests.contracts.actors import SharedActors
 from tests.contracts.every_method import REGISTERED, SEAMS, SERVER_CASES, VARIED, Case, cases, every_method, played
+from tests.contracts.waiting import no_stage_waits_for_a_gpu
 
 
 def test_the_registry_is_found():
@@ -39,7 +40,7 @@ def test_loop_and_vmap_agree(case: Case):
 
 @every_method
 def test_no_stage_waits_for_a_gpu(case: Case):
-    contracts.no_stage_waits_for_a_gpu(case.make(engine="vmap", stack_width=case.num_clients, rounds=2))
+    no_stage_waits_for_a_gpu(case.make(engine="vmap", stack_width=case.num_clients, rounds=2))
 
 
 @every_method

@@ -16,6 +16,8 @@ from rayfl.data.device import DeviceData
 from rayfl.data.stacks import StackBatches
 from rayfl.methods.base import Carry, Method, Stage
 from rayfl.rounds import engines
+from rayfl.rounds.setup import Setup
+from rayfl.testing.executors import play
 
 WAITING = ("_local_scalar_dense", "equal", "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive")
 """Operators of aten whose result, or its size, the processor needs: `item()`, `bool(tensor)`, `tolist()`, and masks."""
@@ -93,3 +95,12 @@ def counting_in_stages() -> Iterator[Counter[str]]:
         yield counting.found
     finally:
         engines.run_stage = plain
+
+
+def no_stage_waits_for_a_gpu(stacked: Setup) -> None:
+    """Of stacked clients: from its first step to its last, a stage needs no number that was computed on the device."""
+    with counting_in_stages() as found:
+        play(stacked)
+    others = found.pop("", 0)
+    assert others or not stacked.plan(0).stages
+    assert not found, f"a stage waits for the device by {dict(found)}"

@@ -13,9 +13,8 @@ from rayfl.methods.fedavg import FedAvg
 from rayfl.rounds import engines
 from rayfl.rounds.errors import ClientError
 from rayfl.rounds.setup import Setup
-from rayfl.testing import contracts
 from rayfl.testing.executors import play
-from rayfl.testing.waiting import Counting
+from tests.contracts.waiting import Counting, no_stage_waits_for_a_gpu
 from tests.methods.reference import setup_of
 
 
@@ -54,10 +53,10 @@ def test_a_stage_that_waits_is_seen(monkeypatch: pytest.MonkeyPatch):
             bool(carry["loss"].isfinite().all())
         return carry
 
-    contracts.no_stage_waits_for_a_gpu(made(FedAvg))
+    no_stage_waits_for_a_gpu(made(FedAvg))
     monkeypatch.setattr(engines, "run_stage", waits)
     with pytest.raises(AssertionError) as raised:
-        contracts.no_stage_waits_for_a_gpu(made(FedAvg))
+        no_stage_waits_for_a_gpu(made(FedAvg))
     assert "_local_scalar_dense" in str(raised.value)
 
 
@@ -86,4 +85,4 @@ class Asking(FedAvg):
 def test_a_step_with_tensors_of_main_memory_or_numbers_of_the_device_fails(method: type[FedAvg]):
     play(made(method))
     with pytest.raises((RuntimeError, NotImplementedError, ClientError), match="meta"):
-        contracts.no_stage_waits_for_a_gpu(made(method))
+        no_stage_waits_for_a_gpu(made(method))
