@@ -45,6 +45,16 @@ def inputs_of(jobs: Sequence[Job]) -> list[Inputs]:
     return found
 
 
+def homes(inputs: Sequence[Inputs], nodes: Sequence[str]) -> list[str | None]:
+    """The home of each job, from its inputs and the sorted nodes of all actors.
+
+    Jobs without inputs in object stores are spread evenly, consecutive ones to one node, so that sums of clients which
+    are added first lie on one node.
+    """
+    even = [nodes[index * len(nodes) // len(inputs)] if nodes else None for index in range(len(inputs))]
+    return [one.home(nodes) or other for one, other in zip(inputs, even, strict=True)]
+
+
 class WaitingJobs:
     """Jobs that wait for an actor, by their home: the node with most of their inputs, or None.
 

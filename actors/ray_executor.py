@@ -7,7 +7,7 @@ so the death of an actor loses only the call on which it was working.
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ from ray.exceptions import ObjectLostError, OutOfMemoryError, RayError, RayTaskE
 from actors.client import Actor
 from actors.errors import ClusterError, LostObjects, unwrapped
 from actors.kinds import Kinds
-from actors.locality import Inputs, WaitingJobs, inputs_of
+from actors.locality import Inputs, WaitingJobs, homes, inputs_of
 from actors.placement import Placement
 from actors.pool import ActorPool
 from actors.retry_policy import Cause, Loss, try_again
@@ -56,13 +56,14 @@ class Call:
 class PendingCalls:
     """The jobs of one `run`: waiting, sent, done or failed.
 
-    `inputs`: where each job's inputs are stored, () if nobody looked; `nodes`: the nodes that have actors.
+    `inputs`: where each job's inputs are stored, () if nobody looked; `nodes`: that of each actor, sorted, () if there
+    is only one.
     """
 
     shared: Ref
     jobs: Sequence[Job]
     inputs: Sequence[Inputs] = ()
-    nodes: Collection[str] = ()
+    nodes: Sequence[str] = ()
     waiting: WaitingJobs = field(init=False)
     losses: Counter[tuple[int, Cause]] = field(default_factory=Counter)
     done: dict[int, JobResult] = field(default_factory=dict)
@@ -71,7 +72,7 @@ class PendingCalls:
 
     def __post_init__(self) -> None:
         self.inputs = self.inputs or [Inputs()] * len(self.jobs)
-        self.waiting = WaitingJobs([one.home(self.nodes) for one in self.inputs])
+        self.waiting = WaitingJobs(homes(self.inputs, self.nodes))
 
     def fail(self, index: int, error: BaseException) -> None:
         """Note a job's error. No later job is sent, because a single worker would not have reached it."""
@@ -181,8 +182,8 @@ class RayExecutor:
 
     def _pending(self, shared: Ref, jobs: Sequence[Job]) -> PendingCalls:
         """The calls that the jobs need. If the actors are on several nodes, each job has a home node."""
-        used = {joined.node for joined in self.pool.ready.values()}
-        return PendingCalls(shared, jobs, inputs_of(jobs) if len(used) > 1 else (), used)
+        nodes = sorted(joined.node for joined in self.pool.ready.values())
+        return PendingCalls(shared, jobs, inputs_of(jobs), nodes) if len({*nodes}) > 1 else PendingCalls(shared, jobs)
 
     def _node_of(self, actor: Actor) -> str:
         return self.pool.ready[actor].node

@@ -29,22 +29,23 @@ def halves(node: Node) -> tuple[Node, Node]:
     return (first, middle), (middle, last)
 
 
-def cut(num_leaves: int, wanted: int, stack_width: int = 1) -> list[Node]:
+def cut(num_leaves: int, wanted: int, stack_width: int = 1, at_most: bool = False) -> list[Node]:
     """The run of each call, in order: at least `wanted` calls, if there are that many leaves.
 
-    Every run is a node of the tree, and none is longer than an even share. Stacks of several clients are not cut: if
-    `stack_width` is above 1, there are at most `wanted` runs of whole stacks, which need not be nodes.
+    Every run is a node of the tree, and none is longer than an even share. `at_most`: at most `wanted` calls, none
+    longer than an even share: nodes if so few are enough, otherwise even runs. Stacks of several clients are not cut:
+    if `stack_width` is above 1, there are at most `wanted` runs of whole stacks, which need not be nodes.
     """
-    if stack_width > 1:
-        stacks = runs(range(0, num_leaves, stack_width), wanted)
-        return [(run[0], min(run[-1] + stack_width, num_leaves)) for run in stacks]
     nodes: list[Node] = [(0, num_leaves)] if num_leaves else []
-    while nodes:
+    while nodes and stack_width == 1:
         widest = max(last - first for first, last in nodes)
-        if widest == 1 or (len(nodes) >= wanted and widest <= -(-num_leaves // wanted)):
+        if widest == 1 or ((at_most or len(nodes) >= wanted) and widest <= -(-num_leaves // wanted)):
             break
         split = [halves(node) if node[1] - node[0] == widest else (node,) for node in nodes]
         nodes = [node for parts in split for node in parts]
+    if stack_width > 1 or (at_most and len(nodes) > wanted):
+        stacks = runs(range(0, num_leaves, stack_width), wanted)
+        return [(run[0], min(run[-1] + stack_width, num_leaves)) for run in stacks]
     return nodes
 
 
@@ -84,10 +85,21 @@ def total(root: Node, sums: Mapping[Node, T], join: Callable[[T, T], T], merge: 
     return join(sums[left], below) if left in sums else merge(total(left, sums, join, merge), below)
 
 
-def ready_nodes(root: Node, known: Collection[Node]) -> list[Node]:
-    """The nodes at and below `root`, in order, whose halves are both in `known` and that are not in it themselves."""
-    if root in known or root[1] - root[0] == 1:
-        return []
-    if all(half in known for half in halves(root)):
-        return [root]
-    return [node for half in halves(root) for node in ready_nodes(half, known)]
+def ready_nodes(root: Node, known: Collection[Node], most: int = 2) -> dict[Node, tuple[Node, ...]]:
+    """The largest nodes at and below `root`, in order, that two to `most` nodes of `known` cover, each with these."""
+    found: dict[Node, tuple[Node, ...]] = {}
+
+    def cover(node: Node) -> tuple[Node, ...]:
+        """The known nodes that cover a node, in order; () if they do not, or are more than `most`."""
+        if node in known or node[1] - node[0] == 1:
+            return (node,) if node in known else ()
+        left, right = map(cover, halves(node))
+        if not left or not right or len(left) + len(right) > most:
+            return ()
+        for half in halves(node):
+            found.pop(half, None)
+        found[node] = left + right
+        return found[node]
+
+    cover(root)
+    return found

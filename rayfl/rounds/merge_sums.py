@@ -4,7 +4,7 @@ Partial sums go from worker to worker, so that only one reaches the round loop. 
 so they cannot change a bit.
 """
 
-from rayfl.determinism.addition_order import Node, halves, ready_nodes
+from rayfl.determinism.addition_order import Node, ready_nodes
 from rayfl.gather import Aggregate, Collect
 from rayfl.rounds.executor import Job, Ref
 from rayfl.rounds.partial_sums import Summing
@@ -16,6 +16,9 @@ FEW_BYTES = 32_000_000
 
 MOST_ALONE = 2
 """Up to this number of workers or sums the round loop adds by itself, since calls could not add two pairs at once."""
+
+MOST_PARTS = 8
+"""Sums that a call adds if there are many workers: about those of a node, so that there is about one call a node."""
 
 
 def merge_sums(round: Round, sums: dict[Node, Ref], sum_bytes: int) -> dict[str, Aggregate]:
@@ -40,9 +43,13 @@ def added_by_calls(round: Round, num_sums: int, sum_bytes: int) -> bool:
 
 
 def merge(round: Round, sums: dict[Node, Ref], root: Node) -> None:
-    """Add sums by calls until only `root` is left; each wave adds the two halves of every node that has both."""
+    """Add sums by calls until only `root` is left; each wave adds the two halves of every node that has both.
+
+    If there are many workers, a call adds up to MOST_PARTS sums, because one process sends all calls.
+    """
+    most = MOST_PARTS if round.has_many_workers else 2
     while root not in sums:
-        works = [MergeJob(node, halves(node)) for node in ready_nodes(root, sums)]
+        works = [MergeJob(node, parts) for node, parts in ready_nodes(root, sums, most).items()]
         jobs = [Job(work, tuple(sums.pop(part) for part in work.parts), 1) for work in works]
         answers = round.run(jobs)
         sums |= {work.node: answer.outputs[0] for work, answer in zip(works, answers, strict=True)}

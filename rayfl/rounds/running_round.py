@@ -19,6 +19,10 @@ from rayfl.tree import State
 LARGE_MODEL = 2_000_000
 """Above this number of parameters, sending a partial sum costs more than waiting for the slowest call."""
 
+MANY_WORKERS = 32
+"""Above this number of workers a second call of each costs more than it evens out: one process sends all calls, and
+needs up to 2 ms for each."""
+
 
 def server_inputs(setup: Setup, server: State, ctx: Context, message: Message) -> RoundInputs:
     """What clients read that begin in the round of `ctx`, before which the server's state was `server`."""
@@ -64,8 +68,15 @@ class Round:
 
     @property
     def calls_per_wave(self) -> int:
-        """Calls that a wave is cut into: two per worker, which evens out unequal clients; one if models are large."""
-        return self.executor.num_workers * (1 if tree.num_entries(self.setup.initial) > LARGE_MODEL else 2)
+        """Calls that a wave is cut into: two per worker, which evens out unequal clients; one if models are large or
+        workers many."""
+        is_large = tree.num_entries(self.setup.initial) > LARGE_MODEL
+        return self.executor.num_workers * (1 if is_large or self.has_many_workers else 2)
+
+    @property
+    def has_many_workers(self) -> bool:
+        """Whether calls cost more than what they even out."""
+        return self.executor.num_workers > MANY_WORKERS
 
     def client_jobs(self, kind: type[ClientJob], clients: Sequence[int], slots: Slots, outputs: int = 0) -> list[Job]:
         """Jobs of one kind that together cover `clients`, with what is kept of each client.

@@ -94,7 +94,8 @@ def cut_into_calls(round: Round, fates: Mapping[int, Fate]) -> list[Node]:
     """The participants of each training call, as runs of positions in `fates`.
 
     Every call costs some milliseconds. So if workers are few and calls would be about equally long, each worker gets
-    one; otherwise there are as many calls as it takes to even out unequal clients and workers.
+    one. If workers are many, each gets at most one. Otherwise there are as many calls as it takes to even out unequal
+    clients and workers.
     """
     setup, num_workers = round.setup, round.executor.num_workers
     one_each = cut(len(fates), num_workers, setup.work_width)
@@ -103,7 +104,7 @@ def cut_into_calls(round: Round, fates: Mapping[int, Fate]) -> list[Node]:
         lengths = [examples[slice(*run)].sum() for run in one_each]
         if max(lengths) * len(lengths) <= EVEN * sum(lengths):
             return one_each
-    return cut(len(fates), round.calls_per_wave, setup.work_width)
+    return cut(len(fates), round.calls_per_wave, setup.work_width, round.has_many_workers)
 
 
 def planned_examples(setup: Setup, plan: Plan, fates: Mapping[int, Fate]) -> np.ndarray:
@@ -127,10 +128,11 @@ def add_messages(
     their bytes.
     """
     clients = list(messages)
-    nodes = cut(len(clients), round.calls_per_wave)
-    factors = tuple(scales[client] for client in clients) if scales else ()
-    works = [AddJob((node,), tuple(clients[slice(*node)]), factors[slice(*node)]) for node in nodes]
-    jobs = [Job(work, tuple(messages[client] for client in work.clients), 1) for work in works]
+    root, jobs, factors = (0, len(clients)), list[Job](), tuple(scales[client] for client in clients) if scales else ()
+    for run in cut(len(clients), round.calls_per_wave, at_most=round.has_many_workers):
+        work = AddJob(tuple(nodes_within(run, root)), tuple(clients[slice(*run)]), factors[slice(*run)])
+        jobs.append(Job(work, tuple(messages[client] for client in work.clients), len(work.nodes)))
     answers = round.run(jobs)
-    sums = {node: answer.outputs[0] for node, answer in zip(nodes, answers, strict=True)}
+    added = zip(jobs, answers, strict=True)
+    sums = {node: ref for job, answer in added for node, ref in zip(job.work.nodes, answer.outputs, strict=True)}
     return sums, sum(answer.result.sum_bytes for answer in answers)

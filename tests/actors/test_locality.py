@@ -2,7 +2,7 @@
 
 import pytest
 
-from actors.locality import Inputs, WaitingJobs
+from actors.locality import Inputs, WaitingJobs, homes
 
 
 def test_the_home_of_a_job_is_where_most_of_its_inputs_lie() -> None:
@@ -12,6 +12,11 @@ def test_the_home_of_a_job_is_where_most_of_its_inputs_lie() -> None:
     assert inputs.home({"a", "c"}) == "a"
     assert inputs.home({"d"}) is None and Inputs().home({"a"}) is None
     assert [inputs.elsewhere(node) for node in ("a", "b", "d")] == [70, 50, 100]
+
+
+def test_jobs_without_inputs_are_spread_over_the_nodes_in_their_order() -> None:
+    assert homes([Inputs()] * 3 + [Inputs(5, {"a": 5})] + [Inputs()], ["a", "b", "b", "b"]) == ["a", "a", "b", "a", "b"]
+    assert homes([Inputs()] * 2, ()) == [None, None]
 
 
 def taken(waiting: WaitingJobs, nodes: str) -> list[int]:

@@ -50,6 +50,14 @@ def test_calls_cover_all_leaves_and_are_enough(num_leaves: int, wanted: int):
     assert all(nodes_within(node, (0, num_leaves)) == [node] for node in nodes)
 
 
+@given(num_leaves=st.integers(1, 300), wanted=st.integers(1, 80))
+def test_at_most_as_many_calls_as_wanted(num_leaves: int, wanted: int):
+    found = cut(num_leaves, wanted, at_most=True)
+    assert [0, *(last for _, last in found)] == [*(first for first, _ in found), num_leaves]
+    assert len(found) <= wanted
+    assert max(last - first for first, last in found) <= math.ceil(num_leaves / wanted)
+
+
 def test_stacks_stay_whole():
     # Stacks of 4: (0, 4) (4, 8) (8, 10).
     assert cut(10, 2, stack_width=4) == [(0, 4), (4, 10)]
@@ -74,8 +82,8 @@ CUTS = st.integers(1, 40).flatmap(
 )
 
 
-@given(CUTS)
-def test_whoever_adds_what_the_brackets_are_the_same(where: tuple[int, list[int]]):
+@given(CUTS, st.integers(2, 9))
+def test_whoever_adds_what_the_brackets_are_the_same(where: tuple[int, list[int]], most: int):
     num_leaves, bounds = where
     root = (0, num_leaves)
     nodes = [node for run in itertools.pairwise(bounds) for node in nodes_within(run, root)]
@@ -84,11 +92,11 @@ def test_whoever_adds_what_the_brackets_are_the_same(where: tuple[int, list[int]
     assert total(root, sums, plus, plus) == bracketed(root)
     # Node by node, as calls do it.
     while root not in sums:
-        ready = ready_nodes(root, sums)
+        ready = ready_nodes(root, sums, most)
         assert ready
-        for node in ready:
-            left, right = halves(node)
-            sums[node] = plus(sums.pop(left), sums.pop(right))
+        for node, parts in ready.items():
+            assert 2 <= len(parts) <= most
+            sums[node] = total(node, {part: sums.pop(part) for part in parts}, plus, plus)
     assert sums == {root: bracketed(root)}
 
 

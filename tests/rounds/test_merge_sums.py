@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rayfl.rounds import merge_sums
+from rayfl.rounds import merge_sums, running_round
 from rayfl.rounds.executor import InlineExecutor, Job, JobResult, Ref
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.worker_jobs import MergeJob
@@ -67,6 +67,17 @@ def test_one_sum_a_round_reaches_the_round_loop():
     assert [len(wave) for wave in executor.waves] == [8, 4, 2, 1] * 2
     assert executor.waves[3] == [MergeJob((0, 64), ((0, 32), (32, 64)))]
     assert len(executor.fetched) == 2
+
+
+@pytest.mark.usefixtures("merged_by_calls")
+def test_many_workers_make_a_merge_for_eight_sums(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(running_round, "MANY_WORKERS", 15)
+    here = clients(64)
+    alone, many = InlineExecutor(here), Counting(here, 16)
+    (_, run_states), (_, others) = play(here, alone), play(here, many)
+    assert_same_bits(contents(alone, run_states[-1]), contents(many, others[-1]))
+    # 16 calls; then two of eight sums each, and their results.
+    assert len(many.jobs) == 2 * 16 and [len(wave) for wave in many.waves] == [2, 1] * 2
 
 
 @pytest.mark.usefixtures("merged_by_calls")

@@ -74,13 +74,30 @@ def test_a_round_can_use_an_actor_for_each_client_that_trains(method: str, given
     assert replace(setup, **given).most_actors == expected
 
 
-def test_a_thousand_participants_give_64_workers_something_to_do():
+def test_a_thousand_participants_give_32_workers_something_to_do():
     here = clients(1000)
-    few, many = Many(here, 1), Many(here, 64)
+    few, many = Many(here, 1), Many(here, 32)
     (_, (alone,)), (_, (shared,)) = play(here, few), play(here, many)
-    assert len(few.jobs) == 1 and len(many.jobs) == 128
-    assert max(len(job.clients) for job in many.jobs) == 8
+    assert len(few.jobs) == 1 and len(many.jobs) == 64
+    assert max(len(job.clients) for job in many.jobs) == 16
     assert_same_bits(contents(few, alone), contents(many, shared))
+
+
+def begun(setup: Setup, workers: int) -> Round:
+    """The first round, before anybody trains."""
+    inputs, ledger = RoundInputs(0, setup.plan(0)), Ledger(setup.population.sample_round(0))
+    return Round(setup, Many(setup, workers), first_run_state(setup), inputs, ledger)
+
+
+@pytest.mark.parametrize(
+    ("workers", "calls", "longest"),
+    # 48 even runs; 512 nodes of one or two clients, where 800 runs would be no shorter.
+    [(48, 48, 21), (64, 64, 16), (800, 512, 2)],
+)
+def test_many_workers_get_at_most_one_call(workers: int, calls: int, longest: int):
+    round = begun(clients(1000), workers)
+    runs = cut_into_calls(round, dict.fromkeys(range(1000), Fate.DELIVERED))
+    assert (len(runs), max(last - first for first, last in runs)) == (calls, longest)
 
 
 def test_a_round_can_use_a_worker_a_participant():
@@ -116,8 +133,7 @@ def test_two_workers_get_two_calls_where_these_are_equally_long(
 def test_who_does_not_train_lengthens_no_call():
     here = clients(8)
     idle = dict.fromkeys(range(4), Fate.DROPPED_AFTER_TRAINING) | dict.fromkeys(range(4, 8), Fate.DELIVERED)
-    inputs, ledger = RoundInputs(0, here.plan(0)), Ledger(here.population.sample_round(0))
-    round = Round(here, Many(here, 2), first_run_state(here), inputs, ledger)
+    round = begun(here, 2)
     assert cut_into_calls(round, idle) == [(0, 2), (2, 4), (4, 6), (6, 8)]
     assert cut_into_calls(round, dict.fromkeys(range(8), Fate.DELIVERED)) == [(0, 4), (4, 8)]
 
