@@ -62,7 +62,8 @@ def play_on_ray(
 
     Return True if all rounds were played, False if a signal ended the run. `resumed`: continue the unfinished run in
     `directory`. `files` (the experiment's table and the files that it names) and `driver` (the platform of this
-    process) are written there with the actors' platform. Losses are logged. The first SIGINT or SIGTERM ends the run
+    process) are written there with the actors' platform. `setup` is empty afterwards: the object store has it, and this
+    process frees its memory. Losses are logged. The first SIGINT or SIGTERM ends the run
     after the current round, the second one at once; it can be resumed either way. Raise ClientError if a client's code
     fails; ClusterError if Ray does.
     """
@@ -80,7 +81,8 @@ def play_on_ray(
     )
     variables = environment(experiment.output.track)
     reference = ray.put(setup)
-    # Free the memory in which the data were read and partitioned; from here on this process follows the run.
+    # Free the memory of the setup, the data and their partition; from here on this process follows the run.
+    vars(setup).clear()
     trim()
     following = _Following(listener)
     with stoppable(following.stop):

@@ -5,7 +5,9 @@ of additions decides the bits. Each entry is multiplied by the weight and rounde
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property, reduce
 from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
@@ -14,6 +16,7 @@ from torch import Tensor
 
 from rayfl import tree
 from rayfl.compress.base import Packet, decoded_bytes
+from rayfl.compress.dense import blocks, plain
 from rayfl.errors import RayflError
 from rayfl.tree import Tree
 
@@ -48,6 +51,18 @@ class Aggregate:
         """The mean or the sum, by the gather's rule; {} when nothing arrived."""
         return self.gather.result(self) if self.known is None else self.known
 
+    @cached_property
+    def halves(self) -> Sequence[Tree]:
+        """The trees of which `sum` is the sum: one, or the two of an `Unadded`."""
+        return (self.sum,)
+
+    def taken_from(self, x: Tree) -> Tree:
+        """x - result. A mean is divided and subtracted a block at a time, and is never in memory as a whole."""
+        if type(self.gather) is not WeightedMean or self.known is not None or not all(map(plain, (x, *self.halves))):
+            return tree.sub(x, self.result)
+        factor = 1.0 / self.weight
+        return {name: _less_mean(tensor, [half[name] for half in self.halves], factor) for name, tensor in x.items()}
+
     def copied(self) -> "Aggregate":
         """A copy, which `Gather.merge` may change."""
         sums, weights = tree.map(torch.clone, self.sum), tree.map(torch.clone, self.weights)
@@ -63,6 +78,23 @@ class Aggregate:
         items = {sender: tree.mul(item, factors) for sender, item in self.items.items() if isinstance(item, dict)}
         known = tree.mul(self.known, factors) if self.known else self.known
         return replace(self, sum=tree.mul(self.sum, factors), items=items, known=known)
+
+
+class Unadded(Aggregate):
+    """An aggregate whose sum is made when somebody reads it, from two sums whose memory is only read."""
+
+    @classmethod
+    def of(cls, a: Aggregate, b: Aggregate) -> Aggregate:
+        """Both together."""
+        made = cls(a.gather, weight=a.weight + b.weight, count=a.count + b.count)
+        del vars(made)["sum"]
+        vars(made)["halves"] = (a.sum, b.sum)
+        return made
+
+    @cached_property
+    def sum(self) -> Tree:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """See `Aggregate`."""
+        return tree.add(self.halves[0], self.halves[1])
 
 
 class Gather(ABC):
@@ -105,6 +137,10 @@ class Sum(Gather):
 
     def add(self, total: Aggregate, packet: Packet, weight: float, sender: int) -> Aggregate:
         return replace(total, sum=_plus(total.sum, packet, 1.0), weight=total.weight + weight, count=total.count + 1)
+
+    def joined(self, a: Aggregate, b: Aggregate) -> Aggregate:
+        added_later = a.sum and b.sum and type(self).merge is Gather.merge
+        return Unadded.of(a, b) if added_later else super().joined(a, b)
 
     def result(self, total: Aggregate) -> Tree:
         return total.sum
@@ -213,6 +249,15 @@ def _plus(total: Tree, packet: Packet, weight: float) -> Tree:
         return packet.times(weight)
     packet.add_to(total, weight)
     return total
+
+
+@torch.no_grad()
+def _less_mean(x: Tensor, parts: Sequence[Tensor], factor: float) -> Tensor:
+    """x - factor * (the sum of `parts`), rounded after each operation."""
+    result = torch.empty_like(x)
+    for into, before, first, *others in zip(*map(blocks, (result, x, *parts)), strict=True):
+        torch.sub(before, reduce(torch.add, others, first).mul(factor), out=into)
+    return result
 
 
 def _merged(a: Tree, b: Tree) -> Tree:

@@ -91,6 +91,11 @@ class BoundTask(ABC):
             value = objective(own, batch)
         return value.detach(), named(own, torch.autograd.grad(value, list(own.values()), materialize_grads=True))
 
+    @property
+    def gives_gradients_away(self) -> bool:
+        """Whether nothing but the caller of `value_and_grad` holds the memory of the gradient that it returns."""
+        return type(self).value_and_grad is BoundTask.value_and_grad and not self.uses_functorch
+
     def hvp(self, params: Tree, batch: Batch, vector: Tree) -> Tree:
         """Hessian of the loss at `params` times `vector`."""
         if self.uses_functorch:

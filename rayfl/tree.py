@@ -84,6 +84,18 @@ def norm(a: Tree) -> float:
     return math.sqrt(sum(float(torch.linalg.vector_norm(tensor)) ** 2 for tensor in a.values()))
 
 
+def is_writable(a: Tree, like: Tree) -> bool:
+    """Whether a result of operations on `a` and `like` can be written into `a`.
+
+    Its tensors share no memory with each other; they and those of `like` have the same types and devices, row by row.
+    """
+    alike = all(
+        x.is_contiguous() and y.is_contiguous() and (x.dtype, x.device) == (y.dtype, y.device)
+        for x, y in ((tensor, like[name]) for name, tensor in a.items())
+    )
+    return alike and len({tensor.untyped_storage().data_ptr() for tensor in a.values()}) == len(a)
+
+
 def num_entries(a: Tree) -> int:
     """Number of scalars, P in the papers."""
     return sum(tensor.numel() for tensor in a.values())

@@ -1,12 +1,14 @@
 """Sums and means of messages, with numbers by hand."""
 
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from rayfl.compress.base import Packet
+from rayfl import tree
+from rayfl.compress.base import BLOCK, Packet
 from rayfl.compress.dense import Dense
 from rayfl.compress.scalar import count_packet
 from rayfl.compress.sparse import sparse_packet
@@ -126,7 +128,7 @@ def test_joining_is_merging_in_new_memory(rule: Gather):
     for left, right in ((a, b), (a, rule.empty()), (rule.empty(), b), (rule.empty(), rule.empty())):
         before = str((left, right))
         joined = rule.joined(left, right)
-        assert str(joined) == str(rule.merge(left.copied(), right))
+        assert str(joined).replace("Unadded", "Aggregate") == str(rule.merge(left.copied(), right))
         for tensor in joined.sum.values():
             tensor.add_(1.0)
         assert str((left, right)) == before
@@ -160,6 +162,31 @@ def test_scaled_takes_the_support_of_an_elementwise_mean_as_it_is():
     total = gathered(ElementwiseMean("sent"), (sparse([2, 0], [True, False]), 1.0), (dense(4, 6), 1.0))
     # (2 + 4) / 2 * 10, and 6 / 1 * 100.
     assert values(total.scaled({"w": torch.tensor([10.0, 100.0])}).result) == [30.0, 600.0]
+
+
+@pytest.mark.parametrize("rule", [WeightedMean(), Sum(), ElementwiseMean("sent")])
+def test_what_is_taken_from_a_model_is_the_result(rule: Gather):
+    # Three tensors: of several blocks, of one, and of one number.
+    shapes, draw = {"large": (3, BLOCK // 2 + 1), "small": (5,), "number": ()}, torch.Generator().manual_seed(0)
+
+    def drawn() -> Tree:
+        return {name: torch.randn(shape, generator=draw) for name, shape in shapes.items()}
+
+    def sent() -> Packet:
+        return Dense().encode(drawn(), {}, np.random.default_rng(0))[0]
+
+    model, a, b = drawn(), gathered(rule, (sent(), 3.0), (sent(), 0.7)), gathered(rule, (sent(), 5.0))
+    before = [tree.vector(one.sum) for one in (a, b)]
+    both = rule.joined(a, b)
+    for total in (a, both, replace(both, known=model)):
+        expected = tree.sub(model, total.result)
+        assert torch.equal(tree.vector(total.taken_from(model)), tree.vector(expected))
+    # The halves are added when their sum is read, and not changed.
+    assert torch.equal(tree.vector(both.sum), before[0] + before[1])
+    assert all(torch.equal(tree.vector(one.sum), then) for one, then in zip((a, b), before, strict=True))
+    late = rule.joined(a, b)
+    assert torch.equal(tree.vector(late.taken_from(model)), tree.vector(both.taken_from(model)))
+    assert "sum" not in vars(late) or type(rule) is not WeightedMean
 
 
 def test_relayed_packets_cannot_be_scaled():

@@ -7,7 +7,6 @@ Clients send the model difference instead of the model, which is the same averag
 from collections.abc import Mapping
 from typing import ClassVar
 
-from rayfl import tree
 from rayfl.methods.base import Aggregate, Context, Finished, Gather, ModelState, State, WeightedMean
 from rayfl.methods.shared.local_training import GradientMethod, LocalCarry
 from rayfl.methods.shared.model_server import ModelServer
@@ -27,4 +26,4 @@ class FedAvg(GradientMethod, ModelServer, on_device=True, keeps_parts=True, take
         return self.finished(state, {"delta": self.delta(carry)}, carry, ctx)
 
     def update(self, server: ModelState, received: Mapping[str, Aggregate], ctx: Context) -> ModelState:
-        return {"params": tree.sub(server["params"], received["delta"].result)}
+        return {"params": received["delta"].taken_from(server["params"])}

@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,10 @@ def play_on_ray(
     """`driver.play_on_ray` in a session of its own, or in the one that there is."""
     with session.session(experiment.runtime):
         placement = place(experiment.runtime, most_calls=setup.most_actors)
-        return driver.play_on_ray(experiment, setup, placement, directory, listener, resumed)
+        given = copy(setup)
+        played = driver.play_on_ray(experiment, given, placement, directory, listener, resumed)
+        assert not vars(given), "the driver keeps a setup that the object store has"
+        return played
 
 
 def with_method(kind: type[FedAvg], **attributes: Any) -> Setup:

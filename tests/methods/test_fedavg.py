@@ -5,10 +5,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from rayfl import tree
 from rayfl.compress.feedback import ErrorFeedback
 from rayfl.compress.sparse import TopK
+from rayfl.methods.base import Stage
+from rayfl.methods.fedavg import FedAvg
 from rayfl.rounds.setup import Setup
 from tests.methods.reference import (
     SIZES,
@@ -186,3 +189,26 @@ def test_the_whole_split_at_once_does_not_depend_on_the_order():
     for name, value in expected.items():
         np.testing.assert_allclose(run_state.server["params"][name].numpy(), value, rtol=1e-5, atol=1e-7)
     assert tree.num_entries(run_state.server["params"]) == P
+
+
+class Remembering(FedAvg):
+    """FedAvg whose carry has the gradient of its last step."""
+
+    # Any: a carry with one more entry.
+    def descend(self, carry: Any, loss: torch.Tensor, gradient: tree.Tree, stage: Stage) -> Any:
+        return {**super().descend(carry, loss, gradient, stage), "gradient": gradient}
+
+
+def test_a_step_lies_in_the_gradients_memory_unless_a_subclass_keeps_the_gradient():
+    setup = setup_of("fedavg", {"batch_size": 4, "lr": 0.5})
+    batch: Any
+    (batch,) = [*setup.data(0).batches("train", epochs=None, steps=1, batch_size=4, generator=np.random.default_rng(0))]
+    (stage,) = setup.method.plan(0, 0.0).stages
+    stepped = list[tree.Tree]()
+    gradient = setup.method.task.grad(setup.initial, batch)
+    for kind in (FedAvg, Remembering):
+        method = kind(setup.method.task, setup.method.hyper)
+        carry: Any = method.step(method.start(setup.initial), batch, stage=stage)
+        stepped.append(carry["params"])
+    assert all(torch.equal(carry["gradient"][name], tensor) for name, tensor in gradient.items())
+    assert all(torch.equal(stepped[0][name], tensor) for name, tensor in stepped[1].items())

@@ -1,5 +1,6 @@
 """Local training by minibatches, the part that most methods' clients share."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 from typing import ClassVar, Literal, TypedDict, TypeVar, cast
@@ -43,6 +44,9 @@ class LocalCarry(TypedDict):
     optimizer: State
     loss: torch.Tensor  # the sum over the steps
 
+
+Update = Callable[[Tree, Tree, State, float], tuple[Tree, State]]
+"""`Optimizer.update`, or `Optimizer.update_last`."""
 
 Training = TypeVar("Training", bound=LocalCarry)
 """The carry of a method that adds to `LocalCarry`."""
@@ -164,12 +168,18 @@ class GradientMethod(Method):
 
     def step(self, carry: Training, batch: Batch, *, stage: Stage) -> Training:
         loss, gradient = self.task.value_and_grad(carry["params"], batch)
-        return self.descend(carry, loss, gradient, stage)
+        # Nobody else has the gradient, unless a subclass or a task keeps it; under vmap nothing is written.
+        if type(self).descend is not GradientMethod.descend or not self.task.gives_gradients_away:
+            return self.descend(carry, loss, gradient, stage)
+        return self._descended(carry, loss, gradient, stage, self.optimizer.update_last)
 
     def descend(self, carry: Training, loss: torch.Tensor, gradient: Tree, stage: Stage) -> Training:
         """The carry after one optimizer step along `gradient`, clipped if the settings say so."""
+        return self._descended(carry, loss, gradient, stage, self.optimizer.update)
+
+    def _descended(self, carry: Training, loss: torch.Tensor, gradient: Tree, stage: Stage, update: Update) -> Training:
         gradient = clip(gradient, self.hyper.clip_norm)
-        params, state = self.optimizer.update(carry["params"], gradient, carry["optimizer"], stage.lr)
+        params, state = update(carry["params"], gradient, carry["optimizer"], stage.lr)
         return cast(Training, {**carry, "params": params, "optimizer": state, "loss": carry["loss"] + loss})
 
     def finished(self, state: State, message: Upload, carry: LocalCarry, ctx: Context, *stages: str) -> Finished:

@@ -31,6 +31,10 @@ class Optimizer(Settings):
     def update(self, params: Tree, gradient: Tree, state: State, lr: float) -> tuple[Tree, State]:
         """One step of size `lr`; returns the new parameters and the new state."""
 
+    def update_last(self, params: Tree, gradient: Tree, state: State, lr: float) -> tuple[Tree, State]:
+        """`update` for a caller who alone has the gradient and reads it no more: its memory may be the result's."""
+        return self.update(params, gradient, state, lr)
+
     def penalised(self, gradient: Tree, params: Tree) -> Tree:
         """The gradient with that of the L2 penalty."""
         return tree.add(gradient, params, self.weight_decay) if self.weight_decay else gradient
@@ -50,6 +54,13 @@ class SGD(Optimizer):
             gradient = tree.add(gradient, state["velocity"], self.momentum)
             state = {"velocity": gradient}
         return tree.add(params, gradient, -lr), state
+
+    def update_last(self, params: Tree, gradient: Tree, state: State, lr: float) -> tuple[Tree, State]:
+        if self.momentum or not tree.is_writable(gradient, params):
+            return self.update(params, gradient, state, lr)
+        gradient = self.penalised(gradient, params)
+        with torch.no_grad():
+            return {name: torch.add(params[name], g, alpha=-lr, out=g) for name, g in gradient.items()}, state
 
 
 class Nesterov(SGD):

@@ -8,6 +8,7 @@ import torch
 from rayfl import tree
 from rayfl.methods.shared.local_training import LocalTraining
 from rayfl.methods.shared.optimizers import SGD, Adam, AdamW, Nesterov, Optimizer
+from rayfl.testing.comparison import assert_same_bits, leaves
 from tests.refusals import refused
 
 CASES = {
@@ -81,6 +82,26 @@ def test_arguments_are_not_modified(name: str):
     optimizer.update(params, gradient, state, 0.1)
     after = [tree.vector(tree.flatten(x)) for x in (params, gradient, {**state, "": torch.zeros(1)})]
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_step_in_the_gradients_memory_has_the_same_bits(name: str):
+    optimizer: Optimizer = CASES[name][0]
+    params, gradient, again = gradients(3)
+    _, state = optimizer.update(params, again, optimizer.init(params), 0.1)
+    expected = optimizer.update(params, gradient, state, 0.1)
+    own = tree.map(torch.clone, gradient)
+    found = optimizer.update_last(params, own, state, 0.1)
+    assert_same_bits(*(leaves("", {"params": step[0], "state": step[1]}) for step in (expected, found)))
+    assert (found[0]["w"].data_ptr() == own["w"].data_ptr()) == (name == "sgd")
+
+
+def test_gradients_that_share_memory_are_not_written_into():
+    whole = torch.arange(3.0)
+    gradient = {"w": whole[:2], "b": whole[1:]}
+    params, _ = SGD().update_last({"w": torch.zeros(2), "b": torch.zeros(2)}, gradient, {}, 1.0)
+    assert (params["w"].tolist(), params["b"].tolist()) == ([0.0, -1.0], [-1.0, -2.0])
+    assert whole.tolist() == [0.0, 1.0, 2.0]
 
 
 @pytest.mark.parametrize("name", CASES)
