@@ -78,8 +78,8 @@ class Follower:
         self.show(f"round {self.done}/{self.rounds}")
 
     def wave(self, wave: Wave) -> None:
-        """Show the number of clients that are done in the current round."""
-        if wave.total and wave.kind in _WAVES:
+        """Show the number of clients that are done in the current round, at most some hundred times."""
+        if wave.total and wave.kind in _WAVES and wave.done % -(-wave.total // 500) == 0:
             self.show(f"round {self.done + 1}/{self.rounds}", f"{_WAVES[wave.kind]} {wave.done} of {wave.total}")
 
     def stopping(self) -> None:

@@ -35,7 +35,9 @@ def one_round(setup: Setup) -> tuple[RoundRecord, RunState]:
 
 def fated(monkeypatch: pytest.MonkeyPatch, *fates: str) -> None:
     """What the seed would decide."""
-    monkeypatch.setattr(Population, "drawn_fates", lambda self, round: [Fate(fate) for fate in fates])
+    monkeypatch.setattr(
+        Population, "drawn_fates", lambda self, round, clients: {client: Fate(fates[client]) for client in clients}
+    )
 
 
 def row(record: RoundRecord, client: int) -> ClientRow:

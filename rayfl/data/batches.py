@@ -189,7 +189,8 @@ class ClientData:
         """Yield the batches of `order`: one per step, or a tuple per step if `batches_per_step` is above 1."""
         order = self.order(split, batches_per_step=batches_per_step, **given)
         size = 4 * len(order.indices) * math.prod(self.dataset.input_shape)
-        if order.crops or size > NORMALISED_BYTES or sum(order.sizes) < len(order.indices):
+        alone = len(order.positions) == 1 or sum(order.sizes) < len(order.indices)
+        if order.crops or size > NORMALISED_BYTES or alone:
             singles = self._one_by_one(self.store.split(split), order)
         else:
             singles = self._normalised_once(self.store.split(split), order)

@@ -55,7 +55,8 @@ def values(trait: Trait, count: int, seed: int, name: str) -> np.ndarray:
     """A trait's value for each client, float64 [count]; draws depend on the seed and the trait's name alone."""
     if isinstance(trait, LogNormal | Uniform | Groups):
         return trait.draw(count, seeding.generator(seed, purpose=name))
-    return np.resize(np.asarray(trait, dtype=np.float64), count)
+    given = np.atleast_1d(np.asarray(trait, dtype=np.float64))
+    return given[np.arange(count) % len(given)]
 
 
 # Any: a trait's type is what this function looks at.

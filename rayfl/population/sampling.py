@@ -149,7 +149,8 @@ class Participation:
     """The clients selected in a round, ascending, the fate drawn for each, and who could not be selected."""
 
     fates: Mapping[int, Fate]
-    unavailable: tuple[int, ...] = ()
+    unavailable: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64), compare=False)
+    """int64, ascending."""
 
     @property
     def selected(self) -> tuple[int, ...]:
@@ -203,12 +204,11 @@ class Population:
         uniformly, without replacement), which gets the available clients, the number wanted and the round's generator.
         """
         reachable = available(self.availability, len(self), self.seed, round)
-        there, fates, wanted = np.flatnonzero(reachable), self.drawn_fates(round), self.settings.num_selected
+        there, wanted = np.flatnonzero(reachable), self.settings.num_selected
         choose = choose or partial(Uniform().choose, {}, self.seen(round))
         draws = seeding.generator(self.seed, round, purpose="participants")
         selected = there.tolist() if everyone else sorted(choose(there, wanted, draws))
-        away = tuple(np.flatnonzero(~reachable).tolist())
-        return Participation({client: fates[client] for client in selected}, away)
+        return Participation(self.drawn_fates(round, selected), np.flatnonzero(~reachable))
 
     def slot(self, second: float) -> int:
         """The number of what availability calls a round, at a second of a run that is not in rounds."""
@@ -219,19 +219,29 @@ class Population:
         """The second at which other clients may be available; infinite if all always are."""
         return math.inf if self.availability is None else (self.slot(second) + 1) * self.settings.availability_s
 
-    def drawn_fates(self, round: int) -> list[Fate]:
-        """The fate that every client would have in a round, or in the flight of this number.
+    def drawn_fates(self, round: int, clients: Sequence[int]) -> dict[int, Fate]:
+        """The fates that clients, ascending, would have in a round, or in the flight of this number.
 
         The chances are independent; the first that hits decides.
         """
-        count = len(self)
-        before, training = seeding.generator(self.seed, round, purpose="dropout").random((count, 2)).T
-        download, upload = seeding.generator(self.seed, round, purpose="further faults").random((count, 2)).T
-        fates = [Fate.DELIVERED] * count
-        for (name, fate), draws in zip(DROPOUTS.items(), (before, download, training, upload), strict=True):
-            for client in np.flatnonzero(draws < getattr(self.settings, name)).tolist():
-                fates[client] = fate if fates[client] is Fate.DELIVERED else fates[client]
+        fates = dict.fromkeys(clients, Fate.DELIVERED)
+        chances = [getattr(self.settings, name) for name in DROPOUTS]
+        if not (fates and any(chances)):
+            return fates
+        before, training = self._two_draws(round, "dropout", clients)
+        download, upload = self._two_draws(round, "further faults", clients)
+        hits = zip(DROPOUTS.values(), (before, download, training, upload), chances, strict=True)
+        # The first fate that hits is written last.
+        for fate, draws, chance in reversed([*hits]):
+            fates |= dict.fromkeys(np.asarray(clients)[draws < chance].tolist(), fate)
         return fates
+
+    def _two_draws(self, round: int, purpose: str, clients: Sequence[int]) -> np.ndarray:
+        """The two numbers in [0, 1) that each of these clients gets if all clients draw in turn, float64 [2, n]."""
+        draws, first = seeding.generator(self.seed, round, purpose=purpose), clients[0]
+        # A number takes one step.
+        draws.bit_generator.advance(2 * first)  # pyright: ignore[reportAttributeAccessIssue]
+        return draws.random((clients[-1] + 1 - first, 2))[np.asarray(clients) - first].T
 
     @cached_property
     def work_shares(self) -> np.ndarray:

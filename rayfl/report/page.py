@@ -41,6 +41,7 @@ from rayfl.report.tuning import compared, tuning
 from rayfl.report.vega_script import vega_javascript
 from rayfl.run_directory.outputs import REPORT, require_replaceable, write_output
 from rayfl.run_directory.record import Run, read_run
+from rayfl.settings import dotted
 
 _FEWEST_POINTS = 12
 _MOST_BYTES = 2_000_000
@@ -146,10 +147,19 @@ def _lede(found: Sequence[Group]) -> str:
     )
     judged = any(name.startswith("unseen/") for name in metric_names(runs[0]))
     more = _unseen(runs[0], len(runs) == 1) if judged else ""
+    more += _sample(runs[0])
     return (
         f"{clients} clients trained{method}{data} for {rounds} rounds{seeds}.{more} "
         "Their data stayed with them; only the messages counted here travelled."
     )
+
+
+def _sample(run: Run) -> str:
+    """A sentence on the sample of clients whose models and data were evaluated; "" if all were."""
+    if dotted(run.experiment).get("evaluation.clients") is None:
+        return ""
+    sample, count = setting(run, "evaluation.clients", int), setting(run, "clients.count", int)
+    return f" Values of clients are those of a sample of {sample:,} of {count:,} clients."
 
 
 def _unseen(run: Run, named: bool) -> str:

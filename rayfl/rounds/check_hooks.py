@@ -33,13 +33,11 @@ def checked_hook(hook: Callable[P, T]) -> Callable[P, T]:
     # A static method does not know its class.
     if not isinstance(hook, MethodType):
         return hook
-    # Found by its place in the class, since a hook may be a second name of another function.
-    name = next((name for name in _CHECKS if getattr(type(method), name, None) is hook.__func__), None)
+    name = _name_of(type(method), hook.__func__)
     if name is None:
         return hook
     kind, wanted, check = _CHECKS[name]
 
-    @functools.wraps(hook)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
             answer = hook(*args, **kwargs)
@@ -64,6 +62,13 @@ def checked_hook(hook: Callable[P, T]) -> Callable[P, T]:
         return answer
 
     return call
+
+
+# One for each hook of a run, and a call for each hook of each client.
+@functools.cache
+def _name_of(kind: type, function: Callable[..., object]) -> str | None:
+    """The name of the hook that a function is, by its place in the class: it may be a second name of another one."""
+    return next((name for name in _CHECKS if getattr(kind, name, None) is function), None)
 
 
 def _innermost(method: object, error: BaseException) -> object:

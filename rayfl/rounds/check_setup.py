@@ -100,7 +100,14 @@ def check_schedule(setup: Setup, name: str) -> None:
 def check_evaluation(setup: Setup) -> None:
     """Reject settings of evaluations that judge no model."""
     here = setup.evaluation
-    by_client = here.own or here.train or here.personal_on_pooled or bool(setup.unseen)
+    by_client, sampled = here.by_client or bool(setup.unseen), ("evaluation", "clients")
+    if here.clients and here.clients > setup.num_clients:
+        raise RayflError(
+            f"={here.clients} is more than the {setup.num_clients} clients that rounds ask; lower it", sampled
+        )
+    if here.clients and (here.masks or not here.by_client):
+        cause = "masks=true compares those of all" if here.masks else "own=false evaluates none of them"
+        raise RayflError(f"={here.clients} is a sample of clients, and evaluation.{cause}; remove one of them", sampled)
     if here.merged and not by_client:
         raise RayflError(
             "=true adds up what clients' own data give, and evaluation.own=false; remove one of them",

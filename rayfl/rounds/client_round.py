@@ -150,7 +150,8 @@ class ClientRound:
         added = result.fate is Fate.DELIVERED and not setup.keeps_messages
         if not added or setup.relayed:
             message = {name: packet.written() for name, packet in message.items()}
-        if self.round_inputs.evaluated and result.fate.keeps_state and self.method.judged_after_training:
+        judges = self.round_inputs.evaluated and result.fate.keeps_state and self.method.judged_after_training
+        if judges and setup.judges(self.client):
             ctx = setup.context_for_hooks(self.round, self.plan, self.client, "judge after training", self.key)
             judged = evaluation.evaluate_client(setup, finished.state, None, carry, ctx)
             result = replace(result, metrics={**result.metrics, **judged.metrics}, sums=judged.sums)

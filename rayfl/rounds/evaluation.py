@@ -10,6 +10,9 @@ that it trains on). Clients that no round asks have `unseen...` in place of `own
 A round's value of a client's metric is the mean over the clients for which it is defined; `own_merged/...` is the value
 of all their sums, `own_weighted/...` their mean weighted by examples. `own_deviation/...`, `own_worst_tenth/...`,
 `own_worst/...`, `own_difference/...` and `own_jain/...` say how evenly it lies over clients (metrics/fairness.py).
+With `evaluation.clients` clients' values are those of a sample that is drawn once from the seed: `own/...` of its
+clients, `own_after_training/...` of those among them that trained in the round, `pooled_train/...` of their training
+examples. Unseen clients are all evaluated.
 Where clients form groups of one retention ratio, each metric that ranks runs has their means too, as
 `own/accuracy_at_retention_0.4`.
 """
@@ -79,13 +82,10 @@ def personal_model(setup: Setup, state: State, server: State, model: Tree | None
     return own if own is not None else to_memory(_adapted(setup, state, model, None, ctx), setup.device)
 
 
-def own_splits(setup: Setup, found: ModelSums, clients: range, where: str) -> list[ClientResult]:
+def own_splits(setup: Setup, found: ModelSums, clients: Sequence[int], where: str) -> list[ClientResult]:
     """One model's metrics on the clients' own test splits, from what it gave on the pooled test set."""
-    return [
-        client_result(setup, client, {where: of_client(setup, found, client)})
-        for client in clients
-        if len(setup.partition.test[client])
-    ]
+    judged = np.asarray(clients)[setup.partition.test.sizes[clients] > 0].tolist()
+    return [client_result(setup, client, {where: of_client(setup, found, client)}) for client in judged]
 
 
 def over_clients(setup: Setup, results: Sequence[ClientResult]) -> dict[str, float | None]:

@@ -144,7 +144,7 @@ class Window:
         return flight._replace(earliest_s=earliest_s, ends_s=earliest_s)
 
     def _fate(self, number: int, client: int) -> Fate:
-        return self.round.setup.population.drawn_fates(number)[client]
+        return self.round.setup.population.drawn_fates(number, [client])[client]
 
     def first(self, due: float) -> Flight | None:
         """The flight that ends next, trained if it may end by `due`; None if nobody is under way."""

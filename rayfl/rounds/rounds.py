@@ -187,7 +187,7 @@ def mix(round: Round, messages: Mapping[int, Ref]) -> None:
 
 
 def evaluate(round: Round) -> None:
-    """Evaluate the global model and every client's model, if this round evaluates."""
+    """Evaluate the global model and the models of `Setup.judged`, if this round evaluates."""
     setup, settings, ledger = round.setup, round.setup.evaluation, round.ledger
     if not round.inputs.evaluated:
         return
@@ -201,12 +201,12 @@ def evaluate(round: Round) -> None:
             found = values(setup, pooled.total.sums)
             ledger.metrics |= {f"pooled/{name}": value for name, value in found.items()}
         if settings.own and not personal:
-            ledger.add(evaluation.own_splits(setup, pooled, range(setup.num_clients), "own"))
+            ledger.add(evaluation.own_splits(setup, pooled, [*setup.judged], "own"))
     if model and settings.train and setup.method.has_global_model:
         found = values(setup, evaluate_pooled(round, "train").total.sums)
         ledger.metrics |= {f"pooled_train/{name}": value for name, value in found.items()}
-    if personal and (settings.own or settings.personal_on_pooled or settings.train):
-        for answer in round.run(round.client_jobs(EvaluateJob, range(setup.num_clients), setup.state_slots)):
+    if personal and settings.by_client:
+        for answer in round.run(round.client_jobs(EvaluateJob, [*setup.judged], setup.state_slots)):
             ledger.add(answer.result)
     if setup.unseen:
         evaluate_unseen(round, pooled)
@@ -228,10 +228,12 @@ def ship_model(round: Round) -> Tree:
 
 
 def evaluate_pooled(round: Round, split: Literal["test", "train"], by_client: bool = False) -> ModelSums:
-    """What the global model gives the metrics on the pooled test set, or on the train splits of all clients that rounds
-    ask. by_client: whether clients' own splits are measured too."""
+    """What the global model gives the metrics on the pooled test set, or on the train splits of `Setup.judged`.
+
+    by_client: whether clients' own splits are measured too.
+    """
     setup = round.setup
-    size = len(setup.dataset.test) if split == "test" else int(setup.partition.train.offsets[setup.num_clients])
+    size = len(setup.dataset.test) if split == "test" else len(setup.judged_rows)
     parts = ((first, min(first + BATCH, size)) for first in range(0, size, BATCH))
     jobs = [Job(PooledJob(first, last, split, by_client)) for first, last in parts]
     return joined([answer.result for answer in round.run(jobs)])

@@ -110,7 +110,7 @@ def checked(hook: Callable[P, T]) -> Callable[P, T]:
 def clients_named(hook: Callable[..., object], found: Sequence[int], available: np.ndarray) -> list[int]:
     """The clients that a hook names, ascending. Raise HookError unless each is available, and named once."""
     clients = sorted(int(client) for client in found)
-    if len({*clients}) < len(clients) or not {*clients} <= {*available.tolist()}:
+    if len({*clients}) < len(clients) or not np.isin(clients, available).all():
         raise HookError(f"{hook.__qualname__} names clients {clients}; name available clients, each once")
     return clients
 

@@ -65,6 +65,12 @@ class Evaluation(Settings):
         default=False, description="evaluate each personal model on the pooled test set too"
     )
     train: bool = Field(default=False, description="evaluate on training examples too: train accuracy")
+    clients: int | None = Field(
+        default=None,
+        ge=1,
+        description="evaluate the models and examples of this number of clients only, drawn once from the seed; "
+        "default: all; unseen clients are not counted, and all evaluated",
+    )
     metrics: (
         Annotated[
             tuple[Annotated[Metric, from_table(Metric), TO_TABLE], ...],
@@ -78,6 +84,11 @@ class Evaluation(Settings):
     masks: bool = Field(
         default=False, description="compare the clients' masks after the last round, pair by pair, beside their labels"
     )
+
+    @property
+    def by_client(self) -> bool:
+        """Whether clients' own models or examples are evaluated."""
+        return self.own or self.train or self.personal_on_pooled
 
 
 MOST_OUTPUT_BYTES = 256 << 20
@@ -120,7 +131,7 @@ class Setup:
         fields = {
             name: value
             for name, value in vars(self).items()
-            if name not in ("device_data", "initial", "initial_on_device", "metrics")
+            if name not in ("device_data", "initial", "initial_on_device", "judged_rows", "metrics")
         }
         return {"plugin_files": plugins.loaded_files(), **fields}
 
@@ -153,6 +164,25 @@ class Setup:
     def unseen(self) -> range:
         """The clients that no round asks; they have the numbers after those of the others."""
         return range(self.num_clients, self.population.settings.count)
+
+    @cached_property
+    def judged(self) -> range | dict[int, None]:
+        """The clients whose models and examples every evaluation takes, ascending; the unseen ones come beside them."""
+        if self.evaluation.clients is None:
+            return range(self.num_clients)
+        draws = seeding.generator(self.seed, purpose="evaluated clients")
+        return dict.fromkeys(sorted(draws.choice(self.num_clients, self.evaluation.clients, replace=False).tolist()))
+
+    def judges(self, client: int) -> bool:
+        """Whether a client's own model is evaluated."""
+        return client in self.unseen or (self.evaluation.by_client and client in self.judged)
+
+    @cached_property
+    def judged_rows(self) -> np.ndarray:
+        """The train examples of the clients that are evaluated, int64, by client."""
+        if self.evaluation.clients is None:
+            return self.partition.train.indices[: self.partition.train.offsets[self.num_clients]]
+        return self.partition.train.of_clients(np.array([*self.judged])).indices
 
     @property
     def device(self) -> torch.device:

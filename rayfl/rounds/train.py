@@ -27,7 +27,7 @@ def server_participants(setup: Setup, plan: Plan, participation: Participation) 
     """Who downloads in a server round, with the fate drawn for each, by client in ascending order."""
     fates = dict(participation.fates)
     if plan.trainers == "all":
-        others = set(range(setup.num_clients)) - {*fates, *participation.unavailable}
+        others = set(range(setup.num_clients)) - {*fates, *participation.unavailable.tolist()}
         fates |= dict.fromkeys(others, Fate.NOT_SELECTED)
     return {client: fates[client] for client in sorted(fates) if fates[client] is not Fate.DROPPED_BEFORE_DOWNLOAD}
 

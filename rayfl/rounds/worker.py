@@ -104,9 +104,9 @@ class Worker:
         # Each packet is decoded at most once, even if several clients read it.
         message = self.setup.for_hooks({name: packet.opened() for name, packet in round_inputs.message.items()})
         server = None if round_inputs.server is None else tree.to_tensors(round_inputs.server)
-        width = self.setup.work_width
-        for first in range(0, len(job.clients), width):
-            group = job.clients[first : first + width]
+        width, clients = self.setup.work_width, job.clients
+        for first in range(0, len(clients), width):
+            group = clients[first : first + width]
             states = [self._state(client, kept[client]) for client in group]
             if self.setup.hooks_on_device:
                 states = to_device(states, self.setup.device)
@@ -287,7 +287,7 @@ class Worker:
             rows = np.arange(job.first, job.last)
             found = model_sums(self.setup, model, dataset.test, rows, job.by_client and self.setup.needs_outputs)
             return found if self.setup.outputs_fit else cut_up(self.setup, found, job.first), []
-        rows = self.setup.partition.train.indices[job.first : job.last]
+        rows = self.setup.judged_rows[job.first : job.last]
         return model_sums(self.setup, model, dataset.train, rows), []
 
     @do.register

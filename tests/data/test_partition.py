@@ -40,6 +40,21 @@ def test_ten_thousand_clients_pickle_as_two_arrays():
     assert 0 <= len(pickle.dumps(shards, protocol=5)) - 8 * 70_001 < 1024
 
 
+@pytest.mark.parametrize(("count", "clients"), [(7, 3), (9, 3), (2, 5), (0, 2)])
+def test_even_parts_are_those_of_array_split(count: int, clients: int):
+    given = np.random.default_rng(0).permutation(count)
+    shards = Shards.even(given, clients)
+    assert [shards[client].tolist() for client in range(clients)] == [
+        part.tolist() for part in np.array_split(given, clients)
+    ]
+
+
+def test_some_clients_in_another_order():
+    shards = Shards.of([np.array([4, 2]), np.array([], np.int64), np.array([7]), np.array([1, 0])])
+    some = shards.of_clients(np.array([3, 1, 0]))
+    assert [some[client].tolist() for client in range(3)] == [[1, 0], [], [4, 2]]
+
+
 def test_hold_out_cuts_the_nearest_whole_number_from_each_client():
     held = partition_of([10, 3, 14]).hold_out(0.2, 0.25, generator(0))
     # 0.2 * (10, 3, 14) = 2, 0.6, 2.8 and 0.25 * (10, 3, 14) = 2.5, 0.75, 3.5; halves go up.

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rayfl.determinism.seeding import generator
 from rayfl.population.distributions import LogNormal, Uniform
 from rayfl.population.fate import Fate
-from rayfl.population.sampling import Clients, Participation, Population
+from rayfl.population.sampling import DROPOUTS, Clients, Participation, Population
 from tests.population.fates import with_fate
 from tests.refusals import refused
 
@@ -193,3 +194,19 @@ def test_distributions_need_positive_numbers():
     for kind, table in ((LogNormal, {"median": 0.0, "sigma": 1.0}), (Uniform, {"low": 0.0, "high": 1.0})):
         with refused(names=["=0.0", "greater than 0"]):
             kind(**table)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 40), st.data(), st.integers(0, 2**40), st.integers(0, 10**6))
+def test_fates_of_some_clients_are_those_that_they_have_among_all(
+    count: int, data: st.DataObject, seed: int, round: int
+):
+    """The first of four chances that hits decides; a client's two numbers of a generator follow those of the others."""
+    chances = {"dropout_before_download": 0.2, "dropout_after_download": 0.3}
+    people = population(seed, count=count, **chances, dropout_after_training=0.4, upload_loss=0.5)
+    chosen = sorted(data.draw(st.sets(st.integers(0, count - 1))))
+    first, third = generator(seed, round, purpose="dropout").random((count, 2)).T
+    second, fourth = generator(seed, round, purpose="further faults").random((count, 2)).T
+    hits = np.stack([first < 0.2, second < 0.3, third < 0.4, fourth < 0.5, np.ones(count, bool)])
+    fates = [*DROPOUTS.values(), Fate.DELIVERED]
+    assert people.drawn_fates(round, chosen) == {client: fates[hits[:, client].argmax()] for client in chosen}

@@ -8,8 +8,10 @@ import pytest
 from rayfl.methods.base import Stage
 from rayfl.metrics.fairness import is_summary
 from rayfl.rounds import evaluation, model_sums
+from rayfl.rounds.check_setup import check_evaluation
 from rayfl.rounds.setup import Evaluation, Setup
 from tests.methods.reference import SIZES, initial, played, setup_of, trained
+from tests.refusals import refused
 
 Params = dict[str, np.ndarray]
 
@@ -151,3 +153,37 @@ def test_an_adaptation_step_is_judged_and_thrown_away(monkeypatch: pytest.Monkey
         loss, _ = by_numpy(adapted, trained(adapted, 0, client, start)[0], adapted.partition.test[client])
         assert measured[client, "own/loss"] == pytest.approx(loss, rel=1e-5)
     assert all(bool((run_state.server["params"][name] == value).all()) for name, value in expected.items())
+
+
+@pytest.mark.parametrize("method", ["fedavg", "local"])
+def test_a_sample_of_clients_has_the_values_that_it_has_among_all(method: str):
+    everyone, sampled = (judged(method, every=1, clients=clients, train=True) for clients in (None, 2))
+    chosen = [*sampled.judged]
+    assert len(chosen) == 2 and chosen == [*judged(method, clients=2).judged]
+    for round in range(4):
+        all_values, some = values(everyone, round), values(sampled, round)
+        places = {name.partition("/")[0] for client, name in some if client is not None}
+        assert places == {"own", "own_after_training", "own_train_after_training", "train"} | (
+            {"own_train"} if method == "local" else set()
+        )
+        judged_ones = {client for client, name in some if name.startswith("own")} - {None}
+        assert judged_ones == {*chosen}
+        assert all(all_values[key] == value for key, value in some.items() if key[0] is not None)
+        mean = np.mean([some[client, "own/loss"] for client in chosen])
+        assert some[None, "own/loss"] == pytest.approx(mean)
+    if method == "fedavg":
+        assert some[None, "pooled/loss"] == all_values[None, "pooled/loss"]
+        assert some[None, "pooled_train/loss"] != all_values[None, "pooled_train/loss"]
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        ({"clients": 6}, ["evaluation.clients=6", "5 clients"]),
+        ({"clients": 2, "own": False}, ["evaluation.clients=2", "evaluation.own=false"]),
+        ({"clients": 2, "masks": True}, ["evaluation.clients=2", "evaluation.masks=true"]),
+    ],
+)
+def test_a_sample_that_no_evaluation_can_take_is_refused(given: dict[str, Any], names: list[str]):
+    with refused(names=names):
+        check_evaluation(judged("fedavg", **given))

@@ -17,8 +17,8 @@ class Iid(PartitionScheme):
     def split(self, dataset: Dataset, num_clients: int, generator: np.random.Generator) -> Partition:
         """Assign the samples. Raise RayflError if there are more clients than train samples."""
         self.check_num_clients(num_clients, dataset)
-        train = Shards.of(np.array_split(generator.permutation(len(dataset.train)), num_clients))
-        test = Shards.of(np.array_split(generator.permutation(len(dataset.test)), num_clients))
+        train = Shards.even(generator.permutation(len(dataset.train)), num_clients)
+        test = Shards.even(generator.permutation(len(dataset.test)), num_clients)
         return self.finish(train, test, f"there are {len(dataset.train)} train samples, so lower clients.count")
 
 
@@ -49,10 +49,8 @@ class LambdaRatio(PartitionScheme):
         order = generator.permutation(len(labels))
         num_sorted = int(self.ratio * len(labels) + 0.5)
         by_label = order[:num_sorted][np.argsort(labels[order[:num_sorted]], kind="stable")]
-        blocks = zip(
-            np.array_split(by_label, num_clients),
-            # Reversed: if sizes are uneven, a larger block of one cut is joined with a smaller block of the other.
-            reversed(np.array_split(order[num_sorted:], num_clients)),
-            strict=True,
-        )
-        return Shards.of([np.concatenate(both) for both in blocks])
+        rest = Shards.even(order[num_sorted:], num_clients)
+        # Reversed: if sizes are uneven, a larger block of one cut is joined with a smaller block of the other.
+        owners = np.concatenate([Shards.even(by_label, num_clients).owners, num_clients - 1 - rest.owners])
+        samples = np.concatenate([by_label, rest.indices])[np.argsort(owners, kind="stable")]
+        return Shards.cut(samples, np.bincount(owners, minlength=num_clients))
