@@ -68,6 +68,7 @@ SETTINGS: Mapping[str, Sequence[Any]] = {
     "evaluation.pooled": [False],
     "evaluation.own": [False],
     "evaluation.personal_on_pooled": [True],
+    "evaluation.clients": [2],
     "evaluation.train": [True],
     "evaluation.masks": [True],
     "runtime.precision": ["bf16"],

@@ -253,6 +253,11 @@ class Population:
         return np.minimum(1.0, speeds / np.median(speeds[: len(self)]))
 
     @cached_property
+    def retention_groups(self) -> list[float]:
+        """The different retention ratios of all clients, ascending; [] if the experiment gives none."""
+        return [] if self.settings.retention_ratio is None else np.unique(self._drawn["retention_ratio"]).tolist()
+
+    @cached_property
     def _drawn(self) -> dict[str, np.ndarray]:
         """Each trait's values by name, float64 [clients.count]; 1 where the experiment gives none.
 

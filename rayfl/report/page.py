@@ -147,19 +147,13 @@ def _lede(found: Sequence[Group]) -> str:
     )
     judged = any(name.startswith("unseen/") for name in metric_names(runs[0]))
     more = _unseen(runs[0], len(runs) == 1) if judged else ""
-    more += _sample(runs[0])
+    if dotted(runs[0].experiment).get("evaluation.clients") is not None:
+        sample, count = setting(runs[0], "evaluation.clients", int), setting(runs[0], "clients.count", int)
+        more += f" Values of clients are those of a sample of {sample:,} of {count:,} clients."
     return (
         f"{clients} clients trained{method}{data} for {rounds} rounds{seeds}.{more} "
         "Their data stayed with them; only the messages counted here travelled."
     )
-
-
-def _sample(run: Run) -> str:
-    """A sentence on the sample of clients whose models and data were evaluated; "" if all were."""
-    if dotted(run.experiment).get("evaluation.clients") is None:
-        return ""
-    sample, count = setting(run, "evaluation.clients", int), setting(run, "clients.count", int)
-    return f" Values of clients are those of a sample of {sample:,} of {count:,} clients."
 
 
 def _unseen(run: Run, named: bool) -> str:

@@ -151,7 +151,7 @@ class ClientRound:
         if not added or setup.relayed:
             message = {name: packet.written() for name, packet in message.items()}
         judges = self.round_inputs.evaluated and result.fate.keeps_state and self.method.judged_after_training
-        if judges and setup.judges(self.client):
+        if judges and (self.client in setup.unseen or (setup.evaluation.by_client and self.client in setup.judged)):
             ctx = setup.context_for_hooks(self.round, self.plan, self.client, "judge after training", self.key)
             judged = evaluation.evaluate_client(setup, finished.state, None, carry, ctx)
             result = replace(result, metrics={**result.metrics, **judged.metrics}, sums=judged.sums)

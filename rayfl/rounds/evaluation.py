@@ -113,14 +113,13 @@ def means_by_retention(setup: Setup, metrics: Mapping[int, Values]) -> dict[str,
 
     {} if all clients have one ratio, or if there are more than MOST_GROUPS ratios.
     """
-    ratios = setup.retention_ratios
-    groups = sorted(set(ratios.values()))
+    groups, traits = setup.population.retention_groups, setup.population.traits
     if not 2 <= len(groups) <= MOST_GROUPS:
         return {}
     ranking = {name for name, facts in setup.metric_facts.items() if facts.ranks}
     found: dict[str, float | None] = {}
     for ratio in groups:
-        means = mean_over_clients(row for client, row in metrics.items() if ratios[client] == ratio)
+        means = mean_over_clients(row for client, row in metrics.items() if traits(client).retention_ratio == ratio)
         ranked = {name: mean for name, mean in means.items() if name.partition("/")[2] in ranking}
         found |= {f"{name}_at_retention_{ratio:g}": mean for name, mean in ranked.items()}
     return found

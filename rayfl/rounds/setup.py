@@ -173,10 +173,6 @@ class Setup:
         draws = seeding.generator(self.seed, purpose="evaluated clients")
         return dict.fromkeys(sorted(draws.choice(self.num_clients, self.evaluation.clients, replace=False).tolist()))
 
-    def judges(self, client: int) -> bool:
-        """Whether a client's own model is evaluated."""
-        return client in self.unseen or (self.evaluation.by_client and client in self.judged)
-
     @cached_property
     def judged_rows(self) -> np.ndarray:
         """The train examples of the clients that are evaluated, int64, by client."""
@@ -275,13 +271,6 @@ class Setup:
     def relayed(self) -> tuple[str, ...]:
         """The names of the messages that the server forwards without decoding them."""
         return () if self.is_peer else tuple(n for n, rule in self.method.gather.items() if isinstance(rule, Relay))
-
-    @cached_property
-    def retention_ratios(self) -> dict[int, float]:
-        """The retention ratio that the experiment gives each client; {} if it gives none."""
-        if self.population.settings.retention_ratio is None:
-            return {}
-        return {client: self.population.traits(client).retention_ratio for client in range(self.unseen.stop)}
 
     @property
     def keeps_messages(self) -> bool:
