@@ -14,7 +14,6 @@ from rayfl.compress.base import Compressor, Packet, PositionedCodec, Quantizer, 
 from rayfl.compress.positions import decode_counted, encode_counted
 from rayfl.compress.quantize import QSGD
 from rayfl.compress.sparse import SEED, Draw, Sparsifier, TopK, seed_of, sizes_of
-from rayfl.compress.values import BYTES, buffer_of
 from rayfl.errors import RayflError
 from rayfl.tree import Tree
 
@@ -48,10 +47,7 @@ class ComposeCodec(PositionedCodec):
         sizes = sizes_of(self.shapes)
         if self.draw is not None:
             return self.draw(seed_of(parts, OUTER + SEED), sizes)
-        return {
-            name: decode_counted(buffer_of(parts, f"{OUTER}{name}.positions", BYTES), size)
-            for name, size in sizes.items()
-        }
+        return {name: decode_counted(parts[f"{OUTER}{name}.positions"], size) for name, size in sizes.items()}
 
 
 class Compose(Compressor, on_device=True):

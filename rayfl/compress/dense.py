@@ -14,10 +14,8 @@ from torch import Tensor
 from rayfl import tree
 from rayfl.compress.base import BLOCK, Packet, Quantizer, WholeTensorCodec, cuts, device_of, shapes_of
 from rayfl.compress.values import (
-    BUFFER_TYPES,
     UNIT_ROUNDOFF,
     ValueType,
-    buffer_of,
     decode_values,
     encode_values,
     entries,
@@ -34,14 +32,12 @@ class DenseCodec(WholeTensorCodec):
     dtype: ValueType
 
     def read(self, parts: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -> Tensor:
-        return decode_values(buffer_of(parts, name, BUFFER_TYPES[self.dtype], math.prod(shape)), self.dtype)
+        return decode_values(parts[name], self.dtype)
 
     def pieces(self, parts: Mapping[str, np.ndarray]) -> Iterator[Packet]:
         """See `Divisible`."""
-        sizes = {name: math.prod(shape) for name, shape in self.shapes}
         for name, first, last in cuts(self.shapes):
-            buffer = buffer_of(parts, name, BUFFER_TYPES[self.dtype], sizes[name])
-            yield Packet({name: buffer[first:last]}, DenseCodec(((name, (last - first,)),), self.dtype))
+            yield Packet({name: parts[name][first:last]}, DenseCodec(((name, (last - first,)),), self.dtype))
 
 
 class UnwrittenDense(Packet):

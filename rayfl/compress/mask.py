@@ -1,6 +1,5 @@
 """Boolean masks at one bit an entry."""
 
-import math
 from collections.abc import Iterator, Mapping
 
 import numpy as np
@@ -8,7 +7,6 @@ import torch
 from torch import Tensor
 
 from rayfl.compress.base import Packet, WholeTensorCodec, cuts, shapes_of
-from rayfl.compress.values import BYTES, buffer_of
 from rayfl.errors import RayflError
 from rayfl.tree import Tree, pack_bits, unpack_bits
 
@@ -17,18 +15,12 @@ class MaskCodec(WholeTensorCodec):
     """Reads one bit buffer a tensor, under the tensor's name; decodes to boolean tensors, which add up as 0 and 1."""
 
     def read(self, parts: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -> Tensor:
-        return unpack_bits(_bits(parts, name, shape), shape)
+        return unpack_bits(parts[name], shape)
 
     def pieces(self, parts: Mapping[str, np.ndarray]) -> Iterator[Packet]:
         """See `Divisible`."""
-        shapes = dict(self.shapes)
         for name, first, last in cuts(self.shapes):
-            bits = _bits(parts, name, shapes[name])
-            yield Packet({name: bits[first // 8 : -(-last // 8)]}, MaskCodec(((name, (last - first,)),)))
-
-
-def _bits(parts: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -> np.ndarray:
-    return buffer_of(parts, name, BYTES, -(-math.prod(shape) // 8))
+            yield Packet({name: parts[name][first // 8 : -(-last // 8)]}, MaskCodec(((name, (last - first,)),)))
 
 
 def mask_packet(mask: Tree) -> Packet:

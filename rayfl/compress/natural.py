@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rayfl.compress import bits
 from rayfl.compress.base import Packet, Quantizer, WholeTensorCodec, shapes_of
-from rayfl.compress.values import BYTES, buffer_of, entries
+from rayfl.compress.values import entries
 from rayfl.tree import Tree
 
 MANTISSA_BITS = 23
@@ -27,11 +27,10 @@ class NaturalCodec(WholeTensorCodec):
 
     def read(self, parts: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -> Tensor:
         size = math.prod(shape)
-        numbers = buffer_of(parts, f"{name}.exponents", BYTES, size).astype(np.uint32)
+        numbers = parts[f"{name}.exponents"].astype(np.uint32)
         numbers <<= np.uint32(MANTISSA_BITS)
         np.minimum(numbers, LARGEST, out=numbers)
-        packed = buffer_of(parts, f"{name}.signs", BYTES, -(-size // 8))
-        signs = np.unpackbits(packed, count=size).astype(np.uint32)
+        signs = np.unpackbits(parts[f"{name}.signs"], count=size).astype(np.uint32)
         signs <<= np.uint32(31)
         numbers |= signs
         return torch.from_numpy(numbers.view(np.float32))

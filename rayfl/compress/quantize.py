@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rayfl.compress import bits
 from rayfl.compress.base import Packet, Quantizer, WholeTensorCodec, shapes_of
-from rayfl.compress.values import BUFFER_TYPES, BYTES, buffer_of, damaged, entries
+from rayfl.compress.values import entries
 from rayfl.tree import Tree
 
 Norm = Literal["1", "2", "inf"]
@@ -67,8 +67,7 @@ class QuantizeCodec(WholeTensorCodec):
 
     def read(self, parts: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -> Tensor:
         size = math.prod(shape)
-        num_buckets = -(-size // self.bucket) if self.bucket else min(1, size)
-        norms = buffer_of(parts, f"{name}.norms", BUFFER_TYPES["fp32"], num_buckets)
+        norms = parts[f"{name}.norms"]
         levels = self._read_levels(parts, name, size)
         decoded = np.empty(size, np.float32)
         for piece, buckets in _pieces(size, self.bucket):
@@ -81,26 +80,15 @@ class QuantizeCodec(WholeTensorCodec):
     def _read_levels(self, parts: Mapping[str, np.ndarray], name: str, size: int) -> np.ndarray:
         """Signed levels [size], int8 or int16."""
         if self.coding == "elias":
-            prefixes, digits = (buffer_of(parts, f"{name}.{part}", BYTES) for part in ("prefixes", "digits"))
-            numbers = bits.decode_gamma(prefixes, digits)
-            if numbers.size % 2:
-                raise damaged(f"{name}.prefixes", f"has {numbers.size} numbers, which are no pairs")
-            gaps, magnitudes = np.split(numbers, 2)
-            signs = buffer_of(parts, f"{name}.signs", BYTES, -(-gaps.size // 8))
-            negative = np.unpackbits(signs, count=gaps.size).view(np.bool_)
-            # No gap is larger than the tensor, so that the sum cannot overflow.
-            places = np.cumsum(np.minimum(gaps, size + 1)) - 1
-            if gaps.size and (places[-1] >= size or magnitudes.max() > self.levels):
-                raise damaged(f"{name}.digits", f"leads beyond {size} entries of at most {self.levels} levels")
+            gaps, magnitudes = np.split(bits.decode_gamma(parts[f"{name}.prefixes"], parts[f"{name}.digits"]), 2)
+            negative = np.unpackbits(parts[f"{name}.signs"], count=gaps.size).view(np.bool_)
             levels = np.zeros(size, _level_type(self.levels))
-            levels[places] = np.where(negative, -magnitudes, magnitudes)
+            levels[np.cumsum(gaps) - 1] = np.where(negative, -magnitudes, magnitudes)
             return levels
         if self.coding == "trits":
-            packed = buffer_of(parts, f"{name}.levels", BYTES, -(-size // bits.TRITS_PER_BYTE))
-            return bits.unpack_trits(packed, size).view(np.int8) - np.int8(1)
+            return bits.unpack_trits(parts[f"{name}.levels"], size).view(np.int8) - np.int8(1)
         width = self.levels.bit_length()
-        packed = buffer_of(parts, f"{name}.levels", BYTES, bits.num_bytes(size, 1 + width))
-        codes = bits.unpack(packed, 1 + width, size)
+        codes = bits.unpack(parts[f"{name}.levels"], 1 + width, size)
         levels = (codes & ((1 << width) - 1)).view(np.int8 if codes.dtype == np.uint8 else np.int16)
         levels *= 1 - 2 * (codes >> width).view(levels.dtype)
         return levels

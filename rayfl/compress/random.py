@@ -1,6 +1,5 @@
 """Random sparsification: k entries at random, or everything at random."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -13,10 +12,7 @@ from torch import Tensor
 from rayfl.compress.base import Compressor, Packet, WholeTensorCodec, masks_of, shapes_of
 from rayfl.compress.sparse import KeptShare, Scope, Selection, Sparsifier, kept_entries, kept_share, split_positions
 from rayfl.compress.values import (
-    BUFFER_TYPES,
-    BYTES,
     UNIT_ROUNDOFF,
-    buffer_of,
     decode_values,
     encode_values,
     entries,
@@ -121,7 +117,7 @@ class BernoulliCodec(WholeTensorCodec):
     def read(self, parts: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -> Tensor:
         if not self._sent(parts):
             return torch.zeros(shape)
-        return decode_values(buffer_of(parts, f"{name}.values", BUFFER_TYPES["fp32"], math.prod(shape)), "fp32")
+        return decode_values(parts[f"{name}.values"], "fp32")
 
     def support(self, parts: Mapping[str, np.ndarray]) -> Tree:
         return masks_of(self.shapes, self._sent(parts))
@@ -134,7 +130,7 @@ class BernoulliCodec(WholeTensorCodec):
         return super().num_values(parts) if self._sent(parts) else 0
 
     def _sent(self, parts: Mapping[str, np.ndarray]) -> bool:
-        return bool(self.shapes) and bool(buffer_of(parts, FLAG, BYTES, 1)[0])
+        return bool(self.shapes) and bool(parts[FLAG][0])
 
 
 class Bernoulli(Compressor, on_device=True):

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rayfl.compress.base import Packet, WholeTensorCodec
 from rayfl.compress.dense import DenseCodec
-from rayfl.compress.values import buffer_of, encode_values, entries
+from rayfl.compress.values import encode_values, entries
 from rayfl.errors import RayflError
 
 LARGEST_COUNT = 2**53
@@ -19,7 +19,7 @@ class CountCodec(WholeTensorCodec):
     """Reads one int64; decodes to a float64 tensor of shape [], which holds counts and their sums exactly."""
 
     def read(self, parts: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -> Tensor:
-        return torch.tensor(float(buffer_of(parts, name, np.dtype(np.int64), 1)[0]), dtype=torch.float64)
+        return torch.tensor(float(parts[name][0]), dtype=torch.float64)
 
     def num_values(self, parts: Mapping[str, np.ndarray]) -> int:
         """0: papers count the numbers of models and updates, not how many examples a client has."""

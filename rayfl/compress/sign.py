@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rayfl.compress.base import Packet, Quantizer, WholeTensorCodec, shapes_of
-from rayfl.compress.values import BUFFER_TYPES, BYTES, buffer_of, entries, entries_on_device, is_on_device
+from rayfl.compress.values import entries, entries_on_device, is_on_device
 from rayfl.data.device import upload
 from rayfl.tree import Tree, pack_bits
 
@@ -25,11 +25,10 @@ class SignCodec(WholeTensorCodec):
 
     def read(self, parts: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -> Tensor:
         size = math.prod(shape)
-        scale = buffer_of(parts, f"{name}.scale", BUFFER_TYPES["fp32"], min(1, size))
-        signs = buffer_of(parts, f"{name}.signs", BYTES, -(-size // 8))
+        scale = parts[f"{name}.scale"]
         if not scale.any():
             return torch.zeros(size)
-        numbers = np.unpackbits(signs, count=size).astype(np.uint32)
+        numbers = np.unpackbits(parts[f"{name}.signs"], count=size).astype(np.uint32)
         numbers <<= np.uint32(31)
         numbers |= scale.view(np.uint32)
         return torch.from_numpy(numbers.view(np.float32))
@@ -68,10 +67,8 @@ class OneBitCodec(WholeTensorCodec):
 
     def read(self, parts: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -> Tensor:
         num_groups, size = _groups(shape)
-        means = buffer_of(parts, f"{name}.means", BUFFER_TYPES["fp32"], 2 * num_groups)
-        signs = buffer_of(parts, f"{name}.signs", BYTES, -(-num_groups * size // 8))
-        upper, lower = means.reshape(2, num_groups, 1)
-        negative = np.unpackbits(signs, count=num_groups * size).view(np.bool_)
+        upper, lower = parts[f"{name}.means"].reshape(2, num_groups, 1)
+        negative = np.unpackbits(parts[f"{name}.signs"], count=num_groups * size).view(np.bool_)
         return torch.from_numpy(np.where(negative.reshape(num_groups, size), lower, upper))
 
 

@@ -22,12 +22,8 @@ from rayfl.compress.positions import (
     encode_positions,
 )
 from rayfl.compress.values import (
-    BUFFER_TYPES,
-    BYTES,
     UNIT_ROUNDOFF,
     ValueType,
-    buffer_of,
-    damaged,
     decode_values,
     encode_values,
     entries,
@@ -90,8 +86,7 @@ class SparseCodec(PositionedCodec):
             return super().support(parts)
         masks = {}
         for name, shape in self.shapes:
-            count = self._values(parts, name).size
-            mask = decode_mask(buffer_of(parts, f"{name}.positions", BYTES), math.prod(shape), count)
+            mask = decode_mask(parts[f"{name}.positions"], math.prod(shape), parts[f"{name}.values"].size)
             masks[name] = torch.from_numpy(mask).view(shape)
         return masks
 
@@ -102,8 +97,8 @@ class SparseCodec(PositionedCodec):
         given = {name: encode_positions(positions, sizes[name]) for name, positions in drawn.items()}
         del drawn
         for name, size in sizes.items():
-            values, read = self._values(parts, name), 0
-            buffer = given[name] if given else buffer_of(parts, f"{name}.positions", BYTES)
+            values, read = parts[f"{name}.values"], 0
+            buffer = given[name] if given else parts[f"{name}.positions"]
             for index, (positions, count) in enumerate(cut_positions(buffer, size, values.size, PIECE)):
                 shape = (min(PIECE, size - index * PIECE),)
                 piece = {f"{name}.values": values[read : read + count], f"{name}.positions": positions}
@@ -114,19 +109,14 @@ class SparseCodec(PositionedCodec):
         sizes = sizes_of(self.shapes)
         drawn = self._drawn(parts, sizes)
         for name, size in sizes.items():
-            values = decode_values(self._values(parts, name), self.dtype)
+            values = decode_values(parts[f"{name}.values"], self.dtype)
             positions = drawn.get(name)
             if positions is None:
-                positions = decode_positions(buffer_of(parts, f"{name}.positions", BYTES), size, values.numel())
-            elif positions.size != values.numel():
-                raise damaged(f"{name}.values", f"has {values.numel()} entries for {positions.size} positions")
+                positions = decode_positions(parts[f"{name}.positions"], size, values.numel())
             yield name, torch.from_numpy(positions), values
 
     def num_values(self, parts: Mapping[str, np.ndarray]) -> int:
-        return sum(self._values(parts, name).size for name, _ in self.shapes)
-
-    def _values(self, parts: Mapping[str, np.ndarray], name: str) -> np.ndarray:
-        return buffer_of(parts, f"{name}.values", BUFFER_TYPES[self.dtype])
+        return sum(parts[f"{name}.values"].size for name, _ in self.shapes)
 
     def _drawn(self, parts: Mapping[str, np.ndarray], sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
         """The positions drawn from the shared seed; empty if the packet has its own positions."""
@@ -134,8 +124,8 @@ class SparseCodec(PositionedCodec):
 
 
 def seed_of(parts: Mapping[str, np.ndarray], name: str) -> int:
-    """The shared seed in the buffer `name`. Raises ValueError if there is none."""
-    return int(buffer_of(parts, name, np.dtype(np.uint64), 1)[0])
+    """The shared seed in the buffer `name`."""
+    return int(parts[name][0])
 
 
 def sparse_packet(values: Tree, support: Tree) -> Packet:

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from rayfl.compress.base import Compressor, Packet, Shapes, shapes_of, zeros_of
-from rayfl.compress.values import BUFFER_TYPES, BYTES, buffer_of, damaged, entries
+from rayfl.compress.values import entries
 from rayfl.errors import RayflError
 from rayfl.tree import Tree, tensor_over, unpack_bits
 
@@ -45,28 +45,25 @@ class StructuredCodec:
         """Adds at the sent positions only; every tensor of `total` must be contiguous."""
         for name, shape in self.shapes:
             cube = total[name].view(_cube(shape))
-            sent = buffer_of(parts, f"{name}.values", BUFFER_TYPES["fp32"])
-            kept = self._kept(parts, name, shape)
-            size = int(kept[0].sum()) * int(kept[1].sum()) * _cube(shape)[2]
-            if sent.size != size:
-                raise damaged(f"{name}.values", f"has {sent.size} entries where {size} were kept")
-            block = tensor_over(sent)
+            block = tensor_over(parts[f"{name}.values"])
             if block.numel():
+                kept = self._kept(parts, name, shape)
                 filters, channels = (mask.nonzero().view(-1).to(cube.device) for mask in kept)
                 block = block.view(filters.numel(), channels.numel(), -1) * weight
                 cube[filters.view(-1, 1), channels] += block.to(cube)
 
     def num_values(self, parts: Mapping[str, np.ndarray]) -> int:
-        return sum(buffer_of(parts, f"{name}.values", BUFFER_TYPES["fp32"]).size for name, _ in self.shapes)
+        return sum(parts[f"{name}.values"].size for name, _ in self.shapes)
 
     def _kept(self, parts: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         """The kept filters and channels, boolean [O] and [I]; all of a tensor of one dimension."""
         num_filters, num_channels, _ = _cube(shape)
         if len(shape) < 2:
             return torch.ones(num_filters, dtype=torch.bool), torch.ones(num_channels, dtype=torch.bool)
-        filters = buffer_of(parts, f"{name}.filters", BYTES, -(-num_filters // 8))
-        channels = buffer_of(parts, f"{name}.channels", BYTES, -(-num_channels // 8))
-        return unpack_bits(filters, (num_filters,)), unpack_bits(channels, (num_channels,))
+        return (
+            unpack_bits(parts[f"{name}.filters"], (num_filters,)),
+            unpack_bits(parts[f"{name}.channels"], (num_channels,)),
+        )
 
 
 class Structured(Compressor, on_device=True):

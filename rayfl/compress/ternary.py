@@ -14,7 +14,7 @@ from rayfl.compress.golomb import decode_golomb, encode_golomb, low_bits
 from rayfl.compress.largest import top_k_positions
 from rayfl.compress.sign import ROUNDING
 from rayfl.compress.sparse import KeptShare, Scope, kept_entries, sizes_of
-from rayfl.compress.values import BUFFER_TYPES, BYTES, buffer_of, damaged, entries
+from rayfl.compress.values import entries
 from rayfl.tree import Tree
 
 
@@ -49,22 +49,17 @@ class TernaryCodec(PositionedCodec):
         return sum(self._count(parts, name, size) for name, size in runs.items())
 
     def _count(self, parts: Mapping[str, np.ndarray], name: str, size: int) -> int:
-        """The number of nonzeros in a run of `size` entries. ValueError if the packet claims an impossible number."""
-        most = kept_entries(size, self.keep_ratio)
-        count = most
-        if f"{name}.count" in parts:
-            count = int(buffer_of(parts, f"{name}.count", np.dtype(np.int32), 1)[0])
-        if not 0 <= count <= most:
-            raise damaged(f"{name}.count", f"says {count} of at most {most}")
-        return count
+        """The number of nonzeros in a run of `size` entries."""
+        given = parts.get(f"{name}.count")
+        return kept_entries(size, self.keep_ratio) if given is None else int(given[0])
 
     def _run(self, parts: Mapping[str, np.ndarray], name: str, size: int) -> tuple[np.ndarray, np.ndarray]:
         count = self._count(parts, name, size)
         if count == 0:
             return np.empty(0, np.int64), np.empty(0, np.float32)
-        positions = decode_golomb(buffer_of(parts, f"{name}.positions", BYTES), size, count, low_bits(self.keep_ratio))
-        negative = np.unpackbits(buffer_of(parts, f"{name}.signs", BYTES, -(-count // 8)), count=count).view(np.bool_)
-        mean = buffer_of(parts, f"{name}.mean", BUFFER_TYPES["fp32"], 1)
+        positions = decode_golomb(parts[f"{name}.positions"], size, count, low_bits(self.keep_ratio))
+        negative = np.unpackbits(parts[f"{name}.signs"], count=count).view(np.bool_)
+        mean = parts[f"{name}.mean"]
         return positions, np.where(negative, -mean, mean)
 
 

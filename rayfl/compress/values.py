@@ -1,7 +1,6 @@
 """Turns the entries of a tensor into a buffer of fp32, fp16 or bf16, and back."""
 
 import math
-from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
@@ -15,11 +14,6 @@ ValueType = Literal["fp32", "fp16", "bf16"]
 
 OVERFLOW = {"fp16": 65520.0, "bf16": (2 - 2**-8) * 2.0**127}
 """The smallest magnitudes that round to infinity: half a step beyond the largest finite number."""
-
-BUFFER_TYPES = {"fp32": np.dtype(np.float32), "fp16": np.dtype(np.float16), "bf16": np.dtype(np.uint16)}
-"""The numpy types of buffers of values."""
-
-BYTES = np.dtype(np.uint8)
 
 UNIT_ROUNDOFF = {"fp32": 0.0, "bf16": 2.0**-8}
 """The largest relative error |C(x) - x| / |x| of normal numbers. fp16 has none: below 2^-14 its error is absolute."""
@@ -81,24 +75,6 @@ def scaled(name: str, flat: Tensor, factor: float) -> Tensor:
             "gradients, or choose a compressor that does not scale what it sends"
         )
     return product
-
-
-def buffer_of(parts: Mapping[str, np.ndarray], name: str, dtype: np.dtype, size: int | None = None) -> np.ndarray:
-    """The one-dimensional buffer `name` of a packet, which must have `size` entries.
-
-    Raise ValueError if it is missing or different. So nothing is read or allocated from sizes that a packet claims.
-    """
-    buffer = parts.get(name)
-    fits = isinstance(buffer, np.ndarray) and buffer.dtype == dtype and buffer.ndim == 1
-    if buffer is None or not fits or (size is not None and buffer.size != size):
-        given = "missing" if buffer is None else f"{getattr(buffer, 'dtype', 'no array')}{[*np.shape(buffer)]}"
-        raise damaged(name, f"is {given}, and must be {dtype}[{'n' if size is None else size}]")
-    return buffer
-
-
-def damaged(name: str, reason: str) -> ValueError:
-    """The error for a buffer that no compressor writes."""
-    return ValueError(f"a packet is damaged: its buffer {name!r} {reason}")
 
 
 def decode_values(buffer: np.ndarray, dtype: ValueType) -> Tensor:

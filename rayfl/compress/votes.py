@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rayfl.compress import bits
 from rayfl.compress.base import Packet, WholeTensorCodec, shapes_of
-from rayfl.compress.values import BYTES, buffer_of, entries
+from rayfl.compress.values import entries
 from rayfl.tree import Tree
 
 NUMBERS = np.array([1, -1, 0, 0], np.float32)
@@ -25,7 +25,7 @@ class VotesCodec(WholeTensorCodec):
 
     def read(self, parts: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -> Tensor:
         size = math.prod(shape)
-        codes = bits.unpack(buffer_of(parts, name, BYTES, bits.num_bytes(size, self.width)), self.width, size)
+        codes = bits.unpack(parts[name], self.width, size)
         return torch.from_numpy(NUMBERS[codes])
 
 
