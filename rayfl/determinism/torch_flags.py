@@ -9,6 +9,9 @@ import torch
 from rayfl.determinism.process import InstructionSet, Precision, prepare_process
 from rayfl.errors import RayflError
 
+# Any: torch's types do not name its flag.
+_filling: Any = torch.utils.deterministic
+
 _chosen: list[InstructionSet] = []
 """The instruction set of this process, once chosen: torch keeps the first one that it computes with."""
 
@@ -31,11 +34,13 @@ def choose(instruction_set: InstructionSet) -> None:
 def fix(threads: int, device: torch.device, precision: Precision = "fp32") -> None:
     """Set the thread count; on a GPU also deterministic algorithms, without cudnn's search for the fastest one.
 
+    With these torch would also fill every empty tensor, as if somebody read it before it is written.
     TF32 is on where `precision` says so and nowhere else: torch has it on for cuDNN's convolutions by itself.
     """
     torch.set_num_threads(threads)
     if device.type == "cuda":
         torch.use_deterministic_algorithms(True)
+        _filling.fill_uninitialized_memory = False
         torch.backends.cudnn.benchmark = False
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
 
@@ -85,6 +90,8 @@ def own_flags() -> Iterator[None]:
             torch.are_deterministic_algorithms_enabled(),
             torch.is_deterministic_algorithms_warn_only_enabled(),
         )
+        restored.callback(setattr, _filling, "fill_uninitialized_memory", _filling.fill_uninitialized_memory)
+        restored.callback(setattr, torch.backends.cudnn, "benchmark", torch.backends.cudnn.benchmark)
         _use_deterministic_algorithms(False, warn_only=False)
         # Any: a flag that older versions of torch do not have.
         onednn: Any = torch.backends.mkldnn

@@ -25,10 +25,13 @@ def put_back() -> Iterator[None]:
 @pytest.mark.parametrize(("precision", "on"), [("fp32", False), ("tf32", True), ("bf16", False)])
 def test_tf32_is_on_where_it_is_asked_for_and_algorithms_stay_deterministic(precision: Precision, on: bool):
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = not on
+    torch.backends.cudnn.benchmark = True
     with torch_flags.fixed(torch.get_num_threads(), torch.device("cuda"), precision):
         assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == (on, on)
         assert torch.are_deterministic_algorithms_enabled() and not torch.backends.cudnn.benchmark
+        assert not torch_flags._filling.fill_uninitialized_memory
     assert not torch.are_deterministic_algorithms_enabled()
+    assert torch_flags._filling.fill_uninitialized_memory and torch.backends.cudnn.benchmark
 
 
 def test_on_a_cpu_nothing_but_the_threads_is_set():
