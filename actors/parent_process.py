@@ -161,8 +161,9 @@ class _Supervisor:
         if number:
             memory = ", perhaps because memory ran out" if number == signal.SIGKILL else ""
             return f"its process was ended by {signal.Signals(number).name}{memory} ({TRACEBACK}=1 may show more)"
-        cluster = self.known.get("cluster")
-        return f"Ray lost the cluster at {cluster}" if cluster else "Ray has ended its process"
+        # A run that uses Ray reports its processes.
+        words = "Ray has ended its process" if "processes" in self.known else "its process ended without a result"
+        return f"Ray lost the cluster at {self.known['cluster']}" if self.known.get("cluster") else words
 
     def _ended(self) -> int | None:
         """The child's status if it has ended. Orphans of the child are waited for, too."""

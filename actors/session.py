@@ -26,6 +26,7 @@ def session(runtime: Runtime, resume: str | None = None) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
+    parent_process.report(processes={})
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     cluster = runtime.cluster
     if cluster is None:

@@ -11,6 +11,7 @@ import logging
 import os
 import re
 import socket
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
@@ -96,7 +97,8 @@ def _require_reachable(address: str) -> None:
 
 def _join(address: str) -> None:
     try:
-        ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
+        with warnings.catch_warnings(action="ignore", category=FutureWarning):
+            ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ClusterError(
             f"Ray could not join the cluster at {address!r}: {error}; are the versions of Ray and Python equal?"
@@ -206,7 +208,11 @@ def _init(memory_mb: int | None) -> PrivateFolder:
         )
     try:
         # The public way to say where Ray makes its folders.
-        with _variables({BASE: folder.path}), ray_internals.lean_nodes(server and server.socket):
+        with (
+            _variables({BASE: folder.path}),
+            warnings.catch_warnings(action="ignore", category=FutureWarning),
+            ray_internals.lean_nodes(server and server.socket),
+        ):
             ray.init(
                 address="local",
                 include_dashboard=False,

@@ -64,10 +64,13 @@ class WithSettings(click.Command):
             from rayfl.experiment.unknown_keys import places
 
             option = error.option_name
-            key = next(iter(places(option.lstrip("-"), Experiment)), None)
-            if key is None:
-                raise
             # --lr=0.1, or --lr 0.1
             value = re.search(rf"(?:^|\0){re.escape(option)}[=\0]([^\0]+)", "\0".join(given))
-            words = f"{key}={value[1] if value else 'VALUE'}"
-            raise RayflError(f"there is no option {option}; settings are written KEY=VALUE: {words}") from None
+            word = value[1] if value else "VALUE"
+            pairs = {"--output": "--dir", "--dir": "--output"}
+            if any((instead := pairs.get(option)) in one.opts for one in self.params):
+                raise RayflError(f"there is no option {option} of rayfl {self.name}; give {instead} {word}") from None
+            if (key := next(iter(places(option.lstrip("-"), Experiment)), None)) is None:
+                raise
+            words = f"there is no option {option}; settings are written KEY=VALUE: {key}={word}"
+            raise RayflError(words) from None

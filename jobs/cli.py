@@ -4,6 +4,7 @@ import json
 import shlex
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -94,11 +95,8 @@ def run(
         from jobs.single import run as run_once
 
         audience = Audience(display=display, began=began)
-        if resumed:
-            directory = run_or_resume(experiment, output, audience)
-        else:
-            directory = run_once(experiment, output, overwrite, audience)
-        raise click.exceptions.Exit(print_result(directory, audience))
+        play = run_or_resume if resumed else partial(run_once, overwrite=overwrite)
+        raise click.exceptions.Exit(print_result(play(experiment, output, audience=audience), audience))
 
 
 @main.command(cls=WithSettings)
@@ -142,9 +140,8 @@ def _read(file: Path, settings: Sequence[str]) -> tuple[dict[str, Any], dict[str
 
 def _settings(rounds: int | None, actors: str | None, inline: bool) -> list[str]:
     """The options --rounds, --actors and --inline, as overrides."""
-    found = [f"rounds={rounds}"] * (rounds is not None)
-    found += [f"runtime.actors={actors}"] * (actors is not None)
-    return found + ["runtime.executor=inline"] * inline
+    given = {"rounds": rounds, "runtime.actors": actors, "runtime.executor": "inline" if inline else None}
+    return [f"{key}={value}" for key, value in given.items() if value is not None]
 
 
 @main.command(cls=WithSettings)
@@ -175,8 +172,8 @@ def sweep(
     KEY=VALUE replaces single settings. KEY=VALUE for a swept KEY removes KEY from the sweep; sweep.KEY=[...] adds it.
     """
     began = time.monotonic()
-    settings = [*overrides, *_settings(rounds, actors, inline)]
-    settings += [f"report.{key}={json.dumps(value)}" for key, value in _report_options(target, best_over).items()]
+    reported = (f"report.{key}={json.dumps(value)}" for key, value in _report_options(target, best_over).items())
+    settings = [*overrides, *_settings(rounds, actors, inline), *reported]
     table, lists = _read(file, settings)
     if lists is None:
         raise RayflError(f"{file} has no [sweep] table; add one, or give sweep.KEY=[...], or use: rayfl run {file}")

@@ -6,9 +6,12 @@
   `rayfl.plugins`.
 
 A file runs once per process, as a module whose name has a digest of the content, so a copy of the file is the same
-module. Other processes never read the file: they get its source before any object of its classes (`loaded_files`).
+module. It may import other files of its folder. They become such modules too, so helper.py of one folder is not that of
+another. Other processes never read a file: they get its source before any object of its classes (`loaded_files`).
 """
 
+import ast
+import builtins
 import difflib
 import functools
 import hashlib
@@ -18,7 +21,8 @@ import linecache
 import re
 import sys
 import traceback
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
@@ -36,27 +40,79 @@ MEMORY = "in memory: "
 
 @dataclass(frozen=True)
 class PluginFile:
-    """A plugin file: its path and its source when it was read. Unpickling it runs the file, once per process."""
+    """A plugin file: its path, its source when it was read, and the files of its folder that it imports, by module.
+
+    Unpickling a file that the sender has run runs it, once per process.
+    """
 
     path: str
     source: str
+    beside: Mapping[str, "PluginFile"] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: Path, above: tuple[str, ...] = ()) -> "PluginFile":
+        """Read a file and what it imports. `above`: the modules that import it, which it cannot import.
+
+        Raise OSError; SyntaxError or ValueError if it is not Python.
+        """
+        source = read_bytes(path).decode("utf-8")
+        names = {
+            getattr(node, "module", None) or one.name
+            for node in ast.walk(ast.parse(source, str(path)))
+            if isinstance(node, ast.Import | ast.ImportFrom)
+            for one in node.names
+        }
+        return cls(
+            str(path),
+            source,
+            {
+                name: cls.read(file, (*above, path.stem, name))
+                for name in sorted(names - {path.stem, *above, *sys.stdlib_module_names})
+                if (file := module_path(path, name)).is_file()
+            },
+        )
+
+    @property
+    def digest(self) -> str:
+        """A short name of the content, with that of the files that it imports."""
+        return digest("\n".join((self.source, *(f"{name} {one.digest}" for name, one in self.beside.items()))).encode())
 
     @property
     def module(self) -> str:
         """The name of the module that the file becomes."""
-        return f"{PLUGIN_MODULES}{digest(self.source.encode())}"
+        return f"{PLUGIN_MODULES}{self.digest}"
+
+    def copies(self, path: Path) -> Iterator[tuple[str, str]]:
+        """The paths of the copies of the file and of those that it imports, with their sources. `path`: its own."""
+        yield str(path), self.source
+        for name, file in self.beside.items():
+            yield from file.copies(module_path(path, name))
+
+    # Any: Python's own signature.
+    def imported(self, name: str, *arguments: Any, **more: Any) -> Any:
+        """What `__import__` gives in this file: a file beside it, or else any module."""
+        return _run(self.beside[name]) if name in self.beside else builtins.__import__(name, *arguments, **more)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _arrived, (self.path, self.source)
+        return _arrived, (self.path, self.source, self.beside, self.module in _files)
+
+
+def module_path(path: Path, name: str) -> Path:
+    """The file that the plugin file at `path` imports as `name`. If `path` is a copy in a run directory, so is it."""
+    return path.with_name(
+        f"{copy[0]}-{name}.py" if (copy := re.match("plugin-[0-9a-f]{12}(?=[-.])", path.name)) else f"{name}.py"
+    )
 
 
 _files: dict[str, PluginFile] = {}
 """Every plugin file of this process by its module's name."""
 
 
-def _arrived(path: str, source: str) -> PluginFile:
-    """Run a file that another process sent."""
-    _run(file := PluginFile(path, source))
+def _arrived(path: str, source: str, beside: Mapping[str, PluginFile], run: bool) -> PluginFile:
+    """A file that another process sent; run it if that process has."""
+    file = PluginFile(path, source, beside)
+    if run:
+        _run(file)
     return file
 
 
@@ -90,15 +146,16 @@ def load(name: str) -> Any:
             "given it can run it; put it into a file or a module, and start a new run"
         )
     if (leads := file_of(name)) is not None:
-        return _member(_run(_read(Path(leads[0]))), leads[1], leads[0])
+        return _member(_run(read_file(Path(leads[0]))), leads[1], leads[0])
     found = _MODULE.fullmatch(name)
     assert found is not None, f"{name!r} is no reference"
     return _member(_imported(found["module"], name), found["name"], found["module"])
 
 
-def _read(path: Path) -> PluginFile:
+def read_file(path: Path) -> PluginFile:
+    """The plugin file at a path. Raise RayflError if there is none, or if it is not Python."""
     try:
-        return PluginFile(str(path), read_bytes(path).decode("utf-8"))
+        return PluginFile.read(path)
     except FileNotFoundError:
         others = [str(other) for other in path.parent.glob("*.py")] if path.parent.is_dir() else []
         close = difflib.get_close_matches(str(path), others, n=1)
@@ -107,6 +164,9 @@ def _read(path: Path) -> PluginFile:
         ) from None
     except UnicodeDecodeError:
         raise RayflError(f"{path} is not UTF-8 text; give the path of a Python file") from None
+    except (SyntaxError, ValueError) as error:
+        place = f"{getattr(error, 'filename', path)}{f':{line}' if (line := getattr(error, 'lineno', 0)) else ''}"
+        raise RayflError(f"{place} is not valid Python: {getattr(error, 'msg', error)}; correct it") from None
     except OSError as error:
         raise RayflError(f"{path} cannot be read ({reason(error)}); give the path of a Python file") from None
 
@@ -117,26 +177,18 @@ def _run(file: PluginFile) -> ModuleType:
         # Keep the newest path: there may be another file at the old one by now.
         _files[file.module] = file
         return sys.modules[file.module]
-    try:
-        code = compile(file.source, file.path, "exec", dont_inherit=True)
-    except (SyntaxError, ValueError) as error:
-        line = getattr(error, "lineno", None)
-        raise RayflError(
-            f"{file.path}{f':{line}' if line else ''} is not valid Python: {getattr(error, 'msg', error)}; correct it"
-        ) from None
     module = ModuleType(file.module)
     module.__file__ = file.path
+    if file.beside:
+        vars(module)["__builtins__"] = {**vars(builtins), "__import__": file.imported}
     # So that tracebacks show its lines even if this machine lacks the file.
     linecache.cache[file.path] = (len(file.source), None, file.source.splitlines(keepends=True), file.path)
     sys.modules[file.module] = module
     try:
-        exec(code, module.__dict__)
-    except KeyboardInterrupt:
-        del sys.modules[file.module]
-        raise
+        exec(compile(file.source, file.path, "exec", dont_inherit=True), module.__dict__)
     except BaseException as error:  # noqa: BLE001 (a file may raise anything, SystemExit too)
         del sys.modules[file.module]
-        raise _failed(error) from None
+        raise (error if isinstance(error, KeyboardInterrupt) else _failed(error)) from None
     _files[file.module] = file
     return module
 
@@ -163,10 +215,8 @@ def _imported(module: str, name: str) -> ModuleType:
         ) from None
     except SyntaxError as error:
         raise RayflError(f"{error.filename}:{error.lineno} is not valid Python: {error.msg}; correct it") from None
-    except KeyboardInterrupt:
-        raise
     except BaseException as error:  # noqa: BLE001 (a module may raise anything, SystemExit too)
-        raise _failed(error) from None
+        raise (error if isinstance(error, KeyboardInterrupt) else _failed(error)) from None
 
 
 # Any: whatever a module holds.
@@ -247,14 +297,13 @@ def short(name: str) -> str:
     return name.rpartition(":")[2].strip() if is_reference(name) else name
 
 
-def is_loaded(content: bytes) -> bool:
-    """Whether this process has run a plugin file with this content."""
-    return f"{PLUGIN_MODULES}{digest(content)}" in _files
+def is_loaded(file_digest: str) -> bool:
+    """Whether this process has run a plugin file with this digest."""
+    return f"{PLUGIN_MODULES}{file_digest}" in _files
 
 
 def would_run_code(name: str) -> bool:
     """Whether a name leads to a file or a module that this process has not run yet."""
     if (leads := file_of(name)) is not None:
-        path = Path(leads[0])
-        return not (path.is_file() and is_loaded(path.read_bytes()))
+        return not (Path(leads[0]).is_file() and is_loaded(read_file(Path(leads[0])).digest))
     return is_reference(name) and name.partition(":")[0] not in sys.modules

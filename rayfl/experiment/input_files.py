@@ -58,19 +58,30 @@ def kept_files(table: Mapping[str, Any]) -> KeptFiles:
         if key in STAYING:
             return str(expanded(path).absolute())
         try:
-            content = read_bytes(Path(path))
-        except OSError as error:
+            copies = _copies(key, Path(path))
+        except (OSError, SyntaxError, UnicodeDecodeError) as error:
             raise RayflError(
                 f"{path} cannot be read ({reason(error)}); give {'.'.join(key)}=FILE with the file of the experiment"
             ) from None
-        if key not in KINDS and not plugins.is_loaded(content):
+        name = next(iter(copies))
+        if key not in KINDS and not plugins.is_loaded(Path(name).stem.removeprefix("plugin-")):
             raise RayflError(f"{path} has changed since the experiment was read; start again")
-        # The copy keeps the ending, which tells the format of a graph.
-        name = input_name(KINDS.get(key, "plugin"), plugins.digest(content), Path(path).suffix)
-        contents[name] = content
+        contents.update(copies)
         return name
 
     return KeptFiles(mapped(table, kept), contents)
+
+
+def _copies(key: tuple[str, ...], path: Path) -> dict[str, bytes]:
+    """The content of a file by the path of its copy, followed by those of the files that a plug-in imports.
+
+    The copy keeps the ending, which tells the format of a graph. Raise OSError; SyntaxError or UnicodeDecodeError if a
+    plug-in is not Python.
+    """
+    if key in KINDS:
+        return {input_name(KINDS[key], plugins.digest(content := read_bytes(path)), path.suffix): content}
+    file = plugins.PluginFile.read(path)
+    return {name: text.encode() for name, text in file.copies(Path(input_name("plugin", file.digest, path.suffix)))}
 
 
 # Any: settings of any type.
@@ -88,9 +99,9 @@ def require_copies(began: Mapping[str, Any], table: Mapping[str, Any], directory
         return path
 
     def checked(key: tuple[str, ...], path: str) -> str:
-        with suppress(OSError):
+        with suppress(OSError, SyntaxError, UnicodeDecodeError):
             if key in names and key not in STAYING:
-                copy = input_name(KINDS.get(key, "plugin"), plugins.digest(read_bytes(Path(path))), Path(path).suffix)
+                copy = next(iter(_copies(key, Path(path))))
                 if Path(copy).stem not in [Path(name).stem for name in names[key]]:
                     raise RayflError(
                         f"{'.'.join(key)} names a file with other content than {names[key][0]}, with which the run in "

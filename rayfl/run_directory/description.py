@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -41,10 +42,10 @@ ORIGIN = ("command", "started", "host", "commit")
 _GIT_TIMEOUT_S = 5
 _Content = TypeVar("_Content")
 INPUT_FILES = Part(
-    (r"files/[a-z]+-[0-9a-f]{12}(\..*)?",),
+    (r"files/[a-z]+-[0-9a-f]{12}(-\w+)?(\..*)?",),
     {
         "`files/`": "copies of the files that the experiment names: its trace, its graph, the weights that it begins "
-        "with, your code; a resumed run reads these and not the originals"
+        "with, your code and what it imports from its folder; a resumed run reads these and not the originals"
     },
 )
 
@@ -140,8 +141,10 @@ def read_as(make: Callable[..., _Content], path: Path) -> _Content:
 
 
 def write_origin(directory: Path) -> None:
-    """Write the origin of the run that this process begins in `directory`. Raise OSError if writing fails."""
-    write_json(directory / "origin.json", origin(Path.cwd()))
+    """Write the origin of the run that this process begins in `directory`; write none if anything fails."""
+    # A current folder that is gone, arguments that a caller of Python has replaced: no result depends on them.
+    with suppress(Exception):
+        write_json(directory / "origin.json", origin(Path.cwd()))
 
 
 def read_origin(directory: Path) -> Mapping[str, str]:
@@ -157,15 +160,14 @@ def origin(folder: Path) -> dict[str, str]:
     """The origin of a run that this process begins in `folder`; without a commit if that is in no git repository."""
     program, *arguments = sys.argv or [""]
     # `python -m rayfl` has the path of rayfl/__main__.py there.
-    path = Path(program)
-    name = path.parent.name if path.name == "__main__.py" else path.name
-    found = {
+    name = Path(program.removesuffix("/__main__.py")).name
+    commit = _commit(folder)
+    return {
         "command": shlex.join([name or "python", *arguments]),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "host": system.node(),
+        **({"commit": commit} if commit else {}),
     }
-    commit = _commit(folder)
-    return {**found, "commit": commit} if commit else found
 
 
 def _commit(folder: Path) -> str | None:

@@ -59,7 +59,8 @@ def supervised(act: str, run: Path, **variables: str) -> "subprocess.CompletedPr
         ("sys.exit(2)", 2, []),
         ("sys.exit(None)", 0, []),
         ("print('rayfl: its own error', file=sys.stderr); sys.exit(1)", 1, ["its own error"]),
-        ("os._exit(1)", 7, ["Ray"]),
+        ("os._exit(1)", 7, ["its process"]),
+        ("report(processes={}); os._exit(1)", 7, ["Ray"]),
         ("report(cluster='head:1'); os._exit(1)", 7, ["Ray", "head:1"]),
         ("os.abort()", 7, ["SIGABRT", "RAYFL_TRACEBACK=1"]),
         ("os.kill(os.getpid(), 9)", 7, ["SIGKILL", "memory"]),
@@ -77,6 +78,8 @@ def test_a_command_that_ends_without_an_error_gets_one(act: str, code: int, fact
         assert done.stderr.startswith("rayfl: ")
         more = [f"rayfl resume {tmp_path}"] if code == 7 else []
         check_sentence(done.stderr.removesuffix("\n"), [*facts, *more])
+        # A run without Ray, or one before it has begun to use Ray.
+        assert ("Ray" in done.stderr) is bool({"Ray", "raylet"} & {*facts})
     else:
         assert done.stderr == ""
     if act == "lose()":
@@ -89,7 +92,7 @@ def test_the_lines_of_other_code_are_shown_with_tracebacks(tmp_path: Path) -> No
 
 def test_a_run_that_did_not_begin_is_to_be_run_again(tmp_path: Path) -> None:
     sentence = supervised("os._exit(1)", tmp_path).stderr.removesuffix("\n")
-    check_sentence(sentence, ["Ray"])
+    check_sentence(sentence, ["process", "run it again"])
     assert "rayfl resume" not in sentence
 
 
@@ -104,7 +107,7 @@ def test_a_terminal_gets_its_cursor_and_a_new_line_back() -> None:
         while piece := os.read(master, 1000):
             shown += piece
     assert shown == b"a bar\x1b[?25h\r\n"
-    check_sentence(done.stderr.decode().removesuffix("\n"), ["Ray"])
+    check_sentence(done.stderr.decode().removesuffix("\n"), ["process"])
     os.close(master)
 
 

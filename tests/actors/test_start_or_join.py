@@ -7,6 +7,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -166,6 +167,13 @@ def test_a_cluster_is_joined_by_the_token_it_asks_for(cluster: None, tmp_path: P
     check_sentence(ends[1], ["refuses this token", "RAY_AUTH_TOKEN", "~/.ray/auth_token"])
     check_sentence(ends[2], ["asks for a token", "RAY_AUTH_MODE"])
     assert ends[3] == "joined by token"
+
+
+def test_a_tip_of_rays_is_not_shown(monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder) -> None:
+    # As `ray.init` of some versions does.
+    monkeypatch.setattr(ray, "init", lambda **settings: warnings.warn("Tip: In future ...", FutureWarning, 1))
+    start_or_join._join("head:1")
+    assert recwarn.list == []
 
 
 def test_a_cluster_without_tokens_is_named(caplog: pytest.LogCaptureFixture) -> None:

@@ -248,6 +248,98 @@ def test_a_run_keeps_the_file_and_is_resumed_from_its_copy(home: Path) -> None:
     assert_same_run(Path("long"), Path("short"))
 
 
+HELPED = (
+    METHOD
+    + """
+
+from halves import HALF, Base, later
+
+
+class Helped(Halved, Base):
+    def evaluate_later(self):
+        from lazy import WORD
+
+        return HALF, later(), WORD
+"""
+)
+
+
+def helped(folder: Path, half: float = 0.5) -> Path:
+    """A folder with a method that imports a file, which imports another, and one more in a function."""
+    folder.mkdir(exist_ok=True)
+    (folder / "mine.py").write_text(HELPED)
+    (folder / "halves.py").write_text(
+        f"import deeper\n\nHALF = {half}\n\nclass Base:\n    pass\n\nlater = deeper.call\n"
+    )
+    (folder / "deeper.py").write_text(f"def call():\n    from lazy import WORD\n\n    return WORD, {half}\n")
+    (folder / "lazy.py").write_text("WORD = 'lazy'\n")
+    (folder / "own.toml").write_text(EXPERIMENT.replace(":Halved", ":Helped"))
+    return folder
+
+
+def test_a_file_imports_what_lies_beside_it_and_not_what_lies_beside_another(tmp_path: Path) -> None:
+    one, other = helped(tmp_path / "one", half=0.5), helped(tmp_path / "other", half=0.25)
+    first, second = (find(Method, f"{folder}/mine.py:Helped") for folder in (one, other))
+    assert first.evaluate_later(None) == (0.5, ("lazy", 0.5), "lazy")
+    assert second.evaluate_later(None) == (0.25, ("lazy", 0.25), "lazy")
+    assert not {"halves", "deeper", "lazy"} & sys.modules.keys()
+    assert find(Method, f"{helped(tmp_path / 'copy')}/mine.py:Helped") is first, "a copy is the same module"
+    (one / "other.py").write_text("from halves import Base\n")
+    assert issubclass(first, plugins.load(f"{one}/other.py:Base")), "both import one module"
+    sent = tmp_path / "sent"
+    sent.write_bytes(pickle.dumps({"files": plugins.loaded_files(), "method": first}))
+    for path in one.iterdir():
+        path.unlink()
+    program = f"import pickle; print(pickle.load(open({str(sent)!r}, 'rb'))['method'].evaluate_later(None))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "(0.5, ('lazy', 0.5), 'lazy')\n", done.stderr
+
+
+def test_a_file_with_a_name_of_pythons_or_of_its_own_hides_no_module(tmp_path: Path) -> None:
+    (tmp_path / "random.py").write_text("1 / 0\n")
+    (tmp_path / "numpy.py").write_text(
+        "import random\n\nimport numpy\n\nsize = numpy.int64(3) + random.randint(1, 1)\n"
+    )
+    assert plugins.load(f"{tmp_path}/numpy.py:size") == 4
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ("x = = 2\n", ["deeper.py:1", "not valid Python"]),
+        ("1 / 0\n", ["mine.py", "deeper.py:1", "ZeroDivisionError"]),
+        ("import halves\n", ["mine.py", "deeper.py", "ModuleNotFoundError", "halves"]),
+    ],
+    ids=["syntax", "error", "circle"],
+)
+def test_a_file_beside_that_fails_is_named(home: Path, source: str, names: list[str]) -> None:
+    (helped(home) / "deeper.py").write_text(source)
+    refused(rayfl("run", "mine/own.toml"), names=names)
+
+
+def test_a_run_keeps_what_its_file_imports_and_is_resumed_from_the_copies(home: Path) -> None:
+    helped(home)
+    for output, rounds in (("long", 3), ("short", 2)):
+        result = rayfl("run", "mine/own.toml", "--inline", "--rounds", rounds, "--output", output)
+        assert result.exit_code == 0, result.output
+    main, *others = sorted(Path("short/files").iterdir(), key=lambda path: len(path.name))
+    assert sorted(path.name for path in others) == [f"{main.stem}-{one}.py" for one in ("deeper", "halves", "lazy")]
+    # Other code, also where only a file beside it has changed.
+    (home / "deeper.py").write_text("def call():\n    pass\n")
+    changed = ["method.name", Path("short").absolute(), "files/plugin-"]
+    refused(rayfl("resume", "short", "--rounds", 3, "method.name=mine/mine.py:Helped"), names=changed)
+    for path in home.glob("*.py"):
+        path.unlink()
+    result = rayfl("resume", "short", "--rounds", 3)
+    assert result.exit_code == 0, result.output
+    assert sorted(Path("short/files").iterdir()) == sorted([main, *others])
+    copy = main.with_name(f"{main.stem}-halves.py")
+    copy.write_text((source := copy.read_text()) + "\n")
+    refused(rayfl("resume", "short", "--rounds", 4), names=changed)
+    copy.write_text(source)
+    assert_same_run(Path("long"), Path("short"))
+
+
 def test_a_sweep_over_methods_of_ones_own(home: Path) -> None:
     (home / "own.toml").write_text(EXPERIMENT + '[sweep]\nmethod = [{name = "mine.py:Halved", half = 0.5}, "fedavg"]\n')
     result = rayfl("sweep", "mine/own.toml", "--inline", "--dir", "swept")
@@ -271,6 +363,7 @@ from dataclasses import dataclass
 
 from rayfl.compress.base import Compressor, Packet, Shapes
 from rayfl.compress.dense import Dense
+from twice import again
 
 
 class Doubled(Compressor):
@@ -279,7 +372,7 @@ class Doubled(Compressor):
     def encode(self, x, memory, generator):
         packet, memory = Dense().encode(x, memory, generator)
         parts = dict(packet.parts)
-        return Packet({**parts, **{f"{name} again": part for name, part in parts.items()}}, packet.codec), memory
+        return Packet({**parts, **{again(name): part for name, part in parts.items()}}, packet.codec), memory
 '''
 
 
@@ -287,6 +380,7 @@ class Doubled(Compressor):
 @pytest.mark.usefixtures("cluster")
 def test_actors_run_what_they_have_never_seen(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (home / "packing.py").write_text(COMPRESSOR)
+    (home / "twice.py").write_text("def again(name):\n    return f'{name} again'\n")
     (home / "nets.py").write_text(
         "from torch import nn\n\ndef net():\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))\n"
     )

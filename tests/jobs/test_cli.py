@@ -233,6 +233,12 @@ def test_a_setting_given_as_an_option_is_shown_as_a_setting(file, option, settin
     refused(rayfl("run", file, *option), names=["option", setting])
 
 
+@pytest.mark.parametrize(("command", "given", "named"), [("sweep", "--output", "--dir"), ("run", "--dir", "--output")])
+def test_the_option_of_the_other_command_names_this_one(file, command: str, given: str, named: str):
+    refused(rayfl(command, file, given, "X"), names=[f"no option {given}", f"{named} X"])
+    refused(rayfl(command, file, f"{given}=X"), names=[f"no option {given}", f"{named} X"])
+
+
 def test_an_option_that_is_no_setting_either_is_refused(file):
     result = rayfl("run", file, "--inlin")
     assert result.exit_code == 2 and "--inline" in result.stderr

@@ -18,6 +18,18 @@ def test_the_command_can_be_given_again(program, monkeypatch, tmp_path: Path):
     assert found["started"].endswith("+00:00") and found["host"]
 
 
+@pytest.mark.parametrize("arguments", [[Path("of a program that starts rayfl"), 3], ["x"]])
+def test_an_origin_that_cannot_be_written_is_left_out(
+    arguments: list[object], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.setattr("sys.argv", arguments)
+    (gone := tmp_path / "gone").mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    write_origin(tmp_path)
+    assert read_origin(tmp_path) == {}
+
+
 def test_what_cannot_be_read_is_nothing(tmp_path: Path):
     assert read_origin(tmp_path) == {}
     (tmp_path / "origin.json").write_text('{"command": 3, "host": "here", "more": "x"}')
