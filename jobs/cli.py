@@ -278,10 +278,10 @@ def show(place: Path | str) -> None:
 @main.command(cls=WithSettings)
 @click.argument("file", type=EXPERIMENT)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
-@click.option("--picture", type=ABSOLUTE, help="The picture, PNG or SVG by its ending; by default NAME-data.png.")
-@click.option("--overwrite", is_flag=True, help="Replace the file even if rayfl did not draw it.")
+@click.option("--picture", type=ABSOLUTE, help="Draw a picture too, PNG or SVG by its ending.")
+@click.option("--overwrite", is_flag=True, help="Replace the file if there is one.")
 def data(file: Path, overrides: Sequence[str], picture: Path | None, overwrite: bool) -> None:
-    """Show how the data are split among the clients, as a table and a picture. For a sweep, its first experiment."""
+    """Show how the data are split among the clients, as a table. For a sweep, its first experiment."""
     with Display("reading the data") as display:
         from rayfl.data.check import checked_dataset
         from rayfl.experiment.experiment import read
@@ -292,10 +292,10 @@ def data(file: Path, overrides: Sequence[str], picture: Path | None, overwrite: 
 
         combinations = read_sweep(file, overrides)
         experiment = combinations[0].experiment if combinations else read(file, overrides)
-        path = picture or Path(f"{experiment.name}-data.png").absolute()
-        if path.suffix not in (".png", ".svg"):
-            raise RayflError(f"--picture {path} ends in {path.suffix!r}; write a name that ends in .png or .svg")
-        require_replaceable(path, PARTITION_PICTURE, overwrite)
+        if picture is not None and picture.suffix not in (".png", ".svg"):
+            raise RayflError(f"--picture {picture} ends in {picture.suffix!r}; write a name that ends in .png or .svg")
+        if picture is not None:
+            require_replaceable(picture, PARTITION_PICTURE, overwrite)
         dataset = checked_dataset(experiment.data.load())
         partition = make_partition(experiment, dataset)
         display.close()
@@ -303,10 +303,10 @@ def data(file: Path, overrides: Sequence[str], picture: Path | None, overwrite: 
         print_table(drawing.table(dataset, partition, unseen=unseen), 140)
         for line in dataset.columns_in_words(200):
             say(line)
-        write_output(
-            path, drawing.picture(dataset, partition, path.suffix[1:], len(unseen)), PARTITION_PICTURE, overwrite
-        )
-        say(f"picture: {path}")
+        if picture is not None:
+            drawn = drawing.picture(dataset, partition, picture.suffix[1:], len(unseen))
+            write_output(picture, drawn, PARTITION_PICTURE, overwrite)
+            say(f"picture: {picture}")
 
 
 @main.command()

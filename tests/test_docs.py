@@ -20,7 +20,6 @@ import click
 import pytest
 import yaml
 from click.testing import CliRunner
-from matplotlib import pyplot
 
 import rayfl
 from benchmarks.__main__ import main as benchmarks
@@ -287,7 +286,6 @@ def small(function: Any, given: Any = None, *overrides: str, **settings: Any) ->
 def test_every_program_shown_is_one(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(rayfl, "run", partial(small, rayfl.run))
     monkeypatch.syspath_prepend(folder)
-    monkeypatch.setattr(pyplot, "show", lambda: None)
     for block in blocks(text_of(page), "python"):
         tree = ast.parse(block.text)
         if not block.title:
@@ -298,7 +296,6 @@ def test_every_program_shown_is_one(page: Path, folder: Path, monkeypatch: pytes
         for name, found in names.items():
             if name.startswith("test_") and inspect.isfunction(found):
                 found()
-    pyplot.close("all")
 
 
 @each_page

@@ -1,6 +1,5 @@
 """A partition as a table and as a picture, for `rayfl data`."""
 
-import io
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,8 +8,7 @@ from rich.table import Table
 from rayfl.data.datasets import Dataset
 from rayfl.data.partition import Partition
 from rayfl.data.partitions.matching_test_split import label_counts
-from rayfl.errors import RayflError
-from rayfl.run_directory.outputs import WRITTEN_BY
+from rayfl.report.mask_figures import cells_chart
 
 SPLITS = ("train", "validation", "heldout", "test")
 
@@ -71,37 +69,27 @@ def table(dataset: Dataset, partition: Partition, max_rows: int = 100, unseen: S
 
 
 def picture(dataset: Dataset, partition: Partition, image_format: str = "png", num_unseen: int = 0) -> bytes:
-    """Draw the train samples of each client and class as a heat map, with a line before the last `num_unseen` clients.
+    """Draw the train samples of each client and class as a heat map; the last `num_unseen` clients are unseen.
 
     `image_format` is "png" or "svg"; the same partition gives the same bytes.
     """
-    # Importing matplotlib takes half a second, and only this function needs it.
-    import matplotlib
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
+    # It starts the threads of a JavaScript engine, and only this function needs it.
+    import vl_convert
 
-    if image_format not in ("png", "svg"):
-        raise RayflError(f"image_format={image_format!r} is not known: give 'png' or 'svg'")
     counts = holdings(dataset, partition)
     num_clients, num_classes = counts.shape
-    width = float(np.clip(3.0 + 0.16 * num_clients, 7.0, 20.0))
-    height = float(np.clip(2.5 + 0.28 * num_classes, 4.0, 14.0))
-    figure = Figure(figsize=(width, height), dpi=110, layout="constrained")
-    axes = figure.subplots()
-    image = axes.imshow(counts.T, aspect="auto", cmap="Blues", interpolation="nearest")
-    figure.colorbar(image, label="samples", orientation="horizontal", fraction=0.06, aspect=60)
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(MaxNLocator(nbins=25, integer=True))
-    if num_unseen:
-        axes.axvline(num_clients - num_unseen - 0.5, color="black")
-    axes.set(xlabel=f"client (the last {num_unseen} unseen)" if num_unseen else "client", ylabel="class")
-    axes.set_title(f"{dataset.name}: {num_clients} clients, mean distance {distances(counts).mean():.2f}", loc="left")
-    buffer = io.BytesIO()
-    with matplotlib.rc_context({"svg.hashsalt": "rayfl"}):
-        # rayfl recognizes its own pictures by this mark: run_directory/outputs.py.
-        mark = {"Software": WRITTEN_BY} if image_format == "png" else {"Date": None, "Creator": WRITTEN_BY}
-        figure.savefig(buffer, format=image_format, metadata=mark)
-    return buffer.getvalue()
+    title = f"{dataset.name}: {num_clients} clients, mean distance {distances(counts).mean():.2f}"
+    clients = f"Client (the last {num_unseen} unseen)" if num_unseen else "Client"
+    chart = cells_chart(counts.T, clients, f"Class (dark: {counts.max():,} samples)", float(counts.max()))
+    chart |= {
+        "title": title,
+        "width": min(max(400, 18 * num_clients), 1600),
+        "height": min(max(200, 18 * num_classes), 1200),
+        "background": "white",
+    }
+    if image_format == "svg":
+        return vl_convert.vegalite_to_svg(chart).encode()
+    return vl_convert.vegalite_to_png(chart, scale=1.5)
 
 
 def _label_text(counts: np.ndarray) -> str:

@@ -1,4 +1,4 @@
-"""The results of a run or a sweep for a Python program: data frames, models, a plot.
+"""The results of a run or a sweep for a Python program: data frames and models.
 
 Reading results runs no code of the experiment and loads no torch; building a model does both.
 """
@@ -8,19 +8,17 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
-from rayfl.errors import RayflError, did_you_mean, one_line
+from rayfl.errors import RayflError, one_line
 from rayfl.experiment.identity import determining_settings
 from rayfl.experiment.report_options import agreed_options
 from rayfl.limits.regular_files import path_of
-from rayfl.report import wording
 from rayfl.report.comparison import comparison
-from rayfl.report.groups import curve, facts_of, groups
-from rayfl.report.series import COST_TITLES, cost, metric_names, series
+from rayfl.report.series import cost, metric_names, series
 from rayfl.report.summary import Summary, summary
 from rayfl.run_directory.copies import copy_for_reading
 from rayfl.run_directory.object_storage import is_url, require_path
@@ -29,7 +27,6 @@ from rayfl.run_directory.saved_models import CONSTANTS, load_model, model_keys, 
 from rayfl.settings import dotted, shown
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from numpy.typing import ArrayLike
 
     from rayfl.data.datasets import Dataset
@@ -39,8 +36,6 @@ if TYPE_CHECKING:
     from rayfl.models.predictor import Predictor
     from rayfl.tree import Tree
 
-Against = Literal["round", "total_megabytes", "total_uplink_megabytes", "total_simulated_s"]
-"""The x axis of a plot: rounds, or the costs by their end."""
 _PREDICTED_AT_ONCE = 1000
 """Number of inputs, as many as a run judges at once."""
 _MOST_NAMED = 10
@@ -236,13 +231,6 @@ class RunResults:
         require_copies(self.settings, found, self.directory)
         return found
 
-    def plot(self, name: str, against: Against = "round", ax: "Axes | None" = None) -> "Axes":
-        """Draw a metric, such as "own/accuracy", by default on a new figure of pyplot, and return matplotlib's axes.
-
-        Raise RayflError, with the nearest names, if the metric was not recorded.
-        """
-        return _plot([self.arrow], name, against, ax)
-
     def __repr__(self) -> str:
         return one_line(f"<{_state(self)} in {self.directory}>")
 
@@ -285,11 +273,6 @@ class SweepResults:
         costs = ["uplink_megabytes", "downlink_megabytes", "simulated_s", "wall_s"]
         return pd.concat([self.settings, numbers[["finished", "rounds", *names, *costs]]], axis=1)
 
-    def plot(self, name: str, against: Against = "round", ax: "Axes | None" = None) -> "Axes":
-        """Draw a metric of all runs, as `RunResults.plot`. Runs that differ only in their seed are one line: the mean,
-        with a band of one standard deviation."""
-        return _plot([one.arrow for one in self.runs], name, against, ax)
-
     def __len__(self) -> int:
         return len(self.runs)
 
@@ -311,29 +294,3 @@ class SweepResults:
 def _state(found: RunResults) -> str:
     done, planned = len(found.arrow.rounds), found.settings.get("rounds")
     return f"run of {done} rounds" if found.finished else f"run of {done} of {planned} rounds"
-
-
-def _plot(runs: Sequence[Run], name: str, against: str, ax: "Axes | None") -> "Axes":
-    """Draw a line per group of runs that differ only in their seed: their mean, with a band of one deviation."""
-    from matplotlib import pyplot
-    from matplotlib.ticker import PercentFormatter
-
-    if against not in COST_TITLES:
-        raise RayflError(f"against={shown(against)} is not allowed; it must be one of {', '.join(COST_TITLES)}")
-    known = dict.fromkeys(each for run in runs for each in metric_names(run))
-    if name not in known:
-        raise RayflError(f"no metric {name!r} was recorded: {did_you_mean(name, known)}")
-    ax = ax if ax is not None else pyplot.subplots()[1]
-    found = groups(runs)
-    for group, drawn in ((group, one) for group in found if (one := curve(group, name)) is not None):
-        (line,) = ax.plot(spent := getattr(drawn.cost, against), drawn.mean, label=group.label)
-        if drawn.deviation.any():
-            band = drawn.mean - drawn.deviation, drawn.mean + drawn.deviation
-            ax.fill_between(spent, *band, color=line.get_color(), alpha=0.2, linewidth=0)
-    facts = facts_of(found, name)
-    ax.set(xlabel=COST_TITLES[against], ylabel=wording.title(name, facts))
-    if facts.is_percent:
-        ax.yaxis.set_major_formatter(PercentFormatter(1.0))
-    if len(found) > 1:
-        ax.legend()
-    return ax

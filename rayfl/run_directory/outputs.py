@@ -18,21 +18,16 @@ _MARKED_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class OutputKind:
-    """A kind of file: its name in sentences, and its marks; every such file has one of them."""
+    """A kind of file: its name in sentences, and its mark; without a mark, no such file is recognised."""
 
     name: str
-    marks: tuple[bytes, ...]
+    mark: bytes | None = None
     in_run: str | None = None
     """The only name that it may have inside a run directory; None: it may not be there."""
 
 
-WRITTEN_BY = "rayfl data"
-"""The mark of a picture of the data: a PNG's software, an SVG's creator."""
-REPORT = OutputKind("a report", (b" - rayfl report</title>",), "report.html")
-PARTITION_PICTURE = OutputKind(
-    "a picture of the data",
-    (f"Software\0{WRITTEN_BY}".encode(), f"<dc:title>{WRITTEN_BY}</dc:title>".encode()),
-)
+REPORT = OutputKind("a report", b" - rayfl report</title>", "report.html")
+PARTITION_PICTURE = OutputKind("a picture of the data")
 
 
 PART = Part((r"report\.html", r"\.rayfl-[0-9a-f]{16}\.partial"), {"`report.html`": "the page"})
@@ -63,7 +58,8 @@ def require_replaceable(path: Path, kind: OutputKind, overwrite: bool = False) -
         raise RayflError(f"{path} is {what}, so {kind.name} cannot be written there: name another place")
     if not overwrite and not _is_of(path, kind):
         raise RayflError(
-            f"{path} is there already and is not {kind.name} that rayfl wrote: name another place, or give --overwrite"
+            f"{path} is there already and is not known to be {kind.name} of rayfl: name another place, or give "
+            "--overwrite"
         )
 
 
@@ -77,10 +73,9 @@ def _is_run(directory: Path) -> bool:
 def _is_of(path: Path, kind: OutputKind) -> bool:
     try:
         with open(path, "rb") as file:
-            beginning = file.read(_MARKED_BYTES)
+            return kind.mark is not None and kind.mark in file.read(_MARKED_BYTES)
     except OSError:
         return False
-    return any(mark in beginning for mark in kind.marks)
 
 
 def write_output(path: Path, content: bytes, kind: OutputKind, overwrite: bool = False) -> None:

@@ -117,7 +117,8 @@ def test_data_prints_who_holds_what_and_draws_it(file):
     Path("mine.svg").write_text("mine")
     refused(rayfl("data", file, "--picture", "mine.svg"), names=["mine.svg", "--overwrite"])
     assert Path("mine.svg").read_text() == "mine"
-    for arguments in (["who.png"], ["mine.svg", "--overwrite"], ["mine.svg"]):
+    assert not rayfl("data", file).output.count("picture")
+    for arguments in (["who.svg"], ["mine.svg", "--overwrite"]):
         assert rayfl("data", file, "--picture", *arguments).exit_code == 0
 
 

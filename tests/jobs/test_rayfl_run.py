@@ -5,7 +5,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -16,7 +15,6 @@ from jobs.console import Audience
 from jobs.display import Display
 from jobs.from_python import SweepFailed
 from rayfl.methods.fedavg import FedAvg
-from rayfl.report import wording
 from rayfl.rounds.ledger import RoundRow
 from rayfl.run_directory.saved_models import load_model
 from tests.actors.toys import assert_same_run
@@ -184,18 +182,6 @@ def test_a_model_of_a_class_without_a_name_is_built_where_the_class_is(tmp_path:
         again.personal_model(0)
 
 
-def test_a_plot_shows_the_values(played: Any):
-    axes = played.plot("own/accuracy", against="total_megabytes")
-    (line,) = axes.get_lines()
-    np.testing.assert_allclose(np.asarray(line.get_ydata()), played.frame["own/accuracy"])
-    np.testing.assert_allclose(np.asarray(line.get_xdata()), played.frame["total_megabytes"])
-    assert axes.get_ylabel() == wording.title("own/accuracy") != "own/accuracy"
-    with refused(names=["own/acuracy", "own/accuracy"]):
-        played.plot("own/acuracy")
-    with refused(names=["against='bytes'", "round", "total_megabytes"]):
-        played.plot("own/accuracy", against="bytes")
-
-
 @pytest.mark.usefixtures("undrawn")
 def test_a_sweep_is_one_tidy_frame(tmp_path: Path):
     given = {**SETTINGS, "rounds": 2, "sweep": {"seed": [1, 2], "method": ["local", FedAvg]}}
@@ -207,11 +193,6 @@ def test_a_sweep_is_one_tidy_frame(tmp_path: Path):
     of_one = found.frame[(found.frame.seed == 2) & (found.frame["method.name"] == "fedavg")]
     assert of_one["own/accuracy"].tolist() == found.runs[3].frame["own/accuracy"].tolist()
     assert found.summary["own/accuracy"].tolist() == [one.summary["final"]["own/accuracy"] for one in found.runs]
-    lines = found.plot("own/accuracy").get_lines()
-    means = found.frame.groupby(["method.name", "round"])["own/accuracy"].mean()
-    np.testing.assert_allclose(
-        np.sort([line.get_ydata() for line in lines], axis=0), np.sort([means["fedavg"], means["local"]], axis=0)
-    )
     rows = [re.findall(r"<td>(.*?)</td>", row) for row in found._repr_html_().split("<tr")]
     shown = {cells[0].partition("(")[0]: cells for cells in rows if cells}
     own = found.summary[found.summary["method.name"] == "local"]["own/accuracy"]

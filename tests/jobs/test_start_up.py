@@ -20,7 +20,7 @@ from rayfl.run_directory.tracking import Tracking
 from tests.jobs.commands import rayfl
 
 ROOT = Path(__file__).resolve().parents[2]
-DRAWS = {"vl_convert", "matplotlib", "pandas", "torchvision", "tensorboard", "wandb", "jinja2"}
+DRAWS = {"vl_convert", "pandas", "torchvision", "tensorboard", "wandb", "jinja2"}
 
 
 NEEDED_FIRST = [

@@ -9,7 +9,7 @@ from rayfl.data.partition import Partition, Shards
 from rayfl.determinism.seeding import generator
 from rayfl.report.partition_picture import distances, holdings, picture, table
 from tests.data.toys import balanced, numbered_images
-from tests.refusals import line_with, refused
+from tests.refusals import line_with
 
 LABELS = np.array([0, 0, 0, 1, 1, 2])
 
@@ -58,7 +58,7 @@ def test_the_table_leaves_out_empty_splits_and_says_what_it_does_not_show():
     assert "heldout" not in text
 
 
-@pytest.mark.parametrize(("image_format", "signature"), [("png", b"\x89PNG\r\n"), ("svg", b"<?xml")])
+@pytest.mark.parametrize(("image_format", "signature"), [("png", b"\x89PNG\r\n"), ("svg", b"<svg")])
 @pytest.mark.parametrize("num_clients", [1, 5, 400])
 def test_the_picture_is_the_same_bytes_each_time(image_format, signature, num_clients):
     dataset = balanced(num_classes=10, train_per_class=80, test_per_class=2)
@@ -68,11 +68,6 @@ def test_the_picture_is_the_same_bytes_each_time(image_format, signature, num_cl
     first, again = (picture(dataset, Partition(train, empty, empty, empty), image_format) for _ in range(2))
     assert first.startswith(signature)
     assert first == again
-
-
-def test_an_unknown_format_is_refused():
-    with refused(names=["image_format='gif'", "png"]):
-        picture(*small_partition(), image_format="gif")
 
 
 def test_numbers_are_counted_by_tenths_and_texts_by_samples():
