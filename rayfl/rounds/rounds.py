@@ -121,7 +121,7 @@ def server_round(setup: Setup, executor: Executor, run_state: RunState) -> tuple
     delivered = sorted(client for client, result in ledger.results.items() if result.fate is Fate.DELIVERED)
     server, metrics = checked_hook(half.server_update)(server, received, delivered, context)
     ledger.metrics |= metrics
-    round.run_state = replace(round.run_state, server=server, round=number + 1)
+    round.run_state = replace(round.run_state, server=server)
     if half.overrides("reply") and plan.down:
         reply(round, delivered)
     if not setup.schedule.in_rounds:
@@ -130,7 +130,7 @@ def server_round(setup: Setup, executor: Executor, run_state: RunState) -> tuple
     downloads = [result.num_received for result in ledger.results.values()]
     ledger.metrics |= server_comm(uploads, downloads, setup.num_clients)
     evaluate(round)
-    return round.run_state, record(setup, number, ledger)
+    return replace(round.run_state, round=number + 1), record(setup, number, ledger)
 
 
 def peer_round(setup: Setup, executor: Executor, run_state: RunState) -> tuple[RunState, RoundRecord]:

@@ -1,13 +1,16 @@
 """Checkpoints: the states from which a run resumes after any stop.
 
-manifest.py describes their files. Client states pass through memory a few at a time.
+manifest.py describes their files. Client states pass through memory a few at a time. A checkpoint writes the states
+that have changed since the one before it, and shares that one's other files.
 """
 
 import logging
+import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import Field
 
@@ -19,8 +22,10 @@ from rayfl.rounds.executor import Executor, Ref
 from rayfl.rounds.rounds import RunState
 from rayfl.run_directory.disk import portions
 from rayfl.run_directory.manifest import (
+    FOLDER,
     SERVER,
     DamagedFile,
+    File,
     Manifest,
     checkpoints,
     new_checkpoint,
@@ -41,6 +46,29 @@ VERSION = "version "
 FILE_BYTES = 64 << 20
 """A file of states is closed when it is larger."""
 
+LEAST_USED = 0.25
+"""A file of the checkpoint before is shared if at least this share of its states has not changed; else it is written
+anew, so that what is on the disk is at most four times what is needed."""
+
+MOST_SMALL = 100
+"""If the checkpoint before has more files of states below half of FILE_BYTES, these are written anew, in fewer files."""
+
+
+class Held(NamedTuple):
+    """The states in a file: the clients whose present states it holds, and the number of all its states."""
+
+    clients: Sequence[int]
+    size: int
+
+
+class Saved(NamedTuple):
+    """A checkpoint that this process has written: its folder, the number of rounds before it, and its files."""
+
+    place: Path
+    round: int
+    held: Mapping[str, Held]
+    files: Mapping[str, File]
+
 
 class Checkpoints(Settings):
     """The `[checkpoint]` table."""
@@ -58,24 +86,30 @@ def save(
     executor: Executor,
     num_rows: Mapping[str, int] | None = None,
     identity: str = "",
-) -> None:
-    """Write a checkpoint of `run_state` into a run directory.
+    before: Saved | None = None,
+) -> Saved | None:
+    """Write a checkpoint of `run_state` into a run directory; return what the next one takes as `before`.
 
     `num_rows`: the rows that each table of the records has so far; `load` compares them. `identity`: that of the setup.
+    `before`: an earlier checkpoint of the same play of the run: what has not changed since is not written again.
     If writing fails, log why; the earlier checkpoints stay as they were, and the run goes on without this one.
     """
     earlier = [found for found in checkpoints(directory) if found < run_state.round]
     try:
         with new_checkpoint(directory, run_state.round) as place:
-            write_manifest(
+            shared = _shared(place, run_state, before) if before else {}
+            held = shared | _write_states(place, run_state, executor, shared)
+            manifest = write_manifest(
                 place,
-                list(_write_states(place, run_state, executor)),
+                [SERVER, *held],
+                {name: before.files[name] for name in shared} if before else {},
                 identity=identity,
                 round=run_state.round,
                 rows=num_rows or {},
                 states=len(run_state.states),
                 memories=len(run_state.server_memories),
             )
+        return Saved(directory / FOLDER / place.with_suffix("").name, run_state.round, held, manifest.files)
     except OSError as error:
         log.warning(
             "no checkpoint before round %d, because %s cannot be written to (%s); the run goes on, and would resume "
@@ -85,22 +119,46 @@ def save(
             reason(error),
             f"the checkpoint before round {earlier[0]}" if earlier else "the start",
         )
+        return before
 
 
-def _write_states(place: Path, run_state: RunState, executor: Executor) -> Iterator[Path]:
-    """Write the files of states of a checkpoint; yields each path."""
+def _shared(place: Path, run_state: RunState, before: Saved) -> dict[str, Held]:
+    """Link the files of the checkpoint before that the new one at `place` shares; returns what each holds."""
+    shared: dict[str, Held] = {}
+    small = {name for name in before.held if before.files[name].bytes < FILE_BYTES / 2}
+    for name, (clients, size) in before.held.items():
+        same = [client for client in clients if run_state.changed.get(client, -1) < before.round]
+        if len(same) >= LEAST_USED * size and (name not in small or len(small) <= MOST_SMALL):
+            # A file system without links, or a folder that somebody has removed: all is written anew.
+            with suppress(OSError):
+                os.link(before.place / name, place / name)
+                shared[name] = Held(same, size)
+    return shared
+
+
+def _write_states(place: Path, run_state: RunState, executor: Executor, shared: Mapping[str, Held]) -> dict[str, Held]:
+    """Write the server's file, and files of the states that no shared file holds; returns what each of these holds."""
     others = {name: state for name in _BESIDE_SERVER if (state := getattr(run_state, name))}
     kept = {name: tree.to_arrays(state) for name, state in {"server": run_state.server, **others}.items()}
     kept |= {"air": run_state.air.to_arrays()} if run_state.air.next_number else {}
     kept |= {f"{VERSION}{number}": executor.get(ref) for number, ref in run_state.air.versions.items()}
     save_states(place / SERVER, kept)
-    yield place / SERVER
+    held: dict[str, Held] = {}
     for kind, refs in (("states", run_state.states), ("memories", run_state.server_memories)):
-        states_by_client = ({str(client): executor.get(ref)} for client, ref in sorted(refs.items()))
-        for number, states in enumerate(portions(states_by_client, tree.num_bytes, FILE_BYTES)):
-            path = place / f"{kind}-{number:04d}.safetensors"
-            save_states(path, states)
-            yield path
+        files = {name: one for name, one in shared.items() if name.startswith(kind)}
+        there = {client for one in files.values() for client in one.clients}
+        first = 1 + max(map(_number, files), default=-1)
+        new = ({str(client): executor.get(ref)} for client, ref in sorted(refs.items()) if client not in there)
+        for number, states in enumerate(portions(new, tree.num_bytes, FILE_BYTES), first):
+            name = f"{kind}-{number:04d}.safetensors"
+            save_states(place / name, states)
+            held[name] = Held([*map(int, states)], len(states))
+    return held
+
+
+def _number(name: str) -> int:
+    """The number of a file of clients' states."""
+    return int(re.sub("[^0-9]", "", name))
 
 
 def load(
@@ -147,11 +205,13 @@ def _read(place: Path, about: Manifest, executor: Executor, first: State | None)
     def states(kind: str, count: int) -> dict[int, Ref]:
         """References to the states of one kind by client."""
         refs: dict[int, Ref] = {}
-        for name in sorted(name for name in about.files if name.startswith(kind)):
+        # The newest state of each client first.
+        for name in sorted((name for name in about.files if name.startswith(kind)), key=_number, reverse=True):
             for key, state in load_states(place / name):
-                if not re.fullmatch(r"0|[1-9][0-9]{0,17}", key) or int(key) in refs:
+                if not re.fullmatch(r"0|[1-9][0-9]{0,17}", key):
                     raise DamagedFile(f"{name} holds the state of client {shown(key)}")
-                refs[int(key)] = executor.put(with_handles(state))
+                if int(key) not in refs:
+                    refs[int(key)] = executor.put(with_handles(state))
         if len(refs) != count:
             raise DamagedFile(f"it holds {len(refs)} {kind} of {count}")
         return refs
@@ -166,7 +226,8 @@ def _read(place: Path, about: Manifest, executor: Executor, first: State | None)
     return RunState(
         round=about.round,
         server=server,
-        **{name: tree.to_tensors(found.get(name, {})) for name in _BESIDE_SERVER},
+        selection=tree.to_tensors(found.get("selection", {})),
+        downlink=tree.to_tensors(found.get("downlink", {})),
         air=_air(found["air"], versions) if "air" in found else Air(),
         states=states("states", about.states),
         server_memories=states("memories", about.memories),

@@ -26,8 +26,8 @@ from rayfl.run_directory.tables import SCHEMAS
 
 log = logging.getLogger("rayfl")
 
-_Stamp = tuple[int, int]
-"""Size and time of the last change of a file, in ns."""
+_Stamp = tuple[int, int, int]
+"""Size, time of the last change in ns, and number of a file; links of one file have one stamp."""
 
 
 class Reached(NamedTuple):
@@ -73,7 +73,12 @@ class Copies:
                 try:
                     stamp = _stamp(self.directory / name)
                     if name not in there or self._copied.get(name) != stamp:
-                        self.storage.put(name, self.directory / name)
+                        # Checkpoints share files.
+                        twin = next((other for other in there if self._copied.get(other) == stamp), None)
+                        if twin is None:
+                            self.storage.put(name, self.directory / name)
+                        else:
+                            self.storage.copy(twin, name)
                         self._copied[name] = stamp
                 except FileNotFoundError:
                     lost.add(name.rpartition("/")[0])
@@ -95,7 +100,7 @@ class Copies:
 
 def _stamp(path: Path) -> _Stamp:
     status = path.stat()
-    return status.st_size, status.st_mtime_ns
+    return status.st_size, status.st_mtime_ns, status.st_ino
 
 
 def _step(name: str, gone: bool) -> int:

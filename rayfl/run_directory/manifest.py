@@ -9,6 +9,9 @@ checkpoints/00000040/            before round 40, that is, after 40 rounds
     server.safetensors           the server's state, and that of the selection if it has one
     states-0000.safetensors ...  client states
     memories-0000.safetensors    what the server keeps of clients
+
+A file of states that have hardly changed is a hard link to that of the checkpoint before. Of a client's states in
+several files that in the file with the highest number counts.
 """
 
 import hashlib
@@ -38,7 +41,9 @@ PART = Part(
     (rf"{_CHECKPOINT}/manifest\.json", rf"{_CHECKPOINT}/{_STATES}"),
     {"`checkpoints/`": "the states from which the run resumes; the name of a folder is the number of rounds before it"},
 )
-FORMAT = 4
+FORMAT = 5
+_READ = (4, FORMAT)
+"""The formats that this version reads: in format 4 each client is in one file."""
 _KEPT = 2
 _CHECKSUM = "sha256"
 
@@ -47,7 +52,7 @@ class DamagedFile(RayflError):
     """A file of a checkpoint is not what was written."""
 
 
-class _File(Settings):
+class File(Settings):
     """Size and digest of a file."""
 
     bytes: int = Field(ge=0)
@@ -64,7 +69,7 @@ class Manifest(Settings):
     rows: Mapping[str, int]
     states: int = Field(ge=0, description="clients that have a state")
     memories: int = Field(ge=0, description="clients for which the server has a memory")
-    files: Mapping[Annotated[str, Field(pattern=rf"^{_STATES}$")], _File]
+    files: Mapping[Annotated[str, Field(pattern=rf"^{_STATES}$")], File]
 
 
 def round_of(name: str) -> int | None:
@@ -110,19 +115,24 @@ def new_checkpoint(directory: Path, round: int) -> Iterator[Path]:
 
 def write_manifest(
     place: Path,
-    files: Collection[Path],
+    names: Collection[str],
+    known: Mapping[str, File],
     *,
     identity: str,
     round: int,
     rows: Mapping[str, int],
     states: int,
     memories: int,
-) -> None:
-    """Sync the files of a checkpoint, then write its manifest. Raise OSError if writing fails."""
-    found = {}
-    for path in files:
-        with open(path, "rb") as file:
-            found[path.name] = {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+) -> Manifest:
+    """Sync the files of a checkpoint, then write and return its manifest. Raise OSError if writing fails.
+
+    `known`: size and digest of files that lay in the checkpoint before.
+    """
+    found = {name: known[name] for name in names if name in known}
+    for name in {*names} - {*found}:
+        with open(place / name, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            found[name] = File(bytes=size, sha256=hashlib.file_digest(file, "sha256").hexdigest())
             os.fsync(file.fileno())
     manifest = Manifest(
         format=FORMAT,
@@ -136,6 +146,7 @@ def write_manifest(
     )
     about = manifest.model_dump(mode="json")
     write_json(place / MANIFEST, {**about, _CHECKSUM: _checksum(about)})
+    return manifest
 
 
 # Any: JSON.
@@ -158,7 +169,7 @@ def read_manifest(place: Path) -> Manifest:
             raise DamagedFile("it is not what was written")
     except (OSError, ValueError) as error:
         raise DamagedFile(f"its manifest cannot be read: {error}") from None
-    if about.get("format") != FORMAT:
+    if about.get("format") not in _READ:
         raise RayflError(
             f"checkpoint {place} has format {shown(about.get('format'))}, written by rayfl {about.get('rayfl')}; this "
             f"is rayfl {__version__}, which reads format {FORMAT}: resume it with the version that wrote it"

@@ -51,17 +51,19 @@ def play_run(
     checkpoints = checkpoints or checkpoint.Checkpoints(every=0)
     run_state, earlier = recalled(setup, executor, directory) if resumed else (None, None)
     rounds_done = run_state.round if run_state else 0
+    saved: checkpoint.Saved | None = None
     with Recorder(directory, earlier, rounds_done) as recorder, Tracking(directory, trackers) as tracking:
         with writing(directory, f"go on with: rayfl resume {directory}"):
             write_metric_facts(directory, setup.metric_facts)
 
         def record_round(record: RoundRecord, run_state: RunState) -> None:
+            nonlocal saved
             recorder.round(record.row, record.clients, record.metrics)
             last = run_state.round >= setup.rounds
             stop = not last and stopping()
             if checkpoints.due(run_state.round, last or stop):
                 recorder.sync()
-                checkpoint.save(directory, run_state, executor, recorder.num_rows, setup.identity)
+                saved = checkpoint.save(directory, run_state, executor, recorder.num_rows, setup.identity, saved)
             on_round(record)
             tracking.round(record.row, record.means)
             if stop:

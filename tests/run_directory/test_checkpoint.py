@@ -21,6 +21,7 @@ from rayfl.run_directory import checkpoint
 from rayfl.run_directory.checkpoint import Checkpoints
 from rayfl.run_directory.manifest import checkpoints
 from rayfl.run_directory.play_run import Stopped, play_run
+from rayfl.run_directory.states import load_states
 from tests.actors.toys import assert_same_bits, assert_same_run, experiment, logged, played, write_experiment
 from tests.refusals import check_sentence, refused
 
@@ -69,6 +70,71 @@ def test_states_are_cut_into_files_of_bounded_size(setup: Setup, tmp_path: Path,
     states = list((tmp_path / "checkpoints" / "00000008").glob("states-*.safetensors"))
     read = checkpoint.load(tmp_path, executor)
     assert read is not None and len(states) == len(read.states) > 5
+
+
+FEW = {"count": 10, "per_round": 1}
+"""A client in ten changes in a round."""
+
+
+def links(place: Path) -> set[str]:
+    """The files that another checkpoint shares."""
+    return {path.name for path in place.iterdir() if path.stat().st_nlink > 1}
+
+
+def test_a_checkpoint_writes_what_has_changed_since_the_one_before(tmp_path: Path):
+    setup = prepare(experiment("fedpse", rounds=30, clients=FEW))
+    executor, written = InlineExecutor(setup), list[int]()
+
+    def look(record: RoundRecord) -> None:
+        place = tmp_path / "checkpoints" / f"{record.row.round + 1:08d}"
+        new = [path for path in place.glob("*-*.safetensors") if path.stat().st_nlink == 1]
+        written.append(sum(len(dict(load_states(path))) for path in new))
+
+    play_run(setup, executor, tmp_path, look, checkpoints=Checkpoints(every=1))
+    _, run_state = played(setup, executor)
+    read = checkpoint.load(tmp_path, executor)
+    assert read is not None and links(tmp_path / "checkpoints" / "00000030")
+    assert_same_bits(run_state, read)
+    # A state and a memory of one client, and what is left in a file of which less than a quarter was in use.
+    assert min(written) == 2 and sum(written[10:]) < 20 * 2 * 2
+
+
+def test_many_small_files_become_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(checkpoint, "MOST_SMALL", 4)
+    setup = prepare(experiment("scaffold", rounds=12, clients=FEW))
+    most: list[int] = []
+
+    def look(record: RoundRecord) -> None:
+        most.append(len([*(tmp_path / "checkpoints" / f"{record.row.round + 1:08d}").glob("states-*")]))
+
+    executor = InlineExecutor(setup)
+    play_run(setup, executor, tmp_path, look, checkpoints=Checkpoints(every=1))
+    read = checkpoint.load(tmp_path, executor)
+    assert read is not None and max(most) <= 5 and 1 in most[5:]
+    assert_same_bits(played(setup, executor)[1], read)
+
+
+def test_a_file_that_two_checkpoints_share_is_missed_by_both(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    setup = prepare(experiment("fedpse", rounds=8, clients=FEW))
+    executor = saved(setup, tmp_path)
+    place = tmp_path / "checkpoints" / "00000008"
+    for path in place.glob("states-*"):
+        path.write_bytes(path.read_bytes()[:-1])
+    assert links(place) and checkpoint.load(tmp_path, executor) is None
+    for sentence, name in zip(logged(caplog), ("00000008", "00000006"), strict=True):
+        check_sentence(sentence, [f"checkpoint {name}", "damaged"])
+
+
+def test_a_file_system_without_links_gets_whole_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def no_links(source: Path, target: Path) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", no_links)
+    setup = prepare(experiment("fedpse", rounds=8, clients=FEW))
+    executor = saved(setup, tmp_path)
+    read = checkpoint.load(tmp_path, executor)
+    assert read is not None and not links(tmp_path / "checkpoints" / "00000008")
+    assert_same_bits(played(setup, executor)[1], read)
 
 
 def truncate(place: Path) -> None:
@@ -146,16 +212,25 @@ def test_another_format_says_so(setup: Setup, tmp_path: Path):
     about = json.loads(path.read_text())
     del about["sha256"]
     path.write_text(json.dumps({**about, "format": 3, "rayfl": "0.3"}))
-    with refused(names=["00000008", "format 3", "rayfl 0.3", "format 4"]):
+    with refused(names=["00000008", "format 3", "rayfl 0.3", "format 5"]):
         checkpoint.load(tmp_path, executor)
     signed(path, {**about, "format": 99, "rayfl": "7.0"})
-    with refused(names=["00000008", "format 99", "rayfl 7.0", "format 4"]):
+    with refused(names=["00000008", "format 99", "rayfl 7.0", "format 5"]):
         checkpoint.load(tmp_path, executor)
+    # Where a client is in one file, the formats are the same.
+    signed(path, {**about, "format": 4})
+    read = checkpoint.load(tmp_path, executor)
+    assert read is not None and read.round == 8
 
 
-@pytest.mark.parametrize(("method", "every"), [("fedpse", 1), ("fedpse", 3), ("local", 3)])
-def test_stopped_and_resumed_at_every_third_round_is_the_undisturbed_run(method: str, every: int, tmp_path: Path):
-    setup = prepare(experiment(method, rounds=8))
+@pytest.mark.parametrize(
+    ("method", "every", "more"),
+    [("fedpse", 1, {}), ("fedpse", 3, {}), ("local", 3, {}), ("fedpse", 1, {"clients": {**FEW, "per_round": 2}})],
+)
+def test_stopped_and_resumed_at_every_third_round_is_the_undisturbed_run(
+    method: str, every: int, more: dict[str, Any], tmp_path: Path
+):
+    setup = prepare(experiment(method, rounds=8, **more))
     play_run(setup, InlineExecutor(setup), tmp_path / "undisturbed", ignore)
     directory, resumed, stops = begun(tmp_path / "resumed"), False, 0
     while True:

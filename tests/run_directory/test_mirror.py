@@ -15,6 +15,7 @@ from rayfl.experiment.identity import identity
 from rayfl.experiment.prepare import prepare, with_task
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.setup import Setup
+from rayfl.run_directory.checkpoint import Checkpoints
 from rayfl.run_directory.copies import Copies, Mirror, Reached, fetch, fetch_newer, reached
 from rayfl.run_directory.disk import DiskError
 from rayfl.run_directory.object_storage import Storage, StorageError
@@ -112,6 +113,16 @@ def test_a_copy_has_all_of_a_run_and_nothing_travels_twice(finished: Path, there
     copies.update()
     assert puts == ["origin.json"]
     assert not Copies(finished, there).is_behind()
+
+
+def test_a_file_that_checkpoints_share_travels_once(there: Storage, puts: list[str], tmp_path: Path):
+    setup = prepare(experiment("fedpse", rounds=6, clients={"count": 10, "per_round": 1}))
+    copies = Copies(tmp_path, there)
+    play_run(setup, InlineExecutor(setup), tmp_path, lambda record: copies.update(), checkpoints=Checkpoints(every=1))
+    newest = {f"checkpoints/00000006/{path.name}": path for path in (tmp_path / "checkpoints/00000006").iterdir()}
+    shared = {name for name, path in newest.items() if path.stat().st_nlink > 1}
+    assert shared and not shared & {*puts}
+    assert all(b"".join(there.pieces(name)) == path.read_bytes() for name, path in newest.items())
 
 
 def test_wherever_the_copying_is_cut_a_run_is_left_that_goes_on(
