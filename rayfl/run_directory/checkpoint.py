@@ -51,7 +51,7 @@ LEAST_USED = 0.25
 anew, so that what is on the disk is at most four times what is needed."""
 
 MOST_SMALL = 100
-"""If the checkpoint before has more files of states below half of FILE_BYTES, these are written anew, in fewer files."""
+"""If the checkpoint before has more files of states below half of FILE_BYTES, these are written anew, in fewer ones."""
 
 
 class Held(NamedTuple):
