@@ -5,5 +5,5 @@ import warnings
 from rayfl.determinism.process import prepare_process
 
 prepare_process()
-# Ray imports tqdm.auto, which warns in a notebook without ipywidgets. The bars of tqdm work without ipywidgets.
+# Ray imports tqdm.auto, which warns in a notebook without ipywidgets. rayfl needs neither.
 warnings.filterwarnings("ignore", "IProgress not found")

@@ -1,9 +1,6 @@
 """Lists of the methods, models, ... that an experiment can choose, and one page about each, made from docstrings."""
 
 import inspect
-import json
-import shlex
-from collections.abc import Mapping
 from typing import Any
 
 from pydantic.fields import FieldInfo
@@ -13,7 +10,6 @@ from rich.text import Text
 from jobs.standard_output import first_sentence, print_table, say
 from rayfl.choices.kinds import Choice, Kind, find, known
 from rayfl.experiment import toml
-from rayfl.experiment.table import override
 from rayfl.experiment.unknown_keys import CHOSEN, LISTED, settings_of
 from rayfl.methods.base import Method, ServerHalf
 from rayfl.methods.shared.local_training import LocalTraining
@@ -55,9 +51,7 @@ def print_one(table: str, name: str) -> None:
         for key, *texts in rows:
             listed.add_row(key, *map(Text, texts))
         print_table(listed, 120)
-    given = example(name, found)
-    say(f"\n{toml.dumps(in_table(table, given))}")
-    say(f"or on the command line: {' '.join(overrides(table, given))}")
+    say(f"\n{toml.dumps(in_table(table, example(name, found)))}")
 
 
 # Any: a class of a kind, or what it adopts; a TOML table.
@@ -86,24 +80,6 @@ def in_table(table: str, given: dict[str, Any]) -> dict[str, Any]:
         return {table: given}
     outer, _, name = table.partition(".")
     return {outer: {name: [given]} if name else [given]}
-
-
-# Any: values of TOML.
-def overrides(table: str, given: Mapping[str, Any]) -> list[str]:
-    """The settings in `given` as KEY=VALUE words of a command line, quoted for a shell."""
-    if table not in CHOSEN:
-        inline = ", ".join(f"{key} = {json.dumps(value)}" for key, value in given.items())
-        return [shlex.quote(f"{table}=[{{{inline}}}]")]
-    keys = {key: table if key == "name" else f"{table}.{key}" for key in given}
-    return [shlex.quote(f"{keys[key]}={_word(value)}") for key, value in given.items()]
-
-
-# Any: a value of TOML.
-def _word(value: Any) -> str:
-    """A value as an override writes it: bare text if that is read as the same text, otherwise JSON."""
-    read: dict[str, Any] = {}
-    override(read, f"value={value}")
-    return value if isinstance(value, str) and read["value"] == value else json.dumps(value)
 
 
 # Any: see `example`.

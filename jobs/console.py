@@ -1,4 +1,4 @@
-"""The progress of a run: a live bar on a terminal or in a notebook, otherwise a line per round; and its log."""
+"""The progress of a run: a live bar on a terminal, otherwise a line per round; and its log."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,7 @@
 """The live area of a command: the step under way, the rounds of a run, the runs of a sweep.
 
-On a terminal rich draws one area, below which nothing is printed. A notebook gets a bar by tqdm for each line. A file
-or a pipe gets nothing. This module loads neither torch nor Ray, so the area appears before they are loaded.
+On a terminal rich draws one area, below which nothing is printed. A notebook, a file or a pipe gets nothing. This
+module loads neither torch nor Ray, so the area appears before they are loaded.
 """
 
 import math
@@ -45,42 +45,34 @@ class Display(AbstractContextManager["Display"]):
     """The live area of a command. It begins with the first stage or line and ends with `close`.
 
     stage: the words of the first stage. hidden: show nothing. live: whether anything is shown; False for a file, a
-    pipe, and a terminal that cannot rewrite its lines.
+    pipe, a notebook, and a terminal that cannot rewrite its lines.
     """
 
     def __init__(self, stage: str | None = None, console: Console | None = None, hidden: bool = False) -> None:
         self._console = console or Console()
-        self._in_notebook = self._console.is_jupyter
-        terminal = self._console.is_terminal and not self._console.is_dumb_terminal and not self._in_notebook
-        self._on_terminal = terminal and not hidden
-        self.live = self._on_terminal or (self._in_notebook and not hidden)
+        terminal = self._console.is_terminal and not self._console.is_dumb_terminal and not self._console.is_jupyter
+        self.live = terminal and not hidden
         # Rounds may take minutes; by default rich forgets a step after 30 s.
-        self._progress = _Area(console=self._console, speed_estimate_period=math.inf, disable=not self._on_terminal)
+        self._progress = _Area(console=self._console, speed_estimate_period=math.inf, disable=not self.live)
         self._stage: TaskID | None = None
         if stage is not None:
             self.stage(stage)
 
     def stage(self, words: str) -> None:
-        """Show the step under way and its seconds until the next stage or line. A notebook shows no stages."""
+        """Show the step under way and its seconds until the next stage or line."""
         self._end_stage()
         self._stage = self._progress.add_task("", total=None, words=one_line(words))
         self._progress.start()
 
-    def line(self, title: str, total: float | None, in_notebook: bool = True) -> Line:
-        """Add a bar; total: None if it is unknown.
-
-        in_notebook: whether a notebook shows it; without ipywidgets it shows one at a time.
-        """
+    def line(self, title: str, total: float | None) -> Line:
+        """Add a bar; total: None if it is unknown."""
         self._end_stage()
-        title = one_line(title)
-        if self._in_notebook and self.live and in_notebook:
-            return _notebook_line(title, total)
         # Bars that have ended go: a sweep has many runs.
         for task in self._progress.tasks:
             if task.stop_time is not None:
                 self._progress.remove_task(task.id)
         self._progress.start()
-        task = self._progress.add_task(title, total=total, words="")
+        task = self._progress.add_task(one_line(title), total=total, words="")
 
         def update(completed: float, words: str) -> None:
             self._progress.update(task, completed=completed, words=one_line(words))
@@ -90,7 +82,7 @@ class Display(AbstractContextManager["Display"]):
     def handler(self) -> Handler:
         """The handler that writes log records above the live area, or to standard output if there is no live area."""
         handler = StreamHandler(sys.stdout)
-        if self._on_terminal:
+        if self.live:
             plain = {"show_time": False, "show_level": False, "show_path": False, "highlighter": NullHighlighter()}
             handler = RichHandler(console=self._console, **plain)
         handler.setFormatter(_Printable())
@@ -99,7 +91,7 @@ class Display(AbstractContextManager["Display"]):
     def close(self) -> None:
         """End the live area. Bars remain visible, a stage does not."""
         self._end_stage()
-        if self._on_terminal:
+        if self.live:
             # An area without bars would leave an empty line.
             self._progress.live.transient = not self._progress.task_ids
             self._progress.stop()
@@ -167,19 +159,6 @@ class _Time(TimeRemainingColumn):
         return super().render(task).append(" left")
 
 
-def _notebook_line(title: str, total: float | None) -> Line:
-    from tqdm.auto import tqdm
-
-    # At most one change a second, because each is a message to the browser.
-    bar = tqdm(total=total, desc=title, mininterval=1, miniters=0)
-
-    def update(completed: float, words: str) -> None:
-        bar.set_postfix_str(words, refresh=False)
-        bar.update(completed - bar.n)
-
-    return Line(update, bar.close)
-
-
 class Overall:
     """Shows the progress of all runs of a sweep on its command's live area."""
 
@@ -188,12 +167,12 @@ class Overall:
         self._parts: dict[str, float] = {}
         self._own: dict[str, Line] = {}
         self._words = ""
-        self._line = display.line("all runs", runs, in_notebook=False)
+        self._line = display.line("all runs", runs)
         self._show()
 
     def begin(self, title: str) -> None:
         """Show a run that has begun in a process of its own."""
-        self._own[title] = self._display.line(title, None, in_notebook=False)
+        self._own[title] = self._display.line(title, None)
 
     def part(self, title: str, part: float) -> None:
         """Show that a run has done the fraction `part` of its rounds, from 0 to 1."""

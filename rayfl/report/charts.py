@@ -287,19 +287,19 @@ def _json(value: object) -> object:
     return value
 
 
-def with_fewer_points(charts: Mapping[str, Spec], most: int) -> dict[str, Spec]:
-    """The charts, with at most `most` points per line in charts of lines."""
+def with_fewer_points(charts: Mapping[str, Spec]) -> dict[str, Spec]:
+    """The charts, with at most `MOST_POINTS` points per line in charts of lines."""
     return {
-        name: {**chart, "data": {"values": [_thinned_row(row, most) for row in chart["data"]["values"]]}}
+        name: {**chart, "data": {"values": [_thinned_row(row) for row in chart["data"]["values"]]}}
         if chart.get("name") == "lines"
         else chart
         for name, chart in charts.items()
     }
 
 
-def _thinned_row(row: Mapping[str, Any], most: int) -> dict[str, object]:
+def _thinned_row(row: Mapping[str, Any]) -> dict[str, object]:
     return {
-        name: thinned(np.array(value, dtype=object), most).tolist() if isinstance(value, list) else value
+        name: thinned(np.array(value, dtype=object), MOST_POINTS).tolist() if isinstance(value, list) else value
         for name, value in row.items()
     }
 

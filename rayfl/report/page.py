@@ -43,10 +43,6 @@ from rayfl.run_directory.outputs import REPORT, require_replaceable, write_outpu
 from rayfl.run_directory.record import Run, read_run
 from rayfl.settings import dotted
 
-_FEWEST_POINTS = 12
-_MOST_BYTES = 2_000_000
-"""The largest page. Vega-Lite takes 0.93 MB of it."""
-
 
 def load_early() -> None:
     """Load the charts' library, which takes the longest, so that drawing a page later does not wait for it."""
@@ -74,7 +70,6 @@ def report(
 
 
 def _rendered(shown: Mapping[str, Any]) -> str:
-    """The page; if it is larger than 2 MB, its lines have fewer points than usual."""
     template = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -87,20 +82,15 @@ def _rendered(shown: Mapping[str, Any]) -> str:
         for outer, section in enumerate(shown["sections"], 1)
         for inner, figure in enumerate(section.figures, 1)
     }
-    most = MOST_POINTS
-    while True:
-        found = {"config": {"light": config(LIGHT), "dark": config(DARK)}, "charts": with_fewer_points(drawn, most)}
-        html = template.render(
-            shown,
-            light=LIGHT,
-            dark=DARK,
-            javascript=Markup(vega_javascript()) if drawn else "",
-            charts=Markup(json.dumps(found, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")),
-            thinning="" if found["charts"] == drawn else f"Of longer lines {most} points are drawn, evenly spaced.",
-        )
-        if len(html.encode()) <= _MOST_BYTES or most <= _FEWEST_POINTS:
-            return html
-        most //= 2
+    found = {"config": {"light": config(LIGHT), "dark": config(DARK)}, "charts": with_fewer_points(drawn)}
+    return template.render(
+        shown,
+        light=LIGHT,
+        dark=DARK,
+        javascript=Markup(vega_javascript()) if drawn else "",
+        charts=Markup(json.dumps(found, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")),
+        thinning="" if found["charts"] == drawn else f"Of longer lines {MOST_POINTS} points are drawn, evenly spaced.",
+    )
 
 
 def page(found: Sequence[Group], options: ReportOptions) -> dict[str, object]:

@@ -6,7 +6,6 @@ Reading results runs no code of the experiment and loads no torch; building a mo
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +14,7 @@ import pandas as pd
 
 from rayfl.errors import RayflError, one_line
 from rayfl.experiment.identity import determining_settings
-from rayfl.experiment.report_options import agreed_options
 from rayfl.limits.regular_files import path_of
-from rayfl.report.comparison import comparison
 from rayfl.report.series import cost, metric_names, series
 from rayfl.report.summary import Summary, summary
 from rayfl.run_directory.copies import copy_for_reading
@@ -232,14 +229,8 @@ class RunResults:
         return found
 
     def __repr__(self) -> str:
-        return one_line(f"<{_state(self)} in {self.directory}>")
-
-    def _repr_html_(self) -> str:
-        """What a notebook shows: the run's summary, and the call that continues a run that is not finished."""
-        plain = {name: value for name, value in self.summary.items() if name != "fairness"}
-        numbers = pd.json_normalize(plain).T.to_html(header=False) + self.fairness.to_html(max_rows=20)
-        go_on = f"<p>continue with <code>rayfl.resume({escape(repr(str(self.directory)))})</code></p>"
-        return f"<p>{escape(_state(self))}</p>{numbers}{'' if self.finished else go_on}"
+        planned = "" if self.finished else f" of {self.settings.get('rounds')}"
+        return one_line(f"<run of {len(self.arrow.rounds)}{planned} rounds in {self.directory}>")
 
 
 class SweepResults:
@@ -277,20 +268,5 @@ class SweepResults:
         return len(self.runs)
 
     def __repr__(self) -> str:
-        return one_line(f"<{self._state()} in {self.directory}>")
-
-    def _state(self) -> str:
         finished = sum(one.finished for one in self.runs)
-        return f"sweep of {len(self.runs)} runs" + (f", {finished} of them finished" * (finished < len(self.runs)))
-
-    def _repr_html_(self) -> str:
-        """What a notebook shows: the table of `rayfl compare`, with mean and deviation over each method's seeds."""
-        runs = [one.arrow for one in self.runs]
-        heads, rows = comparison(runs, agreed_options([run.experiment for run in runs])).results
-        table = pd.DataFrame(list(rows), columns=list(heads)).to_html(index=False)
-        return f"<p>{escape(self._state())}</p>{table}<p><code>{escape(str(self.directory))}</code></p>"
-
-
-def _state(found: RunResults) -> str:
-    done, planned = len(found.arrow.rounds), found.settings.get("rounds")
-    return f"run of {done} rounds" if found.finished else f"run of {done} of {planned} rounds"
+        return one_line(f"<sweep of {len(self.runs)} runs, {finished} of them finished, in {self.directory}>")

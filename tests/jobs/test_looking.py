@@ -162,7 +162,6 @@ def test_how_evenly_clients_fare_stands_in_compare_and_show():
     found = load("b")
     assert isinstance(found, RunResults)
     assert tuple(found.fairness.index) == names and found.fairness["worst"].tolist() == [0.25, 0.25]
-    assert "own/recall/3" in found._repr_html_()
     (numbers,) = json.loads(rayfl("report", "b", "--json").output)
     assert numbers["fairness"]["own/recall/3"]["best"] == 0.75
     by = rayfl("compare", "b", "--metric", "own/recall/3").output.splitlines()[0]

@@ -1,6 +1,5 @@
 """`rayfl.run`, `stream`, `resume`, `sweep`, `load`: the command's bits, as Python objects; mistakes as exceptions."""
 
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,12 +9,9 @@ import pytest
 import torch
 
 import rayfl
-from jobs import console, single
-from jobs.console import Audience
-from jobs.display import Display
+from jobs import single
 from jobs.from_python import SweepFailed
 from rayfl.methods.fedavg import FedAvg
-from rayfl.rounds.ledger import RoundRow
 from rayfl.run_directory.saved_models import load_model
 from tests.actors.toys import assert_same_run
 from tests.jobs.commands import rayfl as command
@@ -102,7 +98,6 @@ def test_a_callback_that_has_enough_leaves_a_run_that_can_go_on(tmp_path: Path):
     assert rounds[0].planned == 40 and 0 < rounds[0].metrics["own/accuracy"] < 1
     assert not found.finished and 1 <= len(found.rounds) < 40
     assert (found.directory / "checkpoints" / f"{len(found.rounds):08}").is_dir()
-    assert "rayfl.resume" in found._repr_html_()
 
 
 def test_a_callback_that_raises_ends_the_run_and_it_is_resumed(played: Any, tmp_path: Path):
@@ -136,8 +131,6 @@ def test_tables_are_data_frames_of_what_was_recorded(played: Any):
     pd.testing.assert_frame_equal(again.frame, played.frame)
     assert again.finished
     check_sentence(repr(again), ["3 rounds", played.directory])
-    shown = again._repr_html_()
-    assert str(played.directory) in shown and "own/accuracy" in shown and "rayfl.resume" not in shown
 
 
 def test_a_model_is_the_module_with_the_weights_that_were_judged(played: Any):
@@ -193,11 +186,6 @@ def test_a_sweep_is_one_tidy_frame(tmp_path: Path):
     of_one = found.frame[(found.frame.seed == 2) & (found.frame["method.name"] == "fedavg")]
     assert of_one["own/accuracy"].tolist() == found.runs[3].frame["own/accuracy"].tolist()
     assert found.summary["own/accuracy"].tolist() == [one.summary["final"]["own/accuracy"] for one in found.runs]
-    rows = [re.findall(r"<td>(.*?)</td>", row) for row in found._repr_html_().split("<tr")]
-    shown = {cells[0].partition("(")[0]: cells for cells in rows if cells}
-    own = found.summary[found.summary["method.name"] == "local"]["own/accuracy"]
-    assert set(shown) == {"local", "FedAvg"} and shown["local"][1] == "1, 2"
-    assert f"{100 * own.mean():.1f} \u00b1 {100 * own.std():.1f} % (2)" in shown["local"]
     check_sentence(repr(found), ["4 runs", tmp_path / "sweep"])
     # What has finished is not run again.
     again = API.sweep(directory=tmp_path / "sweep", progress=False, **given)
@@ -263,16 +251,6 @@ def test_a_mistake_is_an_exception_with_one_sentence(
     with refused(names=facts):
         getattr(API, call)(*arguments, **{**base, **(settings or {})})
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_notebook_has_one_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
-    with Display() as display, console.following(2, "a run", Audience("all", display=display)) as on_round:
-        for number in range(2):
-            on_round(RoundRow(number, 4, 4, 8_000_000, 0, 0.0, 0.1), {"own/accuracy": 0.5})
-    first, *_, last = capsys.readouterr().err.strip().split("\r")
-    assert "a run" in first and "0/2" in first
-    assert "100%" in last and "2/2" in last and "own/accuracy 0.5000  2.000 MB" in last
 
 
 def test_a_run_without_a_directory_takes_the_next_one_where_another_was_faster(tmp_path: Path, monkeypatch: Any):

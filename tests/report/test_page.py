@@ -291,15 +291,6 @@ def test_a_long_run_is_thinned_and_the_page_says_so(tmp_path):
     assert mentions(" ".join(page.text), "400 points")
 
 
-def test_a_page_stays_below_two_megabytes(tmp_path, monkeypatch):
-    monkeypatch.setattr("rayfl.report.page._MOST_BYTES", len(vega_javascript()) + 70_000)
-    values = [(7 * n % 31) / 97 for n in range(200)]
-    runs = [record(tmp_path / f"{lr}", values, training={"lr": lr}) for lr in range(2)]
-    html, page = rendered(runs, tmp_path)
-    assert len(html) <= len(vega_javascript()) + 70_000
-    assert re.search(r"\d+ points", " ".join(page.text))
-
-
 def test_hostile_words_are_shown_as_words(tmp_path):
     evil = '<img src=x onerror="alert(1)">$\\frac{$'
     directory = create_run_directory(tmp_path / "run")
