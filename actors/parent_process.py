@@ -24,9 +24,6 @@ _FORWARDED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 _SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36
 """Options of Linux's prctl: a process dies with its parent; a dead child's children become this process's children."""
 
-ERROR_FILE = "RAYFL_ERROR_FILE"
-"""The environment variable that names a file for the sentence of a command that fails."""
-
 TRACEBACK = "RAYFL_TRACEBACK"
 """The environment variable that shows tracebacks and the lines of C++ code, if it is not empty."""
 
@@ -35,12 +32,6 @@ _reports: int | None = None
 # Any: what JSON holds.
 _reported: dict[str, Any] = {}
 """The facts that this process has reported."""
-
-
-def leave_sentence(sentence: str) -> None:
-    """Write the error of a failed command to the file that RAYFL_ERROR_FILE names, if it is set."""
-    if path := os.environ.get(ERROR_FILE):
-        Path(path).write_text(sentence, encoding="utf-8")
 
 
 # Any: what JSON holds.
@@ -151,7 +142,6 @@ class _Supervisor:
             # The child's live display has left its line open and the cursor hidden.
             os.write(1, b"\x1b[?25h\n")
         sentence = f"the run failed: {self._reason(number)}; {way_back(self.known)}"
-        leave_sentence(sentence)
         os.write(2, f"rayfl: {sentence}\n".encode())
         return failed
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import click
 
 from actors.errors import ClusterError
-from actors.parent_process import TRACEBACK, leave_sentence, way_back
+from actors.parent_process import TRACEBACK, way_back
 from jobs.standard_output import discard_output, reader_has_left, say
 from rayfl.errors import ExitError, RayflError, one_line, plugin_line, reason, refusing_exits
 from rayfl.limits.regular_files import require_current_folder
@@ -50,7 +50,6 @@ def sentences() -> Iterator[None]:
             discard_output()
             sys.exit(FAILED)
         sentence, code = sentence_and_code(error)
-        leave_sentence(sentence)
         say(f"rayfl: {sentence}", sys.stderr)
         sys.exit(code)
 

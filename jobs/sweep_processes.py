@@ -1,7 +1,7 @@
 """Several runs of a sweep at once, each in a process of its own, so that one that dies does not harm the others.
 
-Each process is the command `rayfl run --resume`, and a Ray job of its own on the sweep's Ray. If it fails, it writes
-its sentence to the file that RAYFL_ERROR_FILE names. `rayfl ls` shows the rounds of the runs.
+Each process is the command `rayfl run --resume`, and a Ray job of its own on the sweep's Ray. `rayfl ls` shows the
+rounds of the runs.
 """
 
 import os
@@ -18,7 +18,6 @@ from pathlib import Path
 from signal import SIGINT
 from typing import Literal
 
-from actors.parent_process import ERROR_FILE
 from actors.signals import stoppable
 from jobs.console import Audience
 from jobs.display import Overall
@@ -101,12 +100,12 @@ class Processes:
                 self._command(one.experiment, directory, files / "experiment.toml"),
                 stdout=subprocess.DEVNULL,
                 stderr=log,
-                env=self._environment(files / "error"),
+                env=self._environment(),
                 start_new_session=True,
             )
             self.running[one.directory] = process
         self.overall.begin(one.title)
-        status, error = _end(process.wait(), files)
+        status, error = _end(process.wait(), files / "log")
         del self.running[one.directory]
         # A signal ends a process that is still starting at once, with another exit code.
         return Outcome(one, directory, "stopped" if self.stopping and status == "failed" else status, error)
@@ -120,20 +119,19 @@ class Processes:
         way = "--overwrite" if self.overwrite else "--resume"
         return [sys.executable, "-m", "rayfl", "run", str(file), "--output", str(directory), way, *left]
 
-    def _environment(self, error: Path) -> dict[str, str]:
+    def _environment(self) -> dict[str, str]:
         here = str(Path(__file__).resolve().parents[1])
         path = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
         address = {"RAY_ADDRESS": self.address} if self.address else {}
-        return {**os.environ, "PYTHONPATH": path, ERROR_FILE: str(error)} | address
+        return {**os.environ, "PYTHONPATH": path} | address
 
 
-def _end(code: int, files: Path) -> tuple[Status, str]:
-    """Status and error of a process: the sentence that it left in `files`, or else the last line of its log there."""
+def _end(code: int, log: Path) -> tuple[Status, str]:
+    """Status and error of a process: the last sentence of rayfl in its log, or else the last line."""
     if code == 0:
         return "finished", ""
     if code in (INTERRUPTED, LIMIT):
         return "stopped", ""
-    if (files / "error").is_file():
-        return "failed", (files / "error").read_text(encoding="utf-8")
-    lines = [one for one in (files / "log").read_text(encoding="utf-8", errors="replace").splitlines() if one.strip()]
-    return "failed", (lines or [f"its process ended with code {code}"])[-1]
+    lines = [one for one in log.read_text(encoding="utf-8", errors="replace").splitlines() if one.strip()]
+    sentences = [one.removeprefix("rayfl: ") for one in lines if one.startswith("rayfl: ")]
+    return "failed", (sentences or lines or [f"its process ended with code {code}"])[-1]

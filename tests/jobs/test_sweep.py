@@ -311,20 +311,18 @@ def test_data_shows_the_first_combination(file):
 
 
 @pytest.mark.parametrize(
-    ("code", "sentence", "log", "end"),
+    ("code", "log", "end"),
     [
-        (0, None, "", ("finished", "")),
-        (130, None, "", ("stopped", "")),
-        (1, "the run failed: boom", "rayfl: something else\n", ("failed", "the run failed: boom")),
-        (1, None, "Traceback\n  File\nKeyError: 3\n\n", ("failed", "KeyError: 3")),
-        (-9, None, "", ("failed", "-9")),
+        (0, "", ("finished", "")),
+        (130, "", ("stopped", "")),
+        (1, "rayfl: the run failed: boom\nsomething else\n", ("failed", "the run failed: boom")),
+        (1, "Traceback\n  File\nKeyError: 3\n\n", ("failed", "KeyError: 3")),
+        (-9, "", ("failed", "-9")),
     ],
 )
-def test_the_end_of_a_process(tmp_path: Path, code: int, sentence: str | None, log: str, end: tuple[str, str]):
+def test_the_end_of_a_process(tmp_path: Path, code: int, log: str, end: tuple[str, str]):
     (tmp_path / "log").write_text(log)
-    if sentence is not None:
-        (tmp_path / "error").write_text(sentence)
-    state, said = _end(code, tmp_path)
+    state, said = _end(code, tmp_path / "log")
     assert state == end[0] and (said == end[1] or code < 0)
     if code < 0:
         check_sentence(said, [end[1]])
