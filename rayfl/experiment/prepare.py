@@ -39,6 +39,7 @@ from rayfl.settings_read import Given, class_id, is_ours
 from rayfl.task import NetworkTask
 from rayfl.tasks.check import check_task
 from rayfl.tasks.from_data import task_for
+from rayfl.topology.graphs import SparseTopology
 from rayfl.tree import Tree
 
 STORE_SHARE = 0.3
@@ -238,7 +239,7 @@ def check(setup: Setup, experiment: Experiment, task: NetworkTask) -> None:
     """Raise RayflError if data, model, method, engine and machine do not fit each other."""
     check_inputs(task, experiment.model.name, setup.dataset)
     check_outputs(task, experiment.model.name, setup.dataset, setup.first_model)
-    if setup.topology is not None:
+    if setup.topology is not None and (setup.method.uses_graph or not isinstance(setup.topology, SparseTopology)):
         peers = setup.num_clients
         # Bytes per pair of peers: whether one receives from the other, and the weights.
         memory.require(17 * peers**2, f"a graph of clients.count={peers} peers", "lower clients.count")

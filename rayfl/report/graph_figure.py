@@ -15,8 +15,8 @@ from rayfl.report.groups import Group
 from rayfl.run_directory.description import EXPERIMENT
 from rayfl.run_directory.record import Run
 from rayfl.settings import dotted, shown
-from rayfl.topology.graphs import Grid, Topology
-from rayfl.topology.statistics import MOST_PEERS, facts
+from rayfl.topology.graphs import MOST_PEERS, Grid, Topology
+from rayfl.topology.statistics import facts
 
 Value = TypeVar("Value")
 _MOST_LINKS = 3000

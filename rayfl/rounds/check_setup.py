@@ -57,7 +57,7 @@ def check_setup(setup: Setup) -> None:
             raise RayflError(f"{name} has a graph over its clients; add a [topology] table")
     else:
         # The first graph, so that one that cannot be drawn or weighted is refused before anything starts.
-        mixing_weights(setup.topology.receives(setup.num_clients, setup.seed, 0), setup.topology.weights)
+        mixing_weights(setup.topology.sparse(setup.num_clients, setup.seed, 0), setup.topology.weights)
     assert setup.metric_facts
     setup.method.check(setup.num_clients, setup.topology, setup.seed)
     checked_hook(setup.method.check_model)(setup.initial)

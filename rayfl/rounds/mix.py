@@ -60,12 +60,14 @@ def gathered(rule: Gather, packets: Mapping[int, Packet], rows: Sequence[Row]) -
 def added(rule: Gather, packets: Mapping[int, Packet], rows: Sequence[Row]) -> list[Aggregate]:
     """Add the packets up for each row, and decode every packet once."""
     totals = [rule.empty() for _ in rows]
+    hearers: dict[int, list[tuple[int, float]]] = {}
+    for index, row in enumerate(rows):
+        for sender, weight in row.items():
+            hearers.setdefault(sender, []).append((index, weight))
     for sender, packet in packets.items():
         packet = packet.opened()
-        for index, row in enumerate(rows):
-            weight = row.get(sender)
-            if weight is not None:
-                totals[index] = rule.add(totals[index], packet, weight, sender)
+        for index, weight in hearers.get(sender, ()):
+            totals[index] = rule.add(totals[index], packet, weight, sender)
     return totals
 
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from rayfl.compress.base import Message
+from rayfl.topology.graphs import Sparse
 
 MEGABYTES_A_VALUE = 4e-6
 
@@ -22,12 +23,12 @@ def num_values(message: Message) -> int:
     return sum(packet.num_values for packet in message.values())
 
 
-def paper_comm(graph: np.ndarray, values: Mapping[int, int]) -> dict[str, float]:
+def paper_comm(graph: Sparse, values: Mapping[int, int]) -> dict[str, float]:
     """`comm/busiest_megabytes`, `comm/busiest_received_megabytes` and `comm/mean_megabytes` of a round among peers.
 
     graph: boolean [n, n], True where row receives from column; values: numbers in each sender's message.
     """
-    sizes = np.zeros(len(graph))
+    sizes = np.zeros(graph.shape[0])
     sizes[list(values)] = list(values.values())
     received, sent = graph @ sizes, graph.sum(axis=0) * sizes
     return _metrics(received.max(), sent.max(), received.mean())

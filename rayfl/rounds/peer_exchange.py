@@ -9,6 +9,7 @@ from rayfl.determinism.addition_order import runs
 from rayfl.rounds.ledger import Ledger
 from rayfl.rounds.paper_comm import paper_comm
 from rayfl.rounds.worker_jobs import MixJob
+from rayfl.topology.graphs import Sparse
 
 CALL_BYTES = 2_500_000_000
 """Memory that a call may use for the results of all distinct rows of weights and for one receiver's new state.
@@ -17,28 +18,26 @@ Results are freed while the new states go to the object store, so both together 
 """
 
 
-def bill(graph: np.ndarray, senders: Collection[int], ledger: Ledger) -> None:
+def bill(graph: Sparse, senders: Collection[int], ledger: Ledger) -> None:
     """Bill every link of the round's graph [n, n] on both ends, from the sizes of the messages in the ledger."""
-    sent = {client: ledger.results[client] for client in senders}
+    sent, listeners = {client: ledger.results[client] for client in senders}, graph.sum(axis=0)
     for client, result in sent.items():
         ledger.results[client] = replace(
             result,
-            billed_bits=result.message_bits * int(graph[:, client].sum()),
-            downlink_bits=sum(sent[sender].message_bits for sender in np.flatnonzero(graph[client]).tolist()),
+            billed_bits=result.message_bits * int(listeners[client]),
+            downlink_bits=sum(sent[sender].message_bits for sender in row(graph, client)),
         )
     ledger.metrics |= paper_comm(graph, {client: result.num_values for client, result in sent.items()})
 
 
-def in_calls(
-    receivers: Sequence[int], weights: np.ndarray, num_workers: int, model_bytes: int
-) -> list[tuple[int, ...]]:
+def in_calls(receivers: Sequence[int], weights: Sparse, num_workers: int, model_bytes: int) -> list[tuple[int, ...]]:
     """The receivers of each call: one call per worker, or more if a call would use too much memory.
 
     Every call decodes all messages for its receivers, so fewer calls decode less. Results do not depend on the calls.
     """
 
     def held(part: tuple[int, ...]) -> int:
-        return model_bytes * (1 + len({weights[client].tobytes() for client in part}))
+        return model_bytes * (1 + len({tuple(row(weights, client).items()) for client in part}))
 
     number = min(num_workers, len(receivers))
     while True:
@@ -48,12 +47,13 @@ def in_calls(
         number = min(number + num_workers, len(receivers))
 
 
-def mix_job(receivers: Sequence[int], weights: np.ndarray, present: np.ndarray) -> MixJob:
+def row(weights: Sparse, client: int) -> dict[int, float]:
+    """The entries of a client's row that are not 0, by column, ascending."""
+    part = slice(*weights.indptr[client : client + 2])
+    return dict(zip(weights.indices[part].tolist(), weights.data[part].tolist(), strict=True))
+
+
+def mix_job(receivers: Sequence[int], weights: Sparse, present: np.ndarray) -> MixJob:
     """The job for these receivers, with their rows of the mixing matrix [n, n]; an absent peer's row is empty."""
-    rows = {
-        client: {int(sender): float(weights[client, sender]) for sender in np.flatnonzero(weights[client])}
-        if present[client]
-        else {}
-        for client in receivers
-    }
-    return MixJob(rows, tuple(sorted({sender for row in rows.values() for sender in row})))
+    rows = {client: row(weights, client) if present[client] else {} for client in receivers}
+    return MixJob(rows, tuple(sorted({sender for heard in rows.values() for sender in heard})))

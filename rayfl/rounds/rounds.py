@@ -45,7 +45,7 @@ from rayfl.rounds.worker_jobs import (
     RoundInputs,
 )
 from rayfl.settings_read import require_read
-from rayfl.topology.graphs import link_weights, mixing_weights
+from rayfl.topology.graphs import graph_of, link_weights, mixing_weights, without_diagonal
 from rayfl.topology.statistics import round_metrics
 from rayfl.tree import Arrays, Tree
 
@@ -165,16 +165,17 @@ def mix(round: Round, messages: Mapping[int, Ref]) -> None:
     """
     setup, ledger = round.setup, round.ledger
     assert setup.topology is not None
-    graph = setup.topology.receives(setup.num_clients, setup.seed, round.number)
     present = np.zeros(setup.num_clients, dtype=bool)
     present[list(messages)] = True
-    graph = graph & present[:, None] & present[None, :]
+    links = setup.topology.sparse(setup.num_clients, setup.seed, round.number).tocoo()
+    counted = present[links.row] & present[links.col]
+    graph = graph_of(setup.num_clients, links.row[counted], links.col[counted])
     weights = mixing_weights(graph, setup.topology.weights)
-    ledger.metrics |= round_metrics(graph, weights, present)
+    ledger.metrics |= round_metrics(weights, present)
     if setup.peer_half.weighs_links:
         weights = link_weights(graph, setup.topology.weights)
     if not setup.peer_half.include_self:
-        np.fill_diagonal(weights, 0.0)
+        weights = without_diagonal(weights)
     bill(graph, messages, ledger)
     counted = [client for client, result in ledger.results.items() if result.fate.keeps_state]
     receivers = [client for client in counted if client in round.run_state.states or not setup.stateful]

@@ -373,7 +373,7 @@ class Setup:
     def links(self, round: int) -> np.ndarray:
         """The weights of a round's graph among all clients, [num_clients, num_clients]."""
         assert self.topology is not None
-        return link_weights(self.topology.receives(self.num_clients, self.seed, round), self.topology.weights)
+        return link_weights(self.topology.sparse(self.num_clients, self.seed, round), self.topology.weights).toarray()
 
     def plan(self, round: int) -> Plan:
         """The method's plan for a round, made with the round's shared coin."""

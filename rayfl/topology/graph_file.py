@@ -24,8 +24,11 @@ _NUMBERS = re.compile(r"[-+.\deE\s]*(#.*)?", re.ASCII)
 """A line of finite numbers."""
 
 
-def read_adjacency(path: Path, num_peers: int, directed: bool = False) -> np.ndarray:
-    """Boolean [num_peers, num_peers], diagonal False. Raise RayflError if the file has no such graph."""
+def read_links(path: Path, num_peers: int, directed: bool = False) -> np.ndarray:
+    """The links, each as receiver and sender: int64 [num_links, 2]. A link may come twice, and join a peer to itself.
+
+    Raise RayflError if the file has no such graph.
+    """
     try:
         values = read_npy(path) if path.suffix == ".npy" else _read_text(path)
     except OSError as error:
@@ -41,9 +44,7 @@ def read_adjacency(path: Path, num_peers: int, directed: bool = False) -> np.nda
     if values.dtype.kind not in "biuf":
         raise RayflError(f"the graph {path} holds no numbers; save a matrix of 0 and 1")
     is_list = values.shape != (num_peers, num_peers) and values.shape[1:] == (2,)
-    graph = _edges(path, values, num_peers, directed) if is_list else _matrix(path, values, num_peers)
-    np.fill_diagonal(graph, False)
-    return graph
+    return _edges(path, values, num_peers, directed) if is_list else _matrix(path, values, num_peers)
 
 
 def _read_text(path: Path) -> np.ndarray:
@@ -68,16 +69,15 @@ def _matrix(path: Path, values: np.ndarray, num_peers: int) -> np.ndarray:
     strange = values[(values != 0) & (values != 1)]
     if strange.size:
         raise RayflError(f"the graph {path} holds {strange.flat[0]:g}; a matrix has 1 for a link and 0 for none")
-    return values.astype(bool)
+    return np.argwhere(values)
 
 
 def _edges(path: Path, pairs: np.ndarray, num_peers: int, directed: bool) -> np.ndarray:
-    graph = np.zeros((num_peers, num_peers), dtype=bool)
     strange = pairs[~np.isin(pairs, np.arange(num_peers)).all(axis=1)]
     if len(strange):
         one, other = strange[0]
         raise RayflError(
             f"the graph {path} has the edge {one:g} {other:g}; clients.count={num_peers} peers are 0 to {num_peers - 1}"
         )
-    graph[tuple(pairs.astype(np.int64).T)] = True
-    return graph if directed else graph | graph.T
+    links = pairs.astype(np.int64)
+    return links if directed else np.concatenate([links, links[:, ::-1]])

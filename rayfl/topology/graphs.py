@@ -1,12 +1,15 @@
 """Topologies: the graphs over which peers exchange messages in a round, and their mixing weights.
 
+Graphs and weights are sparse arrays [n, n] of scipy without zeros in them; functions take plain arrays of a graph, too.
+
 `rayfl.topology.statistics` measures such graphs: degrees, connectedness, spectral gap.
 """
 
+import itertools
 import math
 from abc import abstractmethod
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -14,9 +17,15 @@ from pydantic import Field
 from rayfl.choices.kinds import Choice
 from rayfl.determinism import seeding
 from rayfl.errors import RayflError
-from rayfl.topology.graph_file import read_adjacency
+from rayfl.topology.graph_file import read_links
 
+# Any: scipy names no types. Its sparse arrays load for longer than all topologies together, so functions import them.
+Sparse = Any
+"""A `scipy.sparse.csr_array`."""
 Weights = Literal["uniform", "metropolis"]
+
+MOST_PEERS = 1000
+"""Peers beyond which no eigenvalue is computed and no graph is drawn: the time grows with their cube."""
 
 
 class Topology(Choice):
@@ -32,43 +41,56 @@ class Topology(Choice):
     def receives(self, num_peers: int, seed: int, round: int) -> np.ndarray:
         """Boolean adjacency [num_peers, num_peers] of the round."""
 
+    def sparse(self, num_peers: int, seed: int, round: int) -> Sparse:
+        """The same as a sparse array."""
+        from scipy.sparse import csr_array
+
+        return csr_array(self.receives(num_peers, seed, round))
+
     def read(self, num_peers: int) -> "Topology":
         """The same topology with its file read, if it has one. Raise RayflError if the file cannot be read."""
         return self
 
 
-class Ring(Topology):
+class SparseTopology(Topology):
+    """A topology that draws its links one by one, so that its memory grows with the links."""
+
+    def receives(self, num_peers: int, seed: int, round: int) -> np.ndarray:
+        return self.sparse(num_peers, seed, round).toarray()
+
+    @abstractmethod
+    def sparse(self, num_peers: int, seed: int, round: int) -> Sparse: ...
+
+
+class Ring(SparseTopology):
     """Peer i exchanges with i - 1 and i + 1."""
 
     name: ClassVar[str] = "ring"
 
-    def receives(self, num_peers: int, seed: int, round: int) -> np.ndarray:
-        graph = _hops(num_peers, [1])
-        return graph | graph.T
+    def sparse(self, num_peers: int, seed: int, round: int) -> Sparse:
+        return _hops(num_peers, [1, -1])
 
 
-class Grid(Topology):
+class Grid(SparseTopology):
     """A 2-D grid, filled row by row; each peer exchanges with those above, below, left and right of it."""
 
     name: ClassVar[str] = "grid"
     wraps: ClassVar[bool] = False
     rows: int | None = Field(default=None, ge=1, description="rows of the grid; default: as square as it can be")
 
-    def receives(self, num_peers: int, seed: int, round: int) -> np.ndarray:
+    def sparse(self, num_peers: int, seed: int, round: int) -> Sparse:
         _at_least_two(num_peers)
         rows = self.num_rows(num_peers)
         columns = num_peers // rows
         row, column = np.divmod(np.arange(num_peers), columns)
-        graph = np.zeros((num_peers, num_peers), dtype=bool)
+        links = []
         for down, right in ((1, 0), (0, 1)):
             below, beside = row + down, column + right
             inside = np.full(num_peers, True) if self.wraps else (below < rows) & (beside < columns)
             other = below % rows * columns + beside % columns
-            graph[np.flatnonzero(inside), other[inside]] = True
-        graph |= graph.T
+            links.append((np.flatnonzero(inside), other[inside]))
         # One row is its own neighbour around the torus.
-        np.fill_diagonal(graph, False)
-        return graph
+        return graph_of(num_peers, *np.concatenate(links, axis=1), both_ways=True)
 
     def num_rows(self, num_peers: int) -> int:
         """Rows of a grid of `num_peers`. Raise RayflError if they do not fill a grid."""
@@ -91,24 +113,24 @@ class Torus(Grid):
     wraps: ClassVar[bool] = True
 
 
-class Exponential(Topology):
+class Exponential(SparseTopology):
     """Peer i receives from i + 1, i + 2, i + 4, ... (Ying et al., Exponential Graph is Provably Efficient for
     Decentralized Deep Training, NeurIPS 2021): ceil(log2 n) others, directed; uniform weights keep the mean."""
 
     name: ClassVar[str] = "exponential"
 
-    def receives(self, num_peers: int, seed: int, round: int) -> np.ndarray:
+    def sparse(self, num_peers: int, seed: int, round: int) -> Sparse:
         return _hops(num_peers, [2**power for power in range(_powers(num_peers))])
 
 
-class OnePeerExponential(Topology):
+class OnePeerExponential(SparseTopology):
     """In round t peer i receives from i + 2^(t mod ceil(log2 n)) alone (Ying et al., NeurIPS 2021): for n a power of
     two, uniform weights reach the exact mean every log2 n rounds."""
 
     name: ClassVar[str] = "one-peer-exponential"
     varying: ClassVar[bool] = True
 
-    def receives(self, num_peers: int, seed: int, round: int) -> np.ndarray:
+    def sparse(self, num_peers: int, seed: int, round: int) -> Sparse:
         return _hops(num_peers, [2 ** (round % _powers(num_peers))])
 
 
@@ -122,41 +144,42 @@ class FullyConnected(Topology):
         return ~np.eye(num_peers, dtype=bool)
 
 
-class ErdosRenyi(Topology):
+class ErdosRenyi(SparseTopology):
     """Each pair is an edge with probability p, drawn once and again until the graph is connected."""
 
     name: ClassVar[str] = "erdos-renyi"
     p: float = Field(default=0.5, gt=0, le=1, description="probability of an edge")
 
-    def receives(self, num_peers: int, seed: int, round: int) -> np.ndarray:
+    def sparse(self, num_peers: int, seed: int, round: int) -> Sparse:
         _at_least_two(num_peers)
         generator = seeding.generator(seed, purpose="erdos-renyi")
         for _ in range(1000):
-            upper = np.triu(generator.random((num_peers, num_peers)) < self.p, 1)
-            graph = upper | upper.T
+            # A number for each pair, of which those above the diagonal count.
+            rows = [np.flatnonzero(generator.random(num_peers) < self.p) for _ in range(num_peers)]
+            one, other = np.repeat(np.arange(num_peers), [len(row) for row in rows]), np.concatenate(rows)
+            graph = graph_of(num_peers, one[one < other], other[one < other], both_ways=True)
             if connected(graph):
                 return graph
         raise RayflError(f"no connected graph of {num_peers} peers in 1000 draws with p={self.p}; use a larger p")
 
 
-class RandomNeighbours(Topology):
+class RandomNeighbours(SparseTopology):
     """Each peer receives from `degree` others, drawn again every round (Dis-PFL's directed, time-varying graph)."""
 
     name: ClassVar[str] = "random"
     varying: ClassVar[bool] = True
     degree: int = Field(default=10, ge=1, description="number of peers that each peer receives from")
 
-    def receives(self, num_peers: int, seed: int, round: int) -> np.ndarray:
+    def sparse(self, num_peers: int, seed: int, round: int) -> Sparse:
         _check_degree(self.degree, num_peers)
-        graph = np.zeros((num_peers, num_peers), dtype=bool)
         generator = seeding.generator(seed, round, purpose="random neighbours")
-        for peer in range(num_peers):
-            others = np.delete(np.arange(num_peers), peer)
-            graph[peer, generator.choice(others, self.degree, replace=False)] = True
-        return graph
+        drawn = np.concatenate([generator.choice(num_peers - 1, self.degree, replace=False) for _ in range(num_peers)])
+        peers = np.repeat(np.arange(num_peers), self.degree)
+        # Nobody draws itself.
+        return graph_of(num_peers, peers, drawn + (drawn >= peers))
 
 
-class RandomRegular(Topology):
+class RandomRegular(SparseTopology):
     """Every round a new symmetric graph in which each peer exchanges with exactly `degree` others.
 
     Drawn by pairing (Steger and Wormald, Generating Random Regular Graphs Quickly, 1999), which is uniform in the
@@ -167,7 +190,7 @@ class RandomRegular(Topology):
     varying: ClassVar[bool] = True
     degree: int = Field(default=10, ge=1, description="number of peers that each peer exchanges with")
 
-    def receives(self, num_peers: int, seed: int, round: int) -> np.ndarray:
+    def sparse(self, num_peers: int, seed: int, round: int) -> Sparse:
         _check_degree(self.degree, num_peers)
         if self.degree * num_peers % 2:
             raise RayflError(
@@ -179,10 +202,10 @@ class RandomRegular(Topology):
         if missing >= self.degree:
             return _paired(num_peers, self.degree, generator)
         # Nearly everyone is linked: pairing seldom ends well, and draws who is not linked instead.
-        return ~_paired(num_peers, missing, generator) & ~np.eye(num_peers, dtype=bool)
+        return graph_of(num_peers, *np.argwhere(~_paired(num_peers, missing, generator).toarray()).T)
 
 
-class FixedGraph(Topology):
+class FixedGraph(SparseTopology):
     """The graph in a file, the same every round: a matrix of 0 and 1, or a list of edges (see graph_file.py)."""
 
     name: ClassVar[str] = "file"
@@ -193,77 +216,108 @@ class FixedGraph(Topology):
     )
     directed: bool = Field(default=False, description="whether a pair i j of a list means only that i receives from j")
 
-    def receives(self, num_peers: int, seed: int, round: int) -> np.ndarray:
-        _at_least_two(num_peers)
-        return read_adjacency(Path(self.path), num_peers, self.directed)
+    def sparse(self, num_peers: int, seed: int, round: int) -> Sparse:
+        return self.read(num_peers).sparse(num_peers, seed, round)
 
     def read(self, num_peers: int) -> Topology:
-        return KnownGraph(weights=self.weights, adjacency=self.receives(num_peers, 0, 0))
+        _at_least_two(num_peers)
+        return KnownGraph(weights=self.weights, links=read_links(Path(self.path), num_peers, self.directed))
 
 
-class KnownGraph(Topology):
-    """The graph of a file that was read; no experiment names it."""
+class KnownGraph(SparseTopology):
+    """The graph of a file that was read, as `read_links` returns it; no experiment names it."""
 
-    adjacency: np.ndarray
+    links: np.ndarray
 
-    def receives(self, num_peers: int, seed: int, round: int) -> np.ndarray:
-        return self.adjacency.copy()
+    def sparse(self, num_peers: int, seed: int, round: int) -> Sparse:
+        return graph_of(num_peers, *self.links.T)
 
 
-def connected(graph: np.ndarray) -> bool:
+def graph_of(num_peers: int, receivers: np.ndarray, senders: np.ndarray, both_ways: bool = False) -> Sparse:
+    """The graph of these links, boolean [num_peers, num_peers]; a link from a peer to itself is left out.
+
+    both_ways: whether the senders receive, too.
+    """
+    from scipy.sparse import csr_array
+
+    if both_ways:
+        receivers, senders = np.concatenate([receivers, senders]), np.concatenate([senders, receivers])
+    links = np.stack([receivers, senders])[:, receivers != senders]
+    return csr_array((np.ones(links.shape[1], dtype=bool), (*links,)), shape=(num_peers, num_peers))
+
+
+def connected(graph: np.ndarray | Sparse) -> bool:
     """Whether every peer reaches every other peer along the links of a graph [n, n], directed or not."""
-    # Here, since it loads for longer than all topologies together.
     from scipy.sparse.csgraph import connected_components
 
     return connected_components(graph, connection="strong", return_labels=False) == 1
 
 
-def mixing_weights(graph: np.ndarray, rule: Weights) -> np.ndarray:
+def mixing_weights(graph: np.ndarray | Sparse, rule: Weights) -> Sparse:
     """W [n, n] with rows that sum to 1: uniform over {i} and its neighbours, or Metropolis (symmetric graphs)."""
-    size = len(graph)
+    from scipy.sparse import csr_array, diags_array, eye_array
+
+    graph = csr_array(graph)
+    size = graph.shape[0]
     if rule == "uniform":
-        closed = graph | np.eye(size, dtype=bool)
-        return closed / closed.sum(axis=1, keepdims=True)
-    if not np.array_equal(graph, graph.T):
+        weights = (graph + eye_array(size, dtype=bool, format="csr")).astype(np.float64)
+        sizes = np.diff(weights.indptr)
+        weights.data = np.repeat(1.0 / sizes, sizes)
+        return weights
+    if not _is_symmetric(graph):
         raise RayflError("metropolis weights need a symmetric graph; use uniform weights")
-    degree = graph.sum(axis=1)
-    weights = np.where(graph, 1.0 / (1.0 + np.maximum.outer(degree, degree)), 0.0)
-    return weights + np.diag(1.0 - weights.sum(axis=1))
+    degree, links = np.diff(graph.indptr), graph.tocoo()
+    shares = 1.0 / (1.0 + np.maximum(degree[links.row], degree[links.col]))
+    weights = csr_array((shares, (links.row, links.col)), shape=graph.shape)
+    # Added up as in a plain array, some rows at a time: their zeros decide the order of the additions.
+    starts = range(0, size, step := max(1, 10**6 // size))
+    sums = np.concatenate([weights[start : start + step].toarray().sum(axis=1) for start in starts])
+    return csr_array(weights + diags_array(1.0 - sums))
 
 
-def link_weights(graph: np.ndarray, rule: Weights) -> np.ndarray:
+def link_weights(graph: np.ndarray | Sparse, rule: Weights) -> Sparse:
     """Symmetric weights a_kl [n, n] of the links: 1 if uniform, or Metropolis. Raise RayflError if the graph is
     directed."""
-    if not np.array_equal(graph, graph.T):
+    from scipy.sparse import csr_array
+
+    graph = csr_array(graph)
+    if not _is_symmetric(graph):
         raise RayflError(
             "this method needs one weight per pair of clients, and the topology is directed; use a symmetric one, such "
             "as ring"
         )
-    weights = graph.astype(np.float64) if rule == "uniform" else mixing_weights(graph, rule)
-    np.fill_diagonal(weights, 0.0)
-    return weights
+    return graph.astype(np.float64) if rule == "uniform" else without_diagonal(mixing_weights(graph, rule))
+
+
+def without_diagonal(weights: Sparse) -> Sparse:
+    """The weights of the links alone."""
+    from scipy.sparse import csr_array, diags_array
+
+    return csr_array(weights - diags_array(weights.diagonal()))
+
+
+def _is_symmetric(graph: Sparse) -> bool:
+    return not (graph != graph.T).nnz
 
 
 def largest_laplacian_eigenvalue(topology: "Topology", num_peers: int, seed: int) -> float:
     """The largest eigenvalue of D - A of a topology's `link_weights`, with D the sums of the rows of A.
 
-    For graphs that vary, the bound 2 max_k sum_l a_kl: the eigenvalue of one round says nothing about the next.
+    For graphs that vary, the bound 2 max_k sum_l a_kl: the eigenvalue of one round says nothing about the next. The
+    same bound for more than MOST_PEERS peers.
     """
-    weights = link_weights(topology.receives(num_peers, seed, 0), topology.weights)
+    weights = link_weights(topology.sparse(num_peers, seed, 0), topology.weights)
     degrees = weights.sum(axis=1)
-    if topology.varying:
+    if topology.varying or num_peers > MOST_PEERS:
         return 2 * float(degrees.max())
-    return float(np.linalg.eigvalsh(np.diag(degrees) - weights)[-1])
+    return float(np.linalg.eigvalsh(np.diag(degrees) - weights.toarray())[-1])
 
 
-def _hops(num_peers: int, distances: list[int]) -> np.ndarray:
+def _hops(num_peers: int, distances: list[int]) -> Sparse:
     """The graph in which every peer receives from the peers at these `distances` further on."""
     _at_least_two(num_peers)
-    graph = np.zeros((num_peers, num_peers), dtype=bool)
-    peers = np.arange(num_peers)
-    for distance in distances:
-        graph[peers, (peers + distance) % num_peers] = True
-    return graph
+    peers = np.repeat(np.arange(num_peers), len(distances))
+    return graph_of(num_peers, peers, (peers + np.tile(distances, num_peers)) % num_peers)
 
 
 def _powers(num_peers: int) -> int:
@@ -271,25 +325,24 @@ def _powers(num_peers: int) -> int:
     return max(1, (num_peers - 1).bit_length())
 
 
-def _paired(num_peers: int, degree: int, generator: np.random.Generator) -> np.ndarray:
+def _paired(num_peers: int, degree: int, generator: np.random.Generator) -> Sparse:
     """A symmetric graph with `degree` links at each peer: loose ends are paired at random, impossible pairs again."""
     while True:
-        graph = np.zeros((num_peers, num_peers), dtype=bool)
+        links: set[tuple[int, int]] = set()
         ends = np.repeat(np.arange(num_peers), degree)
         while ends.size:
-            open_to = ~graph & ~np.eye(num_peers, dtype=bool)
-            left = np.unique(ends)
-            if not open_to[np.ix_(left, left)].any():
+            if all(link in links for link in itertools.combinations(np.unique(ends).tolist(), 2)):
                 break
             again = []
             for one, other in generator.permutation(ends).reshape(-1, 2).tolist():
-                if one == other or graph[one, other]:
+                link = (min(one, other), max(one, other))
+                if one == other or link in links:
                     again += [one, other]
                 else:
-                    graph[one, other] = graph[other, one] = True
+                    links.add(link)
             ends = np.array(again, dtype=np.int64)
         if not ends.size:
-            return graph
+            return graph_of(num_peers, *np.array([*links], dtype=np.int64).reshape(-1, 2).T, both_ways=True)
 
 
 def _check_degree(degree: int, num_peers: int) -> None:

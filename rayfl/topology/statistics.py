@@ -8,16 +8,14 @@ of 0 some never agree, with a gap of 1 all agree at once. For directed graphs it
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache, reduce
+from operator import add
 
 import numpy as np
 
-from rayfl.topology.graphs import Topology, connected, mixing_weights
+from rayfl.topology.graphs import MOST_PEERS, Sparse, Topology, connected, mixing_weights, without_diagonal
 
 MOST_ROUNDS = 64
 """The most rounds of a time-varying graph that are measured."""
-
-MOST_PEERS = 1000
-"""Peers beyond which no spectral gap is recorded and no graph is drawn: the time grows with their cube."""
 
 
 @dataclass(frozen=True)
@@ -58,49 +56,57 @@ class Facts:
 def facts(topology: Topology, num_peers: int, seed: int, rounds: int) -> Facts:
     """The statistics of a topology with all peers present. Raise RayflError if the graph is impossible."""
     looked_at = min(rounds, MOST_ROUNDS) if topology.varying else 1
-    graphs = [topology.receives(num_peers, seed, round) for round in range(looked_at)]
+    graphs = [topology.sparse(num_peers, seed, round) for round in range(looked_at)]
     degrees = np.stack([graph.sum(axis=1) for graph in graphs])
-    mean = reduce(np.add, (mixing_weights(graph, topology.weights) for graph in graphs)) / looked_at
+    mean = reduce(add, (mixing_weights(graph, topology.weights) for graph in graphs)) / looked_at
     return Facts(
         num_peers=num_peers,
         num_rounds=looked_at,
         degrees=(int(degrees.min()), float(degrees.mean()), int(degrees.max())),
         most_listeners=max(int(graph.sum(axis=0).max()) for graph in graphs),
-        connected=connected(np.any(graphs, axis=0)),
+        connected=connected(reduce(add, graphs)),
         every_round=all(connected(graph) for graph in graphs),
         spectral_gap=spectral_gap(mean),
     )
 
 
-def spectral_gap(weights: np.ndarray) -> float:
+def spectral_gap(weights: np.ndarray | Sparse) -> float:
     """1 - |l| with l the eigenvalue of second largest magnitude of a mixing matrix [n, n] whose rows sum to 1.
 
     In [0, 1]; 1 for a single peer.
     """
+    weights = weights if isinstance(weights, np.ndarray) else weights.toarray()
     symmetric = np.array_equal(weights, weights.T)
     values = np.abs(np.linalg.eigvalsh(weights) if symmetric else np.linalg.eigvals(weights))
     second = np.sort(values)[-2] if len(values) > 1 else 0.0
     return float(np.clip(1.0 - second, 0.0, 1.0))
 
 
-def round_metrics(graph: np.ndarray, weights: np.ndarray, present: np.ndarray) -> dict[str, float]:
+def round_metrics(weights: Sparse, present: np.ndarray) -> dict[str, float]:
     """Metrics of a round's exchange among the peers that are present (boolean [n]); {} for fewer than two.
 
-    `graph/mean_degree`, `graph/max_degree` (peers that one receives from), `graph/connected` (1 or 0), and
-    `graph/spectral_gap` of the mixing matrix that was used.
+    weights: mixing weights, positive on every link. `graph/mean_degree`, `graph/max_degree` (peers that one receives
+    from), `graph/connected` (1 or 0), and `graph/spectral_gap` of the weights, for at most MOST_PEERS peers.
     """
-    among = np.ix_(present, present)
-    graph, weights = graph[among], weights[among]
-    if len(graph) < 2:
+    if np.count_nonzero(present) < 2:
         return {}
-    return dict(_metrics(len(graph), graph.tobytes(), weights.tobytes()))
+    weights = weights[present][:, present]
+    return dict(
+        _metrics(
+            *(part.astype(np.int64).tobytes() for part in (weights.indptr, weights.indices)), weights.data.tobytes()
+        )
+    )
 
 
 # Keyed by bytes, because arrays cannot be keys: a graph that stays the same is measured once.
 @lru_cache(maxsize=4)
-def _metrics(size: int, links: bytes, numbers: bytes) -> Mapping[str, float]:
-    graph = np.frombuffer(links, bool).reshape(size, size)
-    degrees = graph.sum(axis=1)
+def _metrics(starts: bytes, senders: bytes, numbers: bytes) -> Mapping[str, float]:
+    from scipy.sparse import csr_array
+
+    rows, size = np.frombuffer(starts, np.int64), len(starts) // 8 - 1
+    weights = csr_array((np.frombuffer(numbers), np.frombuffer(senders, np.int64), rows), shape=(size, size))
+    graph = without_diagonal(weights)
+    degrees = np.diff(graph.indptr)
     found = {
         "graph/mean_degree": float(degrees.mean()),
         "graph/max_degree": float(degrees.max()),
@@ -108,6 +114,5 @@ def _metrics(size: int, links: bytes, numbers: bytes) -> Mapping[str, float]:
     }
     if size <= MOST_PEERS:
         # The last digits depend on how many threads the eigenvalues are computed with.
-        gap = spectral_gap(np.frombuffer(numbers, np.float64).reshape(size, size))
-        found["graph/spectral_gap"] = round(gap, 9)
+        found["graph/spectral_gap"] = round(spectral_gap(weights), 9)
     return found

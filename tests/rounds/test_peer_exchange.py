@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from scipy.sparse import csr_array
 
 from rayfl.compress.base import PIECE, Divisible, Packet
 from rayfl.compress.dense import Dense
@@ -32,7 +33,7 @@ def test_links_are_billed_on_both_ends():
     ledger = Ledger(Participation(dict.fromkeys(range(3), Fate.DELIVERED)))
     for client, bits, values in ((0, 100, 5), (1, 30, 4), (2, 7, 3)):
         ledger.results[client] = ClientResult(client, Fate.DELIVERED, message_bits=bits, num_values=values)
-    bill(graph, [0, 1, 2], ledger)
+    bill(csr_array(graph), [0, 1, 2], ledger)
     # Peer 0 is the busiest: it sends 100 bits to each of two, and receives 30 + 7.
     assert [ledger.results[i].billed_bits for i in range(3)] == [200, 30, 7]
     assert [ledger.results[i].downlink_bits for i in range(3)] == [37, 100, 100]

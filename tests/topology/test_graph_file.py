@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from rayfl.choices.kinds import make
-from rayfl.topology.graph_file import read_adjacency
 from rayfl.topology.graphs import FixedGraph, Topology
 from tests.refusals import refused
 
@@ -17,6 +16,10 @@ def written(folder: Path, text: str, name: str = "graph.csv") -> Path:
     path = folder / name
     path.write_text(text)
     return path
+
+
+def read_adjacency(path: Path, num_peers: int, directed: bool = False) -> np.ndarray:
+    return FixedGraph(path=str(path), directed=directed).receives(num_peers, 0, 0)
 
 
 def test_a_matrix_in_any_form(tmp_path: Path):

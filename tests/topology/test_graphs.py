@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from rayfl.determinism.seeding import generator
 from rayfl.topology.graphs import (
     ErdosRenyi,
     Exponential,
@@ -16,6 +17,7 @@ from rayfl.topology.graphs import (
     Torus,
     connected,
     mixing_weights,
+    without_diagonal,
 )
 from tests.refusals import refused
 
@@ -34,6 +36,41 @@ ALL = [
 
 def neighbours(topology: Topology, num_peers: int, peer: int, round: int = 0) -> list[int]:
     return np.flatnonzero(topology.receives(num_peers, 0, round)[peer]).tolist()
+
+
+@pytest.mark.parametrize("topology", ALL)
+def test_sparse_graphs_are_plain_ones_and_have_the_weights_of_plain_ones(topology: Topology):
+    for num_peers, round in ((8, 0), (12, 1)):
+        graph, sparse = topology.receives(num_peers, 3, round), topology.sparse(num_peers, 3, round)
+        assert np.array_equal(sparse.toarray(), graph) and sparse.has_sorted_indices and sparse.data.all()
+        closed = graph | np.eye(num_peers, dtype=bool)
+        uniform = mixing_weights(sparse, "uniform")
+        assert np.array_equal(uniform.toarray(), closed / closed.sum(axis=1, keepdims=True))
+        assert np.array_equal(without_diagonal(uniform).toarray(), np.where(graph, uniform.toarray(), 0.0))
+        if np.array_equal(graph, graph.T):
+            # The bits of the diagonal depend on the order in which a row is added up.
+            degree = graph.sum(axis=1)
+            links = np.where(graph, 1.0 / (1.0 + np.maximum.outer(degree, degree)), 0.0)
+            expected = links + np.diag(1.0 - links.sum(axis=1))
+            assert np.array_equal(mixing_weights(sparse, "metropolis").toarray(), expected)
+
+
+def test_random_graphs_are_those_that_were_drawn_pair_by_pair():
+    """Draws are keyed, so an experiment keeps its graph."""
+    drawn = generator(3, purpose="erdos-renyi").random((9, 9)) < 0.8
+    upper = np.triu(drawn, 1)
+    assert np.array_equal(ErdosRenyi(p=0.8).receives(9, 3, 0), upper | upper.T)
+    draws, graph = generator(3, 2, purpose="random neighbours"), RandomNeighbours(degree=3).receives(9, 3, 2)
+    for peer in range(9):
+        others = np.delete(np.arange(9), peer)
+        assert np.flatnonzero(graph[peer]).tolist() == sorted(draws.choice(others, 3, replace=False).tolist())
+
+
+def test_a_graph_of_many_peers_takes_memory_for_its_links_alone():
+    graph = RandomNeighbours(degree=10).sparse(3000, 1, 0)
+    weights = mixing_weights(graph, "uniform")
+    assert graph.nnz == 30_000 and weights.nnz == 33_000
+    assert graph.shape == (3000, 3000) and weights.data.nbytes + weights.indices.nbytes < 10**6
 
 
 def test_ring():
@@ -187,13 +224,13 @@ def test_uniform_weights():
     # Peer 0 hears nobody, peer 1 hears 0, peer 2 hears both.
     graph = np.array([[0, 0, 0], [1, 0, 0], [1, 1, 0]], bool)
     third = 1 / 3
-    assert mixing_weights(graph, "uniform").tolist() == [[1, 0, 0], [0.5, 0.5, 0], [third, third, third]]
+    assert mixing_weights(graph, "uniform").toarray().tolist() == [[1, 0, 0], [0.5, 0.5, 0], [third, third, third]]
 
 
 def test_metropolis_weights():
     # A path 0 - 1 - 2 has degrees 1, 2, 1: edges weigh 1 / (1 + 2), the rest stays with oneself.
     path = np.array([[0, 1, 0], [1, 0, 1], [0, 1, 0]], bool)
-    weights = mixing_weights(path, "metropolis")
+    weights = mixing_weights(path, "metropolis").toarray()
     np.testing.assert_allclose(weights, np.array([[2, 1, 0], [1, 1, 1], [0, 1, 2]]) / 3, rtol=1e-15)
 
 
