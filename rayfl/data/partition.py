@@ -167,14 +167,6 @@ class PartitionScheme(Choice, ABC):
         empty = Shards.empty(len(train))
         return Partition(train=train, validation=empty, heldout=empty, test=test)
 
-    def check_num_clients(self, num_clients: int, dataset: Dataset) -> None:
-        """Raise RayflError if there are more clients than train samples."""
-        if num_clients > len(dataset.train):
-            raise RayflError(
-                f"clients.count={num_clients} is more than the {len(dataset.train)} train samples of dataset "
-                f"{dataset.name!r}, of which every client needs one: lower clients.count"
-            )
-
 
 def _cut(sizes: np.ndarray, ratio: float) -> np.ndarray:
     if ratio == 0.0:

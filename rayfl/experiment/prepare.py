@@ -286,6 +286,11 @@ def make_partition(experiment: Experiment, dataset: Dataset) -> Partition:
             f"partition {experiment.partition.name!r} divides classes, and the labels of dataset {dataset.name!r} are "
             f"{dataset.train.labels.dtype} [n, {dataset.num_classes}], no classes; take 'iid', or 'natural' with owners"
         )
+    if experiment.clients.count > len(dataset.train):
+        raise RayflError(
+            f"clients.count={experiment.clients.count} is more than the {len(dataset.train)} train samples of dataset "
+            f"{dataset.name!r}, of which every client needs one: lower clients.count"
+        )
     generator = seeding.generator(experiment.seed, purpose="partition")
     partition = experiment.partition.split(dataset, experiment.clients.count, generator)
     defaults = {key: share for one in (experiment.method, *experiment.wrap) for key, share in one.splits.items()}

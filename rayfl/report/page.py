@@ -17,7 +17,6 @@ from rayfl.errors import RayflError
 from rayfl.experiment.report_options import ReportOptions, agreed_options
 from rayfl.population.sampling import Clients
 from rayfl.report import wording
-from rayfl.report.ablations import ablations
 from rayfl.report.charts import MOST_POINTS, with_fewer_points
 from rayfl.report.colors import DARK, LIGHT, config
 from rayfl.report.fairness import fairness_tables
@@ -113,7 +112,6 @@ def page(found: Sequence[Group], options: ReportOptions) -> dict[str, object]:
         "tuning": tuning(choices, options.best_over, names[0], options.last, found) if several and choices else None,
         "ranking": ranking(found, names, options.last) if several else None,
         "work": sortable(found, work_columns(found), "") if several else None,
-        "ablations": ablations(found, names, options.last, options.best_over) if several and names else [],
         "fairness": fairness_tables(found, names),
         "statuses": statuses(found),
         "origins": origins(found),

@@ -31,7 +31,6 @@ class DirichletClient(PartitionScheme):
 
     def split(self, dataset: Dataset, num_clients: int, generator: np.random.Generator) -> Partition:
         """Assign the samples. Raise RayflError if there are more clients than train samples."""
-        self.check_num_clients(num_clients, dataset)
         priors = self._priors(num_clients, dataset.num_classes, generator)
         labels = dataset.train.labels
         train = assign_by_prior(labels, priors, even_sizes(len(labels), num_clients), generator)
@@ -78,7 +77,6 @@ class DirichletSizes(PartitionScheme):
 
     def split(self, dataset: Dataset, num_clients: int, generator: np.random.Generator) -> Partition:
         """Assign the samples. Raise RayflError if a client is so small that it gets nothing."""
-        self.check_num_clients(num_clients, dataset)
         priors = _priors(self.alpha, num_clients, dataset.num_classes, generator)
         # The location log(n / num_clients) cancels in the scaling.
         weights = generator.lognormal(0.0, self.sigma, num_clients)
@@ -103,7 +101,6 @@ class DirichletClass(PartitionScheme):
 
     def split(self, dataset: Dataset, num_clients: int, generator: np.random.Generator) -> Partition:
         """Assign the samples. Raise RayflError if no draw gives every client enough samples."""
-        self.check_num_clients(num_clients, dataset)
         labels, test_labels = dataset.train.labels, dataset.test.labels
         per_class = np.bincount(labels, minlength=dataset.num_classes)
         if self.min_samples * num_clients <= len(labels):

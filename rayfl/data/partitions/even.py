@@ -16,7 +16,6 @@ class Iid(PartitionScheme):
 
     def split(self, dataset: Dataset, num_clients: int, generator: np.random.Generator) -> Partition:
         """Assign the samples. Raise RayflError if there are more clients than train samples."""
-        self.check_num_clients(num_clients, dataset)
         train = Shards.even(generator.permutation(len(dataset.train)), num_clients)
         test = Shards.even(generator.permutation(len(dataset.test)), num_clients)
         return self.finish(train, test, f"there are {len(dataset.train)} train samples, so lower clients.count")
@@ -40,7 +39,6 @@ class LambdaRatio(PartitionScheme):
 
     def split(self, dataset: Dataset, num_clients: int, generator: np.random.Generator) -> Partition:
         """Assign the samples. Raise RayflError if there are too few train samples for the clients."""
-        self.check_num_clients(num_clients, dataset)
         train = self._blocks(dataset.train.labels, num_clients, generator)
         test = self._blocks(dataset.test.labels, num_clients, generator)
         return self.finish(train, test, f"there are {len(dataset.train)} train samples, so lower clients.count")

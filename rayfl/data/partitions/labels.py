@@ -28,7 +28,6 @@ class Pathological(PartitionScheme):
 
     def split(self, dataset: Dataset, num_clients: int, generator: np.random.Generator) -> Partition:
         """Assign the samples. Raise RayflError if a client gets no samples or there are too few classes."""
-        self.check_num_clients(num_clients, dataset)
         held = _draw_classes(self.name, self.classes_per_client, dataset, num_clients, generator)
         labels = dataset.train.labels
         train = assign_by_prior(labels, held.astype(np.float64), even_sizes(len(labels), num_clients), generator)
@@ -51,7 +50,6 @@ class LabelsPerClient(PartitionScheme):
 
     def split(self, dataset: Dataset, num_clients: int, generator: np.random.Generator) -> Partition:
         """Assign the samples. Raise RayflError if a client gets no samples or there are too few classes."""
-        self.check_num_clients(num_clients, dataset)
         held = _draw_classes(self.name, self.labels_per_client, dataset, num_clients, generator)
         labels, test_labels = dataset.train.labels, dataset.test.labels
         indices, owners = [], []

@@ -22,7 +22,6 @@ class Natural(PartitionScheme):
 
     def split(self, dataset: Dataset, num_clients: int, generator: np.random.Generator) -> Partition:
         """Assign the samples. Raise RayflError if the dataset has no groups, or fewer than `num_clients`."""
-        self.check_num_clients(num_clients, dataset)
         train_groups, test_groups = dataset.train.groups, dataset.test.groups
         if train_groups is None or test_groups is None:
             raise RayflError(

@@ -57,8 +57,3 @@ def test_lambda_zero_is_iid():
 def test_lambda_outside_its_range_is_refused(ratio):
     with refused(names=["ratio=", "[0, 1]"]):
         LambdaRatio(ratio=ratio)
-
-
-def test_too_many_clients_are_named():
-    with refused(names=["clients.count=8", "6 train samples", "numbered"]):
-        Iid().split(balanced(2, 3, 3), 8, generator(0))
