@@ -5,10 +5,13 @@ import os
 import signal
 import subprocess
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from benchmarks.memory import descendants
@@ -17,7 +20,7 @@ from rayfl.experiment.experiment import read
 from rayfl.run_directory.manifest import checkpoints
 from rayfl.run_directory.record import read_run
 from rayfl.run_directory.tables import read_records
-from tests.actors.heads import BIN, environment, started_head
+from tests.actors.heads import BIN, Head, answers, environment, started_head
 from tests.actors.toys import assert_same_run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,10 +41,16 @@ actors = 2
 
 
 @pytest.fixture(scope="module")
-def head() -> Iterator[str]:
-    """The dashboard's address of a Ray head that this module started."""
+def started() -> Iterator[Head]:
+    """A Ray head that this module started."""
     with started_head() as found:
-        yield found.dashboard
+        yield found
+
+
+@pytest.fixture(scope="module")
+def head(started: Head) -> str:
+    """The dashboard's address of the head."""
+    return started.dashboard
 
 
 def submit(
@@ -54,6 +63,25 @@ def submit(
 def ray_job(head: str, verb: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
     command = [str(BIN / "ray"), "job", verb, "--address", head, *arguments]
     return subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=240)
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_the_probes_of_kuberay_need_no_token(started: Head):
+    # The operator's probes of a pod ask these pages of the agent and of the dashboard, with no token, and look for the
+    # word. Other pages need one.
+    words = psutil.Process(started.process.pid).cmdline()
+    (agent,) = [word.rpartition("=")[2] for word in words if "agent-listen-port" in word]
+    # The agent begins after the dashboard.
+    deadline = time.monotonic() + 60
+    while not answers(f"http://127.0.0.1:{agent}/api/local_raylet_healthz"):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    for page in (f"http://127.0.0.1:{agent}/api/local_raylet_healthz", f"{started.dashboard}/api/gcs_healthz"):
+        with urllib.request.urlopen(page, timeout=10) as answer:
+            assert b"success" in answer.read()
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen(f"{started.dashboard}/api/jobs/", timeout=10)
 
 
 @pytest.mark.slow

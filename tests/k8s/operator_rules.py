@@ -24,6 +24,25 @@ def complaints(manifest: Manifest) -> list[str]:
     return [*_name(manifest, 47), *_job(manifest["spec"])]
 
 
+def queue_complaints(manifest: Manifest) -> list[str]:
+    """One sentence for each rule of Kueue's webhooks that a RayCluster or RayJob with a queue breaks.
+
+    The rules are those of its default feature gates.
+    """
+    spec, found = manifest["spec"], []
+    if manifest["kind"] == "RayJob" and not spec.get("shutdownAfterJobFinishes", False):
+        found.append("a job with a queue needs shutdownAfterJobFinishes")
+    if "clusterSelector" in spec:
+        found.append("a job with a queue excludes clusterSelector")
+    cluster = spec.get("rayClusterSpec", spec)
+    if cluster.get("enableInTreeAutoscaling", False):
+        found.append("a queue excludes enableInTreeAutoscaling")
+    groups = [worker["groupName"] for worker in cluster.get("workerGroupSpecs", [])]
+    if len(groups) > 7 or "head" in groups:
+        found.append("a queue takes at most 7 groups of workers, none of which is called head")
+    return found
+
+
 def _name(manifest: Manifest, longest: int) -> Iterator[str]:
     name = manifest["metadata"]["name"]
     # The operator appends to it, and Kubernetes takes at most 63 characters.

@@ -36,7 +36,8 @@ needs_crds = pytest.mark.skipif(
 )
 JOBS = ("overlays/kind", "overlays/cpu", "overlays/gpu")
 CLUSTERS = tuple(f"{job}/cluster" for job in JOBS)
-FOLDERS = (*JOBS, *CLUSTERS, "reader", "setup", "outside")
+READERS = tuple(f"{job}/reader" for job in JOBS)
+FOLDERS = (*JOBS, *CLUSTERS, *READERS, "setup", "outside")
 KUBERNETES = "1.37"
 """The version whose schemas are used."""
 UNITS = {"Mi": 2**20, "Gi": 2**30}
@@ -108,7 +109,7 @@ def kustomize() -> list[str] | None:
 
 def users_overlay(folder: Path, overlay: str) -> Path:
     """The overlay that k8s/README.md tells a user to write, of another of ours."""
-    (text,) = re.findall(r"```yaml\n(.*?)```", (K8S / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    text, *_ = re.findall(r"```yaml\n(.*?)```", (K8S / "README.md").read_text(encoding="utf-8"), re.DOTALL)
     settings = yaml.safe_load(text.replace("../k8s", os.path.relpath(K8S, folder)).replace("overlays/cpu", overlay))
     if overlay.endswith("/cluster"):
         del settings["patches"]
@@ -204,8 +205,9 @@ def as_pod(specification: Node) -> Node:
 
 
 def test_kubernetes_takes_every_pod_and_every_manifest_of_its_own() -> None:
-    own = [one for folder in ("setup", "outside", "reader") for one in built(folder)]
-    assert sorted(one["kind"] for one in own) == ["NetworkPolicy", "NetworkPolicy", "PersistentVolumeClaim", "Pod"]
+    own = [one for folder in ("setup", "outside", *READERS) for one in built(folder)]
+    kinds = ["NetworkPolicy"] * 2 + ["PersistentVolumeClaim"] * 3 + ["Pod"] * 3
+    assert sorted(one["kind"] for one in own) == kinds
     for document in (*own, *(as_pod(pod) for _, pod in all_pods())):
         kubernetes_validate.validate(document, KUBERNETES, strict=True)
 
@@ -219,7 +221,7 @@ def test_kubernetes_takes_every_pod_and_every_manifest_of_its_own() -> None:
     ],
 )
 def test_kubernetes_schemas_refuse_mistakes(change: Callable[[Node], object]) -> None:
-    pod = copy.deepcopy(the("reader"))
+    pod = copy.deepcopy(the(READERS[0]))
     change(pod["spec"])
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(pod, KUBERNETES, strict=True)
@@ -270,8 +272,8 @@ def test_the_operators_rules_find_what_breaks_them(change: Callable[[Node], obje
 
 def test_every_pod_passes_pod_security_restricted() -> None:
     found = list(all_pods())
-    # Head, workers and submitter of three jobs, head and workers of three clusters, and the reader.
-    assert len(found) == 3 * 3 + 3 * 2 + 1
+    # Head, workers and submitter of three jobs, head and workers of three clusters, and three readers.
+    assert len(found) == 3 * 3 + 3 * 2 + 3
     for folder, pod in found:
         # The operator puts a container in front of a worker's, which waits for the head with the worker's own rights.
         rights = pod["containers"][0]["securityContext"]
@@ -293,7 +295,7 @@ def test_every_pod_passes_pod_security_restricted() -> None:
     ],
 )
 def test_pod_security_finds_what_breaks_it(change: Callable[[Node], object], violation: str) -> None:
-    pod = copy.deepcopy(the("reader")["spec"])
+    pod = copy.deepcopy(the(READERS[0])["spec"])
     change(pod)
     assert violations(pod)[0].startswith(violation)
 
@@ -344,9 +346,9 @@ def test_ray_is_the_version_of_the_constraints_and_asks_for_a_token(folder: str)
 
 
 def test_images_are_the_variant_of_the_overlay() -> None:
-    images = {folder: {pod["containers"][0]["image"] for pod in pods(the(folder))} for folder in (*JOBS, "reader")}
+    images = {folder: {pod["containers"][0]["image"] for pod in pods(the(folder))} for folder in (*JOBS, READERS[0])}
     cpu, cuda = {"rayfl:0.1.0"}, {"rayfl:0.1.0-cuda"}
-    assert images == {"overlays/kind": cpu, "overlays/cpu": cpu, "overlays/gpu": cuda, "reader": cpu}
+    assert images == {"overlays/kind": cpu, "overlays/cpu": cpu, "overlays/gpu": cuda, READERS[0]: cpu}
     kind = {pod["containers"][0]["imagePullPolicy"] for pod in pods(the("overlays/kind"))}
     assert kind == {"Never"}
 
@@ -358,15 +360,16 @@ def test_the_gpu_overlays_workers_have_a_gpu_each() -> None:
     assert "nvidia.com/gpu" not in head["containers"][0]["resources"]["limits"]
 
 
-def test_only_head_and_reader_mount_the_claim_of_the_runs() -> None:
-    (claim,) = [one for one in built("setup") if one["kind"] == "PersistentVolumeClaim"]
-    for folder in (*JOBS, *CLUSTERS, "reader"):
+def test_only_head_and_reader_mount_the_overlays_own_claim() -> None:
+    claims = [one["metadata"]["name"] for one in built("setup") if one["kind"] == "PersistentVolumeClaim"]
+    assert sorted(claims) == sorted(f"rayfl-runs-{job.removeprefix('overlays/')}" for job in JOBS)
+    for folder in (*JOBS, *CLUSTERS, *READERS):
         writes, *others = pods(the(folder))
         (volume,) = [volume for volume in writes["volumes"] if "persistentVolumeClaim" in volume]
-        assert volume["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
+        assert volume["persistentVolumeClaim"]["claimName"] == f"rayfl-runs-{folder.split('/')[1]}"
         mounts = {mount["name"]: mount for mount in writes["containers"][0]["volumeMounts"]}
         assert mounts["runs"]["mountPath"] == f"{WORKDIR}/runs"
-        assert mounts["runs"].get("readOnly", False) is (folder == "reader")
+        assert mounts["runs"].get("readOnly", False) is (folder in READERS)
         assert not [volume for pod in others for volume in pod["volumes"] if "persistentVolumeClaim" in volume]
 
 
@@ -381,7 +384,7 @@ def test_the_network_policy_covers_every_pod() -> None:
         templates += [document["spec"]["submitterPodTemplate"]] if document["kind"] == "RayJob" else []
         for template in templates:
             assert covered.items() <= template["metadata"]["labels"].items()
-    assert covered.items() <= the("reader")["metadata"]["labels"].items()
+    assert covered.items() <= the(READERS[0])["metadata"]["labels"].items()
     assert the("outside")["spec"]["podSelector"] == policy["podSelector"]
     # They speak to each other on all ports, and are asked by the operator on the dashboard's.
     assert {"from": [{"podSelector": policy["podSelector"]}]} in policy["ingress"]
@@ -411,7 +414,7 @@ def test_the_network_policy_covers_every_pod() -> None:
 @pytest.mark.parametrize("folder", JOBS)
 def test_every_attempt_of_a_job_is_the_same_command_that_goes_on(folder: str) -> None:
     spec = the(folder)["spec"]
-    assert spec["backoffLimit"] == 3 and "activeDeadlineSeconds" not in spec
+    assert spec["backoffLimit"] == 3 and not {"activeDeadlineSeconds", "preRunningDeadlineSeconds"} & spec.keys()
     assert spec["shutdownAfterJobFinishes"] is True
     runtime = require_command(spec["entrypoint"]).runtime
     assert runtime.device_name == ("cuda" if folder == "overlays/gpu" else "cpu")
@@ -433,6 +436,6 @@ def require_command(command: str) -> Experiment:
 def test_the_readme_names_folders_that_are_there() -> None:
     text = (K8S / "README.md").read_text(encoding="utf-8")
     named = set(re.findall(r"-k (k8s/[\w/]+)", text))
-    assert {f"k8s/{folder}" for folder in ("setup", "reader", *JOBS)} <= named
+    assert {f"k8s/{folder}" for folder in ("setup", READERS[0], *JOBS)} <= named
     assert [folder for folder in named if not (ROOT / folder / "kustomization.yaml").is_file()] == []
     assert "kubectl apply -f k8s" not in text and "kubectl delete -f k8s" not in text
