@@ -118,6 +118,7 @@ class Coordinator(OwnPackages):
                 kinds,
                 lambda platform: _describe(spec, platform, first=next(times) == 0),
                 self._keep_wave,
+                lambda: self._stopping,
             )
             try:
                 value: Setup = ray.get(setup[0])
@@ -126,10 +127,10 @@ class Coordinator(OwnPackages):
                 self._trims = value.stateful or value.has_server_memory
                 with refusing_exits():
                     self._play_despite_losses(value, executor, spec)
-            except Stopped:
-                return False
             finally:
                 executor.close()
+        except Stopped:
+            return False
         finally:
             self._over = True
             self._tell()
@@ -154,7 +155,9 @@ class Coordinator(OwnPackages):
                 return
             except (LostObjects, ObjectLostError) as error:
                 resumed = True
-                try_again(Loss("objects", setbacks.add(self._reached), str(error)))
+                # The end of a node that was announced does not count.
+                times = setbacks.add(self._reached) - len(executor.pool.leaving.announced)
+                try_again(Loss("objects", max(0, times), str(error)))
 
     @ray.method(concurrency_group=_CONTROL)
     def progress(self, known: int, timeout_s: float) -> Progress:

@@ -3,6 +3,7 @@
 Ray lets a request that no node can satisfy wait for ever, so each request is first compared with every node.
 """
 
+import math
 import os
 import re
 import sys
@@ -52,6 +53,7 @@ class Placement:
     """The pool of client actors: their number, the resources of each, and the seconds in which they must start and
     answer a call.
 
+    `wait_for_room_s`: the seconds that a run on a joined cluster waits for its first actor; None: `start_timeout_s`.
     `instruction_set` is set in the actors; `mixed` lets machines that compute other bits work together. `labels` select
     the nodes. `most`: the number of actors to which the pool grows when nodes join; None: nodes neither join nor leave.
     `notices` are sentences for the user.
@@ -61,6 +63,7 @@ class Placement:
     num_cpus: float
     num_gpus: float
     start_timeout_s: float = 120.0
+    wait_for_room_s: float | None = None
     call_timeout_s: float | None = None
     instruction_set: InstructionSet = "native"
     mixed: bool = False
@@ -73,6 +76,13 @@ class Placement:
         """An actor's resources, for a sentence."""
         labels = "".join(f", {key}={value}" for key, value in self.labels.items())
         return f"num_cpus={self.num_cpus:g}, num_gpus={self.num_gpus:g}{labels}"
+
+    @property
+    def patience(self) -> tuple[str, float]:
+        """The setting that limits the wait for the first actor, and its seconds."""
+        if self.wait_for_room_s is None:
+            return "runtime.start_timeout_s", self.start_timeout_s
+        return "runtime.wait_for_room_s", self.wait_for_room_s
 
     def room(self, nodes: Sequence[Node], without: Collection[str] = ()) -> int:
         """The number of actors that these nodes hold, those of `without` left out, by their ids."""
@@ -112,6 +122,12 @@ def place(runtime: Runtime, nodes: Sequence[Node] | None = None, most_calls: int
     nodes = living_nodes() if nodes is None else nodes
     joined, waits = runtime.cluster is not None, _waits(runtime, nodes)
     chosen = nodes if waits else _chosen(runtime, nodes)
+    room_s = math.inf if runtime.wait_for_room_s == "unlimited" else runtime.wait_for_room_s
+    if not joined and room_s < math.inf:
+        raise RayflError(
+            f"runtime.wait_for_room_s={room_s:g} is for a cluster that is joined: give runtime.address, or "
+            "wait_for_room_s='unlimited'; the limit of a Ray of this machine's own is runtime.start_timeout_s"
+        )
     most, room = _most(runtime, most_calls), max(1, _room(runtime, chosen))
     wanted = most if isinstance(runtime.actors, int) else min(most, room)
     placement = Placement(
@@ -119,6 +135,7 @@ def place(runtime: Runtime, nodes: Sequence[Node] | None = None, most_calls: int
         num_cpus=runtime.num_cpus or _default_cpus(runtime, chosen, min(wanted, room) if joined else wanted),
         num_gpus=runtime.num_gpus,
         start_timeout_s=runtime.start_timeout_s,
+        wait_for_room_s=room_s if joined else None,
         call_timeout_s=runtime.call_timeout_s,
         instruction_set=runtime.instruction_set,
         mixed=runtime.mixed,
@@ -247,8 +264,8 @@ def _notices(placement: Placement, runtime: Runtime, fitting: int, most_calls: i
         )
     if placement.most is not None and not fitting:
         found.append(
-            f"the cluster has no node for client actors yet; waiting for one, at most runtime.start_timeout_s="
-            f"{runtime.start_timeout_s:g}: rayfl asks for {wanted} actors with {placement.size} each, which an "
+            f"the cluster has no node for client actors yet; waiting for one (runtime.wait_for_room_s="
+            f"{runtime.wait_for_room_s}): rayfl asks for {wanted} actors with {placement.size} each, which an "
             "autoscaler sees"
         )
     elif fitting < wanted:

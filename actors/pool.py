@@ -8,7 +8,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import ray
@@ -18,11 +18,13 @@ from ray.exceptions import RayError, RayTaskError
 from actors.client import Actor, ClientActor, Joined
 from actors.errors import ClusterError, unwrapped
 from actors.kinds import Kinds
+from actors.leaving_nodes import LeavingNodes
 from actors.placement import Placement, living_nodes
 from actors.retry_policy import Loss, try_again
 from rayfl.determinism.platform import Platform
 from rayfl.experiment.runtime import NODE_KEY
 from rayfl.rounds.errors import out_of_memory
+from rayfl.run_directory.tracking import Stopped
 
 log = logging.getLogger("rayfl")
 
@@ -31,6 +33,12 @@ PING_S = 5.0
 
 GROWTH_S = 5.0
 """Seconds between looks for nodes that have joined."""
+
+LOOK_S = 1.0
+"""Seconds between looks whether a run that waits for room is to stop."""
+
+LINE_S = 60.0
+"""Seconds between lines of a run that waits for room."""
 
 
 @dataclass(frozen=True)
@@ -53,17 +61,21 @@ class ActorPool:
         placement: Placement,
         kinds: Kinds | None = None,
         on_platform: Callable[[Platform], None] = lambda platform: None,
+        stopping: Callable[[], bool] = lambda: False,
     ) -> None:
         """Start the actors.
 
         Raise ClusterError if none is ready in time, RayflError if they cannot work. `kinds` decides which machines
-        work; `on_platform` is called with their description whenever it changes.
+        work; `on_platform` is called with their description whenever it changes. `stopping`: asked while no actor is
+        ready; if it returns true, `Stopped` is raised.
         """
         self.placement = placement
         self.ready: dict[Actor, Joined] = {}
         self.idle: deque[Actor] = deque()
         self._kinds = kinds or Kinds({}, placement.mixed)
         self._on_platform = on_platform
+        self._stopping = stopping
+        self.leaving = LeavingNodes(placement.most is not None)
         self._odd_nodes: set[str] = set()
         self._setup = setup
         self._starting: dict[ObjectRef, Starting] = {}
@@ -78,13 +90,15 @@ class ActorPool:
     def _open(self) -> None:
         """Start the actors. Wait until all that have room are ready, or until some are ready and the others late."""
         size = self.placement
+        self.leave()
         awaited = size.num_actors if size.most is None else max(1, min(size.num_actors, self._room()))
         self.start(size.num_actors)
         while not self.ready:
             while self._starting and len(self.ready) < awaited and not (self.ready and self._overdue):
                 self.wait([])
             if self._starting and len(self.ready) < awaited:
-                log.warning("%s; the run starts with these, and the others join when there is room", self._progress())
+                ready = self._progress("runtime.start_timeout_s", size.start_timeout_s)
+                log.warning("%s; the run starts with these, and the others join when there is room", ready)
             self._kinds.lead([joined.platform for joined in self.ready.values()])
             for actor in [*self.ready]:
                 self._judge(actor)
@@ -116,12 +130,25 @@ class ActorPool:
         if self._starting and self.ready:
             self.wait([], deadline=0.0)
 
+    def leave(self) -> None:
+        """Give up the nodes that are announced to end: end their idle actors, and start others elsewhere."""
+        self.leaving.look(self.ready)
+        for actor in [actor for actor in self.idle if self.leaving.announced and self.is_leaving(actor)]:
+            ray.kill(actor)
+            self._forget(actor)
+            self.start()
+
+    def is_leaving(self, actor: Actor) -> bool:
+        """Whether the node of an actor that is ready is announced to end."""
+        return actor in self.ready and self.ready[actor].node in self.leaving.announced
+
     def start(self, count: int = 1) -> None:
         """Begin to start actors."""
         size = self.placement
         labels = dict(size.labels)
-        if self._odd_nodes:
-            labels[NODE_KEY] = f"!in({','.join(sorted(self._odd_nodes))})"
+        if without := self._odd_nodes | self.leaving.announced:
+            labels[NODE_KEY] = f"!in({','.join(sorted(without))})"
+        self._next_line = time.monotonic() + LINE_S
         resources = {"num_cpus": size.num_cpus, "num_gpus": size.num_gpus}
         for _ in range(count):
             actor = ClientActor.options(**resources, scheduling_strategy="SPREAD", label_selector=labels).remote(
@@ -163,18 +190,39 @@ class ActorPool:
 
         A new actor without room does not delay the others: Ray starts it when there is room.
         """
-        # While some actors live, only calls have deadlines; if none does, new actors have theirs.
-        until = deadline if self.ready and not self._opening else min(deadline, self._start_deadline)
+        until = deadline
+        if not self.ready:
+            until = min(deadline, time.monotonic() + LOOK_S)
+        elif self._opening:
+            until = min(deadline, self._start_deadline)
         refs = [*calls, *self._starting]
         patience = None if until == math.inf else max(0.0, until - time.monotonic())
         if not ray.wait(refs, num_returns=1, timeout=patience)[0]:
-            if self._overdue and not self.ready:
-                raise ClusterError(self._kinds.none_left() or self._no_room())
+            if not self.ready:
+                self._wait_for_room()
             return []
         over, _ = ray.wait(refs, num_returns=len(refs), timeout=0)
         for ref in [ref for ref in over if ref in self._starting]:
             self._admit(ref)
         return [ref for ref in over if ref in calls]
+
+    def _wait_for_room(self) -> None:
+        """Say once a minute for what a run on a joined cluster waits.
+
+        Raise ClusterError if no actor was ready in time, Stopped if the run is to stop.
+        """
+        size, now = self.placement, time.monotonic()
+        if self._stopping():
+            raise Stopped
+        if now >= self._start_deadline - size.start_timeout_s + size.patience[1]:
+            raise ClusterError(self._kinds.none_left() or self._no_room())
+        if size.wait_for_room_s is not None and now >= self._next_line:
+            self._next_line = now + LINE_S
+            free, all = (_in_words(found()) for found in (ray.available_resources, ray.cluster_resources))
+            log.warning(
+                f"waiting for room for {size.num_actors} client actors ({size.size} each), or for the first of them: "
+                f"of the cluster's {all}, {free} are free"
+            )
 
     def _admit(self, ref: ObjectRef) -> None:
         """Add a new actor to the pool, or start another one if it died as it started."""
@@ -184,7 +232,7 @@ class ActorPool:
         except RayError as error:
             if isinstance(error, RayTaskError) and not out_of_memory(cause := unwrapped(error)):
                 raise cause from None
-            self._false_starts += 1
+            self._false_starts += not getattr(error, "preempted", False)
             try_again(Loss("start", self._false_starts, " ".join(str(error).split())))
             self.start()
             return
@@ -218,7 +266,7 @@ class ActorPool:
 
     def _room(self) -> int:
         """The actors that the cluster's nodes hold."""
-        return self.placement.room(living_nodes(), self._odd_nodes)
+        return self.placement.room(living_nodes(), self._odd_nodes | self.leaving.announced)
 
     @property
     def _start_deadline(self) -> float:
@@ -230,11 +278,11 @@ class ActorPool:
         """Whether the actors that start should be ready by now."""
         return self._start_deadline <= time.monotonic()
 
-    def _progress(self) -> str:
+    def _progress(self, setting: str, seconds: float) -> str:
         size = self.placement
         return (
             f"{len(self.ready)} of {size.num_actors} client actors ({size.size} each) were ready within "
-            f"runtime.start_timeout_s={size.start_timeout_s:g}"
+            f"{setting}={seconds:g}"
         )
 
     def _no_room(self) -> str:
@@ -242,4 +290,8 @@ class ActorPool:
         advice = "other work may hold the cluster's resources: ask for fewer actors or raise"
         if not self._room():
             advice = "no node has room for one: start more nodes, or, if an autoscaler starts them, raise"
-        return f"{self._progress()}; {advice} runtime.start_timeout_s"
+        return f"{self._progress(*self.placement.patience)}; {advice} {self.placement.patience[0]}"
+
+
+def _in_words(resources: Mapping[str, float]) -> str:
+    return " and ".join(f"{resources.get(kind, 0.0):g} {kind}s" for kind in ("CPU", "GPU"))

@@ -115,12 +115,13 @@ class RayExecutor:
         kinds: Kinds | None = None,
         on_platform: Callable[[Platform], None] = lambda platform: None,
         on_wave: OnWave = lambda wave: None,
+        stopping: Callable[[], bool] = lambda: False,
     ) -> None:
         """Start the actors; arguments and errors are those of `ActorPool`. `on_wave` is called after every call."""
         self._on_wave = on_wave
         self.moved_bytes = 0
         """Bytes of inputs that were on other nodes than the actors to which they were sent."""
-        self.pool = ActorPool(setup, placement, kinds, on_platform)
+        self.pool = ActorPool(setup, placement, kinds, on_platform, stopping)
 
     def put(self, value: Any) -> Ref:
         """Put a value into the object store."""
@@ -159,17 +160,18 @@ class RayExecutor:
         """Do all jobs.
 
         Raise ClientError if a client's own code fails, or if a call loses its actor too often; LostObjects if a job's
-        inputs or outputs were lost with a node. After an error no later job is sent. If several jobs fail, the error of
-        the first of them is raised, as with a single worker.
+        inputs or outputs were lost with a node; Stopped if the run is to stop and no actor is left. After an error no
+        later job is sent. If several jobs fail, the error of the first of them is raised, as with a single worker.
         """
         self.pool.grow()
         pending = self._pending(shared, jobs)
         self._on_wave(pending.wave)
         while pending.sent or pending.waiting:
+            self.pool.leave()
             while pending.waiting and self.pool.idle:
                 self._send(pending)
             first = min((call.deadline for call in pending.sent.values()), default=math.inf)
-            for ref in self.pool.wait(list(pending.sent), first):
+            for ref in self.pool.wait(list(pending.sent), min(first, self.pool.leaving.next_look)):
                 self._take(pending, ref)
             now = time.monotonic()
             for ref in [ref for ref, call in pending.sent.items() if call.deadline <= now]:
@@ -232,9 +234,12 @@ class RayExecutor:
         self.pool.idle.append(call.actor)
 
     def _replace_and_send_again(self, pending: PendingCalls, call: Call, reason: str, cause: Cause) -> None:
-        """Replace a call's actor. Send the call again, unless an earlier job has failed or this was its last try."""
+        """Replace a call's actor. Send the call again, unless an earlier job has failed or this was its last try.
+
+        A loss that was announced does not count.
+        """
+        pending.losses[call.index, cause] += not self.pool.is_leaving(call.actor)
         pid = self.pool.replace(call.actor)
-        pending.losses[call.index, cause] += 1
         loss = Loss(cause, pending.losses[call.index, cause], reason, pending.about(call), pid)
         try:
             try_again(loss, ClientError)

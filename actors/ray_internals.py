@@ -15,10 +15,13 @@ from functools import reduce
 from importlib import import_module
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from actors.errors import ClusterError
 from actors.forked_worker import SERVER, USUAL_WORKER
+
+if TYPE_CHECKING:
+    from ray import ObjectRef
 
 log = logging.getLogger("rayfl")
 
@@ -33,8 +36,11 @@ PRINTING = "ray._private.worker:print_to_stdstream"
 NODE = "ray._private.worker:_global_node"
 RAYLET = "ray._private.node:Node.start_raylet"
 PORTS = "ray._raylet:persist_port"
+DRAINING = "ray._private.state:state.get_draining_nodes"
+REFERENCES = "ray._raylet:CoreWorker.get_all_reference_counts"
+THIS_WORKER = "ray._private.worker:global_worker"
 IDLE = ("start_api_server", "start_log_monitor", "start_monitor")
-PARTS = (TOKEN_MODE, TOKEN, LOOPBACK, RUNNING_HEAD, PRINTING, NODE, RAYLET, PORTS)
+PARTS = (TOKEN_MODE, TOKEN, LOOPBACK, RUNNING_HEAD, PRINTING, NODE, RAYLET, PORTS, DRAINING, REFERENCES, THIS_WORKER)
 PARTS += tuple(f"ray._private.node:Node.{name}" for name in IDLE)
 """The names that are looked up, as module:attribute."""
 
@@ -195,6 +201,22 @@ def shut_down() -> None:
         with suppress(psutil.Error):
             process.kill()
     psutil.wait_procs(left, timeout=5)
+
+
+def draining_nodes() -> Mapping[str, int]:
+    """The nodes that Ray drains, because they are announced to end: the milliseconds since 1970 of the end by node id,
+    0 if none was given. Without it {}: such a node is one that dies without a word."""
+    look = _value(DRAINING)
+    return look() if look else {}
+
+
+def known_objects() -> "list[ObjectRef]":
+    """References to all objects that this process uses. Without it []: objects on a node that ends are lost."""
+    from ray import ObjectRef
+
+    count, worker = _value(REFERENCES), _value(THIS_WORKER)
+    names = count(worker.core_worker) if count and worker else ()
+    return [ObjectRef(bytes.fromhex(name.decode())) for name in names]
 
 
 # Any: Ray's own settings.

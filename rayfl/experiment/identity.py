@@ -27,6 +27,7 @@ _ONLY_TIME = (
     "address",
     "object_store_memory_mb",
     "start_timeout_s",
+    "wait_for_room_s",
     "call_timeout_s",
     "limit_s",
 )

@@ -63,7 +63,16 @@ class Runtime(Settings):
         description="Ray cluster to join: head:6379, or auto for the one here; local: none; default: RAY_ADDRESS",
     )
     object_store_memory_mb: int | None = Field(default=None, ge=80, description="size of a local Ray's object store")
-    start_timeout_s: float = Field(default=120.0, gt=0, le=1e9, description="seconds that actors may take to start")
+    start_timeout_s: float = Field(
+        default=120.0,
+        gt=0,
+        le=1e9,
+        description="seconds that actors may take to start; on a joined cluster the run then starts without the late ones",
+    )
+    wait_for_room_s: Annotated[float, Field(gt=0, le=1e9)] | Literal["unlimited"] = Field(
+        default="unlimited",
+        description="seconds that a run on a joined cluster waits until there is room for its first actor",
+    )
     call_timeout_s: float | None = Field(
         default=None,
         gt=0,
