@@ -151,6 +151,7 @@ class Coordinator(OwnPackages):
                     checkpoints=spec.checkpoints,
                     resumed=resumed,
                     stopping=lambda: self._stopping,
+                    hurrying=lambda: executor.pool.leaving.own,
                 )
                 return
             except (LostObjects, ObjectLostError) as error:

@@ -31,19 +31,22 @@ def _copied(objects: list[ObjectRef]) -> None:
 
 
 class LeavingNodes:
-    """`announced`: the ids of all nodes so far whose end was announced. `next_look`: when to look again, by
-    time.monotonic()."""
+    """`announced`: the ids of all nodes so far whose end was announced. `own`: whether this process is on one of them.
+    `next_look`: when to look again, by time.monotonic().
+    """
 
     def __init__(self, looks: bool) -> None:
         """looks: whether nodes can leave; if not, there is never a look."""
         self.announced: set[str] = set()
+        self.own = False
         self.next_look = 0.0 if looks else math.inf
         self._copying: list[ObjectRef] = []
 
     def look(self, ready: Mapping[Actor, Joined]) -> None:
         """Look for announcements, at most once in LOOK_S.
 
-        Log those of nodes on which there are actors of `ready`. Copy objects from all announced nodes to other nodes.
+        Log those of this process's node and of nodes with actors of `ready`. Copy objects from all announced nodes to
+        other nodes.
         """
         if time.monotonic() < self.next_look:
             return
@@ -51,15 +54,20 @@ class LeavingNodes:
         ends = ray_internals.draining_nodes()
         if not ends:
             return
+        here = ray.get_runtime_context().get_node_id()
         used = {joined.node: joined.address for joined in ready.values()}
-        for node in ends.keys() & used.keys() - self.announced:
+        known = {here: ray.util.get_node_ip_address(), **used}
+        for node in ends.keys() & known.keys() - self.announced:
             within = f"in {max(0.0, ends[node] / 1000 - time.time()):.0f} s" if ends[node] else "at any time"
             log.warning(
-                f"node {used[node]} ({node[:8]}) is announced to end {within} (Ray drains it): no more calls go there, "
-                "its actors start elsewhere, and what clients keep there is copied to other nodes"
+                f"node {known[node]} ({node[:8]}) will end {within}, as Ray was told (it drains the node): no more "
+                "calls go there, its actors start elsewhere, and what clients keep there is copied to other nodes"
+                + "; the coordinator is there, so a checkpoint is saved after every round"
+                * (node == here)
             )
         self.announced |= ends.keys()
-        self._copy(sorted(used.keys() - self.announced) or [ray.get_runtime_context().get_node_id()])
+        self.own = here in self.announced
+        self._copy(sorted(used.keys() - self.announced) or [here])
 
     def _copy(self, nodes: list[str]) -> None:
         """Begin to copy the objects that lie on announced nodes alone, unless earlier ones are still being copied."""

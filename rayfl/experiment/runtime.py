@@ -67,7 +67,7 @@ class Runtime(Settings):
         default=120.0,
         gt=0,
         le=1e9,
-        description="seconds that actors may take to start; on a joined cluster the run then starts without the late ones",
+        description="seconds that actors may take to start; a run on a joined cluster then starts without the others",
     )
     wait_for_room_s: Annotated[float, Field(gt=0, le=1e9)] | Literal["unlimited"] = Field(
         default="unlimited",

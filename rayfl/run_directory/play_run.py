@@ -38,12 +38,14 @@ def play_run(
     checkpoints: checkpoint.Checkpoints | None = None,
     resumed: bool = False,
     stopping: Callable[[], bool] = lambda: False,
+    hurrying: Callable[[], bool] = lambda: False,
 ) -> RunState:
     """Run all rounds, record and track each, save checkpoints and the final models. If this is interrupted, the records
     can be read.
 
     resumed: go on from the newest undamaged checkpoint, or from the start if there is none; the records of later rounds
     are dropped. stopping: asked after each round; if it returns true, a checkpoint is saved and `Stopped` raised.
+    hurrying: asked after each round; if it returns true, a checkpoint is saved.
 
     The log says from which checkpoint a resumed run goes on, which checkpoints are damaged or could not be written, and
     which trackers failed. Raise DiskError if the records or the models cannot be written.
@@ -61,7 +63,7 @@ def play_run(
             recorder.round(record.row, record.clients, record.metrics)
             last = run_state.round >= setup.rounds
             stop = not last and stopping()
-            if checkpoints.due(run_state.round, last or stop):
+            if checkpoints.due(run_state.round, last or stop or hurrying()):
                 recorder.sync()
                 saved = checkpoint.save(directory, run_state, executor, recorder.num_rows, setup.identity, saved)
             on_round(record)

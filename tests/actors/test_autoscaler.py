@@ -61,7 +61,7 @@ def test_nodes_are_started_for_a_run_and_taken_back(tmp_path: Path) -> None:
     size = {"CPU": 1, "object_store_memory": 150 * 10**6}
     kinds = {zone: {"resources": size, "max_workers": 3, "labels": {"zone": zone}} for zone in ("west", "east")}
     with started_head(0, kinds) as head:
-        runtime = {"address": head.address, "actors": 2, "start_timeout_s": 200, "labels.zone": "east"}
+        runtime = {"address": head.address, "actors": 2, "wait_for_room_s": 200, "labels.zone": "east"}
         settings = [f"runtime.{key}={value}" for key, value in runtime.items()]
         with nodes_seen(head) as seen:
             command = [sys.executable, "-m", "jobs.cli", "run", str(file), "--output", str(directory), *settings]
@@ -74,7 +74,7 @@ def test_nodes_are_started_for_a_run_and_taken_back(tmp_path: Path) -> None:
                 time.sleep(0.2)
         assert list(living(head)) == [HEAD_ID], "nodes that nobody uses are taken back"
     (waiting,) = (line for line in (done.stdout + done.stderr).splitlines() if "zone=east" in line)
-    check_sentence(waiting, ["2 actors", "num_cpus=1", "num_gpus=0", "zone=east", "runtime.start_timeout_s=200"])
+    check_sentence(waiting, ["2 actors", "num_cpus=1", "num_gpus=0", "zone=east", "runtime.wait_for_room_s=200"])
     # The run may be over when the second of its nodes is there.
     assert list(seen[0]) == [HEAD_ID] and 2 <= max(map(len, seen)) <= 3
     assert {zone for nodes in seen for zone in nodes.values()} == {None, "east"}

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from actors import pool
 from actors.client import Joined
+from actors.leaving_nodes import LeavingNodes
 from actors.placement import Node, Placement
 from rayfl.experiment.prepare import prepare
 from rayfl.rounds.executor import InlineExecutor
@@ -75,7 +77,7 @@ print(json.dumps([placement.notices, seen]))
 
 def changing(**given: Any) -> Any:
     """Scaffold, whose clients' states are large enough to lie on the nodes (0.15 MB): 10 rounds."""
-    return experiment("scaffold", rounds=10, model={"name": "mlp", "hidden": [500]}, **given)
+    return experiment("scaffold", **{"rounds": 10, "model": {"name": "mlp", "hidden": [500]}, **given})
 
 
 def output(program: str, *arguments: str) -> Any:
@@ -157,7 +159,7 @@ def reached(wanted):
 
 with own_cluster(0) as nodes:
     setup = prepare(experiment())
-    runtime = Runtime(address=nodes.address, actors=2, start_timeout_s=300.0, labels={"zone": "!west"})
+    runtime = Runtime(address=nodes.address, actors=2, wait_for_room_s=300.0, labels={"zone": "!west"})
     with session.session(runtime):
         reference = ray.put(setup)
         waiting = place(runtime, most_calls=setup.most_actors)
@@ -204,7 +206,7 @@ print(json.dumps(found))
 def test_nodes_are_waited_for_and_chosen() -> None:
     found = output(CHOSEN)
     (notice,) = found["notices"]
-    check_sentence(notice, ["runtime.start_timeout_s=300", "2 actors", "num_cpus=1", "num_gpus=0", "zone=!west"])
+    check_sentence(notice, ["runtime.wait_for_room_s=300", "2 actors", "num_cpus=1", "num_gpus=0", "zone=!west"])
     check_sentence(found["too late"], ["0 of 1", "num_cpus=1", "num_gpus=0", "runtime.start_timeout_s=2"])
     assert found["given up"] == [], "nothing waits for what was given up"
     wanted = [[{"CPU": 1.0}, 2, ["zone"]]]
@@ -224,7 +226,8 @@ class Unstarted(pool.ActorPool):
 
     def __init__(self, placement: Placement) -> None:
         self.placement, self.started = placement, list[int]()
-        self.ready, self._starting, self._odd_nodes, self._next_look = {}, {}, set[str](), 0.0
+        self.ready, self.idle, self._starting, self._odd_nodes, self._next_look = {}, deque(), {}, set[str](), 0.0
+        self.leaving = LeavingNodes(looks=False)
 
     def start(self, count: int = 1) -> None:
         self.started.append(count)

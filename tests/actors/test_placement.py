@@ -1,5 +1,6 @@
 """Placement: pure arithmetic over the nodes of a cluster."""
 
+import math
 import sys
 
 import pytest
@@ -123,8 +124,14 @@ def test_the_room_of_a_cluster_is_that_of_its_nodes() -> None:
         ({"actors": "all", "num_gpus": 0.25}, PAIR, (8, 1.0), sys.maxsize, []),
         # The GPUs are what decides, and the cores are shared.
         ({"actors": 30, "num_gpus": 0.5, "threads": 4}, PAIR, (30, 2.0), 30, ["4 of 30", "num_cpus=2"]),
-        ({}, HEAD, (1, 1.0), 10, ["runtime.start_timeout_s=", "1 actors", "num_cpus=1"]),
-        ({"actors": 5, "threads": 2}, HEAD, (5, 2.0), 5, ["runtime.start_timeout_s=", "5 actors", "num_cpus=2"]),
+        ({}, HEAD, (1, 1.0), 10, ["runtime.wait_for_room_s=unlimited", "1 actors", "num_cpus=1"]),
+        (
+            {"actors": 5, "threads": 2},
+            HEAD,
+            (5, 2.0),
+            5,
+            ["runtime.wait_for_room_s=unlimited", "5 actors", "num_cpus=2"],
+        ),
         ({"num_gpus": 4, "labels": {"zone": "west"}}, HEAD, (1, 1.0), 10, ["num_gpus=4", "zone=west"]),
     ],
 )
@@ -219,6 +226,18 @@ def test_a_run_by_itself_keeps_what_it_asks_for() -> None:
 def test_runs_that_do_not_fit_beside_each_other_are_refused() -> None:
     with refused(names=["holds 8", "--parallel 3", "4 actors"]):
         share(Runtime(actors=4, num_gpus=0.25), 3, nodes=PAIR)
+
+
+def test_the_wait_for_room_is_for_joined_clusters() -> None:
+    joined = place(Runtime(address="head:1", wait_for_room_s=90), PAIR)
+    assert joined.patience == ("runtime.wait_for_room_s", 90.0)
+    assert place(Runtime(address="head:1"), PAIR).patience == ("runtime.wait_for_room_s", math.inf)
+    assert place(Runtime(wait_for_room_s="unlimited"), PAIR).patience == ("runtime.start_timeout_s", 120.0)
+    with refused(names=["runtime.wait_for_room_s=90", "runtime.address", "'unlimited'", "runtime.start_timeout_s"]):
+        place(Runtime(wait_for_room_s=90), PAIR)
+    # What no node can ever hold is refused, and not waited for.
+    with refused(names=["runtime.num_cpus=9", "a: 8 cores"]):
+        place(Runtime(address="head:1", num_cpus=9), PAIR)
 
 
 def test_what_this_machine_cannot_hold_is_refused_before_a_local_ray_starts(
