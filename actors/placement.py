@@ -265,8 +265,8 @@ def _notices(placement: Placement, runtime: Runtime, fitting: int, most_calls: i
     if placement.most is not None and not fitting:
         found.append(
             "the cluster has no node for client actors yet; waiting for one (runtime.wait_for_room_s="
-            f"{str(runtime.wait_for_room_s).removesuffix('.0')}): rayfl asks for {wanted} actors with {placement.size} each, which an "
-            "autoscaler sees"
+            f"{str(runtime.wait_for_room_s).removesuffix('.0')}): rayfl asks for {wanted} actors with {placement.size} "
+            "each, which an autoscaler sees"
         )
     elif fitting < wanted:
         found.append(
