@@ -13,7 +13,7 @@ import click
 
 from docs.generate.markdown import as_markdown, code, escaped, settings_table, table
 from docs.generate.messages import measured, sent_section
-from jobs.catalogue import about, example, for_newcomers, in_table, overrides, setting_rows, what_it_is
+from jobs.catalogue import about, example, for_newcomers, in_table, setting_rows, what_it_is
 from jobs.cli import main
 from rayfl.choices.kinds import named
 from rayfl.compress.base import Compressor
@@ -59,9 +59,7 @@ COMMANDS = {
 
 # Any: a class of a kind.
 def _example(chosen_by: str, name: str, found: Any) -> str:
-    given = example(name, found)
-    words = " ".join(overrides(chosen_by, given))
-    return f"```toml\n{toml.dumps(in_table(chosen_by, given)).strip()}\n```\n\nOn the command line: `{words}`\n"
+    return f"```toml\n{toml.dumps(in_table(chosen_by, example(name, found))).strip()}\n```\n"
 
 
 # Any: a class of a kind.
