@@ -8,7 +8,6 @@ import numpy as np
 from rayfl.metrics.facts import Facts
 from rayfl.metrics.fairness import RECORDED, is_summary
 from rayfl.report.charts import Dot, Figure, Line, Section, dots_chart, lines_chart, strips_chart
-from rayfl.report.graph_figure import graph_section
 from rayfl.report.groups import Group, curve, facts_of, has_seeds, last_of_clients
 from rayfl.report.mask_figures import mask_section
 from rayfl.report.metric_figures import drawn_section, is_drawn
@@ -52,7 +51,6 @@ def sections(groups: Sequence[Group], names: Sequence[str]) -> list[Section]:
             "Sizes of the messages as encoded, summed over clients.",
             [*_communication(groups), *_participation(groups)],
         ),
-        graph_section(groups),
         Section(
             "Training and other measurements",
             note or clients_note,

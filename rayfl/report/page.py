@@ -21,7 +21,7 @@ from rayfl.report.charts import MOST_POINTS, with_fewer_points
 from rayfl.report.colors import DARK, LIGHT, config
 from rayfl.report.fairness import fairness_tables
 from rayfl.report.figures import sections
-from rayfl.report.graph_figure import setting
+from rayfl.report.graph_words import graph_words, setting
 from rayfl.report.groups import Group, groups
 from rayfl.report.page_tables import (
     differences,
@@ -96,7 +96,7 @@ def page(found: Sequence[Group], options: ReportOptions) -> dict[str, object]:
     """The values that the template shows."""
     runs = [run for group in found for run in group.runs]
     several = len(runs) > 1
-    lede = _lede(found)
+    lede = f"{_lede(found)} {graph_words(found)}".strip()
     found, names, choices = compared(found, options)
     return {
         "title": "Comparison of runs" if len(found) > 1 else _title(found[0]),

@@ -1,14 +1,14 @@
-"""MNIST, Fashion-MNIST and EMNIST: grey images of 28x28 pixels in IDX files."""
+"""MNIST and Fashion-MNIST: grey images of 28x28 pixels in IDX files."""
 
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 from pydantic import Field
 
-from rayfl.data.datasets import Dataset, Samples, moments
+from rayfl.data.datasets import Dataset, Samples
 from rayfl.data.sources.fetch import Downloaded
 from rayfl.data.sources.idx import find_idx, read_idx
 from rayfl.errors import RayflError
@@ -60,50 +60,6 @@ class FashionMNIST(_FourFiles):
         """The folder of the files: that of Debian's package if no root is given and the package is installed."""
         installed = self.root is None and FASHION_MNIST_OF_DEBIAN.is_dir()
         return FASHION_MNIST_OF_DEBIAN if installed else super().fetch(advice, *inside, **options)
-
-
-class EMNIST(Downloaded):
-    """EMNIST in one of its splits: handwritten digits and letters (Cohen, Afshar, Tapson, van Schaik, IJCNN 2017).
-
-    split: byclass (814,255 images, 62 classes), bymerge, balanced (131,600 images, 47 classes), letters (26),
-    digits (10) or mnist, as in torchvision, whose class downloads the files to `cache` if no `root` is given.
-
-    Images are transposed, as in the files and in torchvision. The labels of `letters` count from 0 here, not from 1.
-    Mean and deviation are those of the train images. The source `femnist` also has the writer of each image.
-    """
-
-    name: ClassVar[str] = "emnist"
-    kind: ClassVar[str] = "EMNIST"
-    split: Literal["byclass", "bymerge", "balanced", "letters", "digits", "mnist"] = Field(
-        default="balanced", description="which of EMNIST's splits"
-    )
-    num_classes: ClassVar[dict[str, int]] = {
-        "byclass": 62,
-        "bymerge": 47,
-        "balanced": 47,
-        "letters": 26,
-        "digits": 10,
-        "mnist": 10,
-    }
-    advice: ClassVar[str] = (
-        "fetch https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip, unpack it and set data.root to the folder that "
-        "holds emnist-*-idx3-ubyte.gz"
-    )
-
-    def files(self) -> list[Path]:
-        """The four files of the split, downloaded if they are missing."""
-        folder = self.fetch(self.advice, "EMNIST", "raw", split=self.split)
-        return _files(folder, [f"emnist-{self.split}-{half}-" for half in ("train", "test")], self.advice)
-
-    def load(self) -> Dataset:
-        """Load the dataset. If files are missing and cannot be downloaded, RayflError says what to do."""
-        folder = self.fetch(self.advice, "EMNIST", "raw", split=self.split)
-        train, test = (read_samples(folder, f"emnist-{self.split}-{half}-", self.advice) for half in ("train", "test"))
-        if self.split == "letters":
-            for samples in (train, test):
-                samples.labels[:] -= 1
-        mean, std = moments(train.inputs)
-        return Dataset(self.name, train, test, self.num_classes[self.split], "image", mean, std)
 
 
 def _files(folder: Path, stems: Iterable[str], advice: str) -> list[Path]:
