@@ -11,6 +11,7 @@ from torch import nn
 
 from jobs.cli import main
 from rayfl.data.batches import Batch, ClientData
+from rayfl.data.sources.imdb import IMDB
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare
 from rayfl.models.base import Architecture
@@ -108,6 +109,20 @@ def test_fedavg_on_cifar_by_lambda(tmp_path, monkeypatch):
     assert 0 <= first[-1].means["pooled/accuracy"] <= 1
 
 
+def test_fedavg_on_film_reviews(tmp_path):
+    for name in ("train/neg", "train/pos", "test/neg", "test/pos"):
+        (tmp_path / "imdb" / name).mkdir(parents=True)
+        for number in range(6):
+            word = "bad" if name.endswith("neg") else "good"
+            (tmp_path / "imdb" / name / f"{number}_1.txt").write_text(f"a {word} film")
+    source = IMDB(root=tmp_path / "imdb", length=4, vocabulary=6)
+    method = {"name": "fedavg", "lr": 2.0, "epochs": 20, "batch_size": 3}
+    values = {"data": source, "partition": "iid", "clients": {"count": 2}, "method": method}
+    records = played(prepare(experiment(model=Bag(vocabulary=6), **values)), tmp_path / "run")
+    # One word tells the classes apart.
+    assert records[-1].means["pooled/accuracy"] == 1.0
+
+
 def test_a_model_without_an_embedding_is_refused_tokens(plays):
     with refused(names=["logistic", "shakespeare", "tokens", "char-lstm"]):
         prepare(experiment(data=plays, clients={"count": 3}, model="logistic"))
@@ -115,7 +130,7 @@ def test_a_model_without_an_embedding_is_refused_tokens(plays):
         prepare(experiment(data="digits", partition="iid", clients={"count": 3}, model=Bag()))
 
 
-@pytest.mark.parametrize("name", ["femnist", "shakespeare", "tiny-imagenet", "cifar10", "cifar100"])
+@pytest.mark.parametrize("name", ["femnist", "shakespeare", "tiny-imagenet", "imdb", "cifar10", "cifar100"])
 def test_missing_files_end_in_one_sentence_and_exit_code_2_before_anything_starts(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rayfl.data.datasets import Dataset, Samples
-from rayfl.data.sources.arrays import Arrays
+from rayfl.data.sources.imdb import IMDB
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import check_inputs, prepare
 from rayfl.models.text import CharLSTM, MeanEmbedding
@@ -76,18 +76,20 @@ def test_a_method_learns_the_next_character(tmp_path: Path):
     assert records[-1].means["pooled/accuracy"] > 0.2
 
 
-def reviews() -> Arrays:
-    """Tokens "a bad film" or "a good film" once to three times, padded to 10: 2 is bad, 3 is good."""
-    rows = [([1, 2 + label, 4] * (number % 3 + 1) + [0] * 9)[:10] for label in (0, 1) for number in range(6)]
-    tokens, labels = np.array(rows), np.repeat([0, 1], 6)
-    return Arrays(tokens, labels, test_inputs=tokens, test_labels=labels, kind="text")
+def reviews(folder: Path, **options: Any) -> IMDB:
+    for name in ("train/neg", "train/pos", "test/neg", "test/pos"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        for number in range(6):
+            word = "bad" if name.endswith("neg") else "good"
+            (folder / name / f"{number}_1.txt").write_text(f"a {word} film " * (number % 3 + 1))
+    return IMDB(root=folder, **options)
 
 
 @pytest.mark.parametrize("engine", ["loop", "vmap"])
-def test_a_method_tells_good_reviews_from_bad_ones(engine: str):
+def test_a_method_tells_good_reviews_from_bad_ones(tmp_path: Path, engine: str):
     here = prepare(
         experiment(
-            data=reviews(),
+            data=reviews(tmp_path, length=10, vocabulary=6),
             model={"name": "mean-embedding", "vocabulary": 6},
             method={"name": "fedavg", "lr": 3.0, "epochs": 30, "batch_size": 3},
             runtime={"engine": engine},

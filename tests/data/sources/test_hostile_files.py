@@ -92,6 +92,16 @@ def test_synthetic_data_larger_than_the_memory(options: dict, names: list[str]):
         load("synthetic", **options)
 
 
+def test_reviews_longer_than_the_memory(tmp_path: Path):
+    for half in ("train", "test"):
+        for sentiment in ("neg", "pos"):
+            (tmp_path / half / sentiment).mkdir(parents=True)
+            (tmp_path / half / sentiment / "1.txt").write_text("fine")
+    assert load("imdb", root=str(tmp_path), length=3, vocabulary=10**12).num_tokens == 10**12
+    with refused(names=["data.length=1000000000000", "2 reviews", "16.0 TB", "this machine"]):
+        load("imdb", root=str(tmp_path), length=10**12)
+
+
 def test_labels_of_a_built_in_set_are_in_range_and_whole(tmp_path: Path):
     labels = tmp_path / "t10k-labels-idx1-ubyte"
     for split in ("train", "t10k"):
@@ -114,7 +124,7 @@ def test_a_damaged_set_is_not_said_to_be_missing(tmp_path: Path):
 
 
 def test_a_home_that_nobody_knows_is_named():
-    for name in ("mnist", "cifar10", "tiny-imagenet"):
+    for name in ("mnist", "cifar10", "tiny-imagenet", "imdb"):
         with refused(names=["~nobody-there/x", "home folder"]):
             load(name, root="~nobody-there/x")
 

@@ -18,6 +18,7 @@ from tests.hostile.kinds.graph import header, saved, shaped
 
 ROWS = np.arange(80, dtype=np.float32).reshape(20, 4)
 LABELS = np.arange(20) % 2
+REVIEWS = {f"own/{half}/{word}/1.txt": "good" for half in ("train", "test") for word in ("neg", "pos")}
 TABLE = "label,a,b\n" + "".join(f"{row % 2},{row},{row * row}\n" for row in range(20))
 IDX = {
     "train-images-idx3-ubyte": (20, 4, 4),
@@ -200,6 +201,7 @@ CASES = [
     synthetic("alpha NaN", "data.alpha", alpha=float("nan")),
     synthetic("alpha negative", "data.alpha", alpha=-1.0),
     synthetic("test_ratio one", "data.test_ratio", test_ratio=1.0),
+    data("huge data.length", {"name": "imdb", "root": "own", "length": 10**13}, "length", more=REVIEWS),
     data("huge padding", {"name": "mnist", "padding": 10**9}, "data.padding"),
     data("a root of nobody", {"name": "mnist", "root": "~nobody-of-this-name/x"}, "~nobody-of-this-name/x"),
     data("a root with a null byte", {"name": "mnist", "root": "a\0b"}, "data.root"),

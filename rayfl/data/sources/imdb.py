@@ -1,0 +1,103 @@
+"""IMDB: film reviews and whether they praise the film.
+
+Maas et al.: Learning Word Vectors for Sentiment Analysis (ACL 2011).
+
+Reviews become token numbers by the same rules on every machine: reviews are split into words, the words of the train
+split are numbered by frequency, and reviews are cut or padded to one length.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from rayfl.data.datasets import Dataset, Samples
+from rayfl.data.sources.fetch import Fetched
+from rayfl.errors import RayflError, reason
+from rayfl.limits import memory
+from rayfl.limits.regular_files import read_text
+
+PAD, UNKNOWN = 0, 1
+FIRST_WORD = 2
+SENTIMENTS = ("neg", "pos")
+
+
+def words(text: str) -> list[str]:
+    """Lower-case runs of letters and digits, with apostrophes inside; HTML's line breaks are left out."""
+    return re.findall(r"[^\W_]+(?:'[^\W_]+)*", text.lower().replace("<br />", " "))
+
+
+class IMDB(Fetched):
+    """25,000 train and 25,000 test film reviews, bad (0) or good (1), as tokens [length] (Maas and others, 2011).
+
+    Tokens are runs of letters, digits and apostrophes, in lower case.
+    vocabulary: the number of token numbers: 0 is padding, 1 any other word, and 2 onwards the most frequent words of
+    the train split, equally frequent ones in alphabetical order. A model must embed this number of tokens.
+    length: tokens of a review; longer reviews lose their end, shorter ones are padded with 0 at the end.
+    """
+
+    name: ClassVar[str] = "imdb"
+    vocabulary: int = Field(default=10_000, ge=3, description="kinds of tokens, padding and unknown among them")
+    length: int = Field(default=256, ge=1, description="tokens of a review")
+    advice: ClassVar[str] = (
+        "fetch https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz and unpack it; the folders train and "
+        "test of aclImdb"
+    )
+
+    def files(self) -> list[Path]:
+        """The folders of the labelled reviews."""
+        return [self.folder / half / sentiment for half in ("train", "test") for sentiment in SENTIMENTS]
+
+    def load(self) -> Dataset:
+        """Load the dataset. If files are missing, RayflError says which to fetch and where to put them."""
+        folder = self.folder
+        (train, train_labels), (test, test_labels) = (self._reviews(folder / half) for half in ("train", "test"))
+        numbers = _numbered(train, self.vocabulary)
+        return Dataset(
+            name=self.name,
+            train=Samples(_encoded(train, numbers, self.length), train_labels, place=str(folder / "train")),
+            test=Samples(_encoded(test, numbers, self.length), test_labels, place=str(folder / "test")),
+            num_classes=2,
+            kind="text",
+            vocabulary=self.vocabulary,
+        )
+
+    def _reviews(self, folder: Path) -> tuple[list[list[str]], np.ndarray]:
+        """The words of all reviews, the bad ones first, in the order of their files' names, and the labels."""
+        found: list[tuple[Path, int]] = []
+        for label, sentiment in enumerate(SENTIMENTS):
+            paths = sorted((folder / sentiment).glob("*.txt"))
+            if not paths:
+                raise self.missing(f"{folder / sentiment} has no *.txt")
+            found += [(path, label) for path in paths]
+        memory.require(8 * self.length * len(found), f"data.length={self.length} for {len(found)} reviews", "lower it")
+        return [words(_text(path)) for path, _ in found], np.array([label for _, label in found], np.int64)
+
+
+def _text(path: Path) -> str:
+    try:
+        return read_text(path)
+    except (OSError, UnicodeDecodeError) as error:
+        why = reason(error) if isinstance(error, OSError) else "it is no UTF-8 text"
+        raise RayflError(f"imdb: {path} cannot be read ({why}): unpack aclImdb_v1.tar.gz again") from None
+
+
+def _numbered(reviews: Sequence[Sequence[str]], vocabulary: int) -> dict[str, int]:
+    """The token number of each of the `vocabulary - 2` most frequent words."""
+    counts = Counter(chain.from_iterable(reviews))
+    order = sorted(counts, key=lambda word: (-counts[word], word))
+    return {word: number for number, word in enumerate(order[: vocabulary - FIRST_WORD], start=FIRST_WORD)}
+
+
+def _encoded(reviews: Sequence[Sequence[str]], numbers: Mapping[str, int], length: int) -> np.ndarray:
+    """The tokens of the reviews, int64 [num_reviews, length]."""
+    tokens = np.full((len(reviews), length), PAD, np.int64)
+    for row, review in enumerate(reviews):
+        kept = [numbers.get(word, UNKNOWN) for word in review[:length]]
+        tokens[row, : len(kept)] = kept
+    return tokens
