@@ -25,7 +25,7 @@ from actors.retry_policy import Cause, Loss, try_again
 from rayfl.compress.base import Packet
 from rayfl.determinism.platform import Platform
 from rayfl.gather import Handle
-from rayfl.rounds.errors import ClientError, OutOfMemory, out_of_memory
+from rayfl.rounds.errors import ClientError, HookError, OutOfMemory, out_of_memory
 from rayfl.rounds.executor import Job, JobResult, OnWave, Ref, Wave
 from rayfl.rounds.worker_jobs import RoundInputs
 from rayfl.settings_read import read_here
@@ -93,9 +93,9 @@ class PendingCalls:
         return f"round {about.round}, {job.kind}{of}"
 
     def readable(self, call: Call, error: RayTaskError) -> BaseException:
-        """The error that a call raised, with its round: ClientError, or ClusterError if an input was lost."""
+        """The error that a call raised: HookError; or, with its round, ClientError or (a lost input) ClusterError."""
         cause = unwrapped(error)
-        if isinstance(cause, ClientError):
+        if isinstance(cause, ClientError | HookError):
             return cause
         kind_of_error = ClientError
         if isinstance(cause, RayError):

@@ -145,6 +145,7 @@ def result_table(numbers: Summary) -> Table:
         rows.append([f"final {name}", facts.words(value, 2)])
         rows.append([f"best {name} (round {best['round']})", facts.words(best["value"], 2)])
     rows += [
+        *([f"{name} of differential privacy", f"{value:.4g}"] for name, value in numbers["privacy"].items()),
         ["uplink, all clients", f"{numbers['uplink_megabytes']:.3f} MB"],
         ["downlink, all clients", f"{numbers['downlink_megabytes']:.3f} MB"],
         ["uplink per client per round", f"{numbers['uplink_kilobytes_per_client_round']:.2f} kB"],

@@ -49,6 +49,7 @@ def test_the_table_of_the_demo_has_the_rows_that_are_printed():
         "wall_s": 0.0,
         "units": {},
         "fairness": {},
+        "privacy": {},
     }
     printed = [str(cell) for cell in result_table(numbers).columns[0].cells]
     rows = [line.split("│")[1].strip() for line in shown.splitlines() if line.startswith("│")]

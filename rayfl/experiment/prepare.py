@@ -29,7 +29,7 @@ from rayfl.models.part_names import chosen
 from rayfl.network import Network
 from rayfl.population.attackers import attackers
 from rayfl.population.sampling import Population
-from rayfl.rounds.check_hooks import checked_hook
+from rayfl.rounds.check_hooks import checked, checked_hook
 from rayfl.rounds.check_setup import check_setup
 from rayfl.rounds.errors import HookError, error_text, out_of_memory
 from rayfl.rounds.setup import Setup
@@ -62,7 +62,7 @@ def prepare(experiment: Experiment) -> Setup:
         task = make_task(experiment, dataset)
         method = experiment.method.make(task, experiment.rounds)
         for one in experiment.wrap:
-            method = one.around(method)
+            method = checked(one.around, "a method", lambda found: callable(found.plan))(method)
         topology = None if experiment.topology is None else experiment.topology.read(experiment.clients.num_seen)
         weights = task.network.first_weights(seeding.torch_seed(seed, purpose="initial parameters"))
         if model.start is not None and experiment.adapters is None:
@@ -245,7 +245,7 @@ def check(setup: Setup, experiment: Experiment, task: NetworkTask) -> None:
         memory.require(17 * peers**2, f"a graph of clients.count={peers} peers", "lower clients.count")
     check_setup(setup)
     for one in experiment.wrap:
-        one.check(
+        checked(one.check)(
             setup, 10**6 * (experiment.runtime.object_store_memory_mb or 0) or int(STORE_SHARE * memory.machine_bytes())
         )
     check_report(experiment.report, setup.metric_facts)

@@ -150,6 +150,9 @@ class Method(Kind, ABC):
     difference: str = ""
     """The message whose mean the server subtracts from its model, x_received - x_trained; "" if there is none. A
     schedule that mixes models (FedAsync) needs one."""
+    may_be_silent: bool = False
+    """Whether a client that has trained may send nothing in some rounds. Wrappers that must see what every client
+    sends, differential privacy among them, refuse such a method."""
     own_compression: bool = False
     """Whether the method fixes its own compressors, so that `uplink` and `downlink` may not be set."""
     hands_over_trees: bool = True
@@ -182,6 +185,11 @@ class Method(Kind, ABC):
         if not isinstance(self.hyper, self.Hyper):
             name = type(self).__name__
             raise RayflError(f"{name} takes {name}.Hyper(...), and was given a {type(hyper).__name__}")
+
+    @property
+    def innermost(self) -> "Method":
+        """The method inside all wrappers, or itself."""
+        return self
 
     def with_task(self, task: BoundTask) -> Self:
         """The same method on another form of its task."""

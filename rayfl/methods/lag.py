@@ -77,6 +77,7 @@ class LAG(DistributedGradient, on_device=True):
 
     hyper: LAGHyper
     paper: ClassVar[str] = "Chen et al., LAG, NeurIPS 2018 (LAG-WK)"
+    may_be_silent: bool = True
     gather: Mapping[str, Gather] = {"change": Sum()}
 
     def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> LAGState:

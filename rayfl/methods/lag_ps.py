@@ -59,6 +59,7 @@ class LAGPS(LAG, on_device=True):
 
     hyper: LAGPSHyper
     paper: ClassVar[str] = "Chen et al., LAG, NeurIPS 2018 (LAG-PS)"
+    may_be_silent: bool = False
 
     def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> Known:
         return {"sent": tree.zeros_like(params)}

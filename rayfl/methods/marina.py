@@ -78,6 +78,7 @@ class MARINA(DistributedGradient, on_device=True):
 
     hyper: MARINAHyper
     paper: ClassVar[str] = "Gorbunov et al., ICML 2021"
+    may_be_silent: bool = True
     needs_one_omega: ClassVar[bool] = True
     gather: Mapping[str, Gather] = {"gradient": WeightedMean()}
 

@@ -56,7 +56,11 @@ def fairness_tables(found: Sequence[Group], first: Sequence[str], others: bool =
     names = [name for name in dict.fromkeys([*first, *(known if others else ())]) if name in known]
     whole, parts = ([name for name in names if (name.count("/") > 1) is is_part] for is_part in (False, True))
     rows = {name: _rows(found, seeds, name) for name in names}
-    titles = {name: wording.title(name, facts_of(found, name)) for name in names}
+    titles = {
+        name: wording.title(name, own) + f" ({own.unit})" * (own.unit not in ("", "%"))
+        for name in names
+        for own in (facts_of(found, name),)
+    }
     shown = [(titles[name], rows[name], name in parts) for name in [*whole, *parts[:MOST_PARTS]]]
     if len(found) == 1:
         few = parts[:MOST_PARTS]
@@ -72,7 +76,9 @@ def _rows(found: Sequence[Group], seeds: Sequence[Spreads], name: str) -> list[t
     for style, (group, every) in enumerate(zip(found, seeds, strict=True)):
         if measured := [one[name] for one in every if name in one]:
             scores = [over(one.get(column, np.nan) for one in measured) for column in _COLUMNS]
-            words = [in_words(score, own, counted=False) for score in scores[:6]]
+            # Another unit than % is in the title.
+            unit = "" if own.is_percent else f" {own.unit}"
+            words = [in_words(score, own, counted=False).removesuffix(unit) for score in scores[:6]]
             last = [scores[6].words(decimals=3, counted=False), f"{scores[7].mean:.3g}"]
             rows.append((key(group.label, style), [*words, *last]))
     return rows

@@ -12,8 +12,9 @@ class Summary(TypedDict):
 
     `final`, `best` (the value, and the first round that had it) and `units` ("%": a share of 1) are keyed by the names
     of the metrics that rank runs, `fairness` (`metrics.fairness.fairness` at the last evaluation) by those of all
-    values of single clients. Megabytes are totals over clients and rounds; kilobytes are means over the clients and
-    rounds that sent (received) anything, steps and examples over those that worked, in all stages; 1 MB = 1e6 B.
+    values of single clients; `privacy` has epsilon of all rounds, and delta. Megabytes are totals over clients and
+    rounds; kilobytes are means over the clients and rounds that sent (received) anything, steps and examples over
+    those that worked, in all stages; 1 MB = 1e6 B.
     """
 
     name: str
@@ -24,6 +25,7 @@ class Summary(TypedDict):
     best: dict[str, dict[str, float]]
     units: dict[str, str]
     fairness: dict[str, dict[str, float]]
+    privacy: dict[str, float]
     uplink_megabytes: float
     downlink_megabytes: float
     uplink_kilobytes_per_client_round: float
@@ -41,6 +43,8 @@ def summary(run: Run) -> Summary:
     """A run in numbers."""
     ranked = {name: found for name in ranking_names(run) if (found := series(run, name))}
     best = ((name, *found.best(facts(run, name))) for name, found in ranked.items())
+    wrap, spent = run.experiment.get("wrap"), series(run, "privacy/epsilon")
+    deltas = [one["delta"] for one in wrap if "delta" in one] if isinstance(wrap, list) else []
     done = work_done(run)
     totals = {name: float(run.rounds[name].to_numpy().sum()) for name in run.rounds.column_names}
     return {
@@ -52,6 +56,7 @@ def summary(run: Run) -> Summary:
         "best": {name: {"value": value, "round": round} for name, value, round in best},
         "units": {name: facts(run, name).unit for name in ranked},
         "fairness": of_run(run),
+        "privacy": {"epsilon": spent.final, "delta": deltas[-1]} if spent and deltas else {},
         "uplink_megabytes": totals["uplink_bits"] / MEGABYTE_BITS,
         "downlink_megabytes": totals["downlink_bits"] / MEGABYTE_BITS,
         "uplink_kilobytes_per_client_round": _mean_kilobytes(run, "uplink_bits"),

@@ -15,7 +15,7 @@ from typing import Any, NoReturn, ParamSpec, TypeVar
 from torch import Tensor
 
 from rayfl.compress.base import Packet
-from rayfl.errors import RayflError, did_you_mean
+from rayfl.errors import RayflError, did_you_mean, plugin_line
 from rayfl.methods.base import Finished, Plan, Reply, ServerHalf
 from rayfl.rounds.errors import ClientError, HookError, error_text, out_of_memory
 from rayfl.tree import Difference
@@ -69,6 +69,40 @@ def checked_hook(hook: Callable[P, T]) -> Callable[P, T]:
 def _name_of(kind: type, function: Callable[..., object]) -> str | None:
     """The name of the hook that a function is, by its place in the class: it may be a second name of another one."""
     return next((name for name in _CHECKS if getattr(kind, name, None) is function), None)
+
+
+# Any: what a hook returns.
+def checked(
+    hook: Callable[P, T], wanted: str = "", fits: Callable[[Any], object] = lambda found: True
+) -> Callable[P, T]:
+    """Wrap a hook of anything but a method: raise HookError if it fails, or if what it returns does not fit `wanted`.
+
+    RayflError and out-of-memory errors pass through.
+    """
+
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            found = hook(*args, **kwargs)
+        except Exception as error:
+            if isinstance(error, HookError | RayflError) or out_of_memory(error):
+                raise
+            raise HookError(f"{hook.__qualname__}: {error_text(error)}{plugin_line(error)}") from error
+        try:
+            if fits(found):
+                return found
+        # A value of an unexpected type may raise anything.
+        except Exception as error:  # noqa: BLE001
+            if isinstance(error, _WrongAnswerError):
+                raise HookError(f"{hook.__qualname__} {error}") from None
+        raise HookError(f"{hook.__qualname__} must return {wanted}; it returns {found!r:.60}")
+
+    return call
+
+
+# Any: what a hook returns.
+def is_state(state: Any, metrics: Any) -> bool:
+    """Whether these are a state, tensors by name, and metrics, numbers by name; raise an error that says why not."""
+    return _require_state(state, "tensors by name") is None and _metrics(metrics) is None
 
 
 def _innermost(method: object, error: BaseException) -> object:

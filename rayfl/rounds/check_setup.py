@@ -8,16 +8,15 @@ from rayfl.data.partition import Partition
 from rayfl.determinism import seeding
 from rayfl.errors import RayflError
 from rayfl.methods.base import Method, Stage
-from rayfl.methods.shared.wrapper import WrappingClients
 from rayfl.population.sampling import Clients
-from rayfl.rounds.check_hooks import checked_hook
+from rayfl.rounds.check_hooks import checked, checked_hook
 from rayfl.rounds.setup import Setup
 from rayfl.topology.graphs import mixing_weights
 
 
 def check_setup(setup: Setup) -> None:
     """Raise RayflError if the method and the rest of the experiment do not go together."""
-    method = setup.method.innermost if isinstance(setup.method, WrappingClients) else setup.method
+    method = setup.method.innermost
     name = type(method).__name__
     check_splits(setup.method, setup.partition)
     check_retention(method, setup.uplink, setup.population.settings)
@@ -74,7 +73,7 @@ def check_schedule(setup: Setup, name: str) -> None:
     if schedule.in_rounds:
         return
     cannot = f"={schedule.name!r} cannot be used with"
-    if isinstance(setup.method, WrappingClients) and setup.method.takes_stale < setup.method.innermost.takes_stale:
+    if setup.method.takes_stale < setup.method.innermost.takes_stale:
         raise RayflError(
             f"{cannot} what is around {name} (wrap, or parts.buffers='average'): it needs the messages of one "
             "round together; remove it",
@@ -91,10 +90,10 @@ def check_schedule(setup: Setup, name: str) -> None:
     if setup.downlink != Dense():
         raise RayflError(f"{cannot} a compressed downlink, as clients hold models of several versions; remove it", key)
     everyone, draws = np.arange(setup.num_clients), seeding.generator(setup.seed)
-    asks = setup.selection, setup.selection.init(setup.num_clients), setup.population.seen(0)
-    if len(asks[0].candidates(*asks[1:], everyone, clients.num_selected, draws)):
+    state, seen = checked(setup.selection.init)(setup.num_clients), setup.population.seen(0)
+    if len(checked(setup.selection.candidates)(state, seen, everyone, clients.num_selected, draws)):
         raise RayflError(f"{cannot} selection {setup.selection.name!r}, which polls clients before a round", key)
-    schedule.check(clients.num_selected, setup.num_clients)
+    checked(schedule.check)(clients.num_selected, setup.num_clients)
 
 
 def check_evaluation(setup: Setup) -> None:
@@ -151,6 +150,5 @@ def check_splits(method: Method, partition: Partition) -> None:
     """Reject a partition that left a split empty that the method needs."""
     for split, share in method.splits.items():
         if not len(partition.split(split).indices):
-            inner = method.innermost if isinstance(method, WrappingClients) else method
-            name = type(inner).__name__ if split in inner.splits else "a wrapper of the method"
+            name = type(method.innermost).__name__ if split in method.innermost.splits else "a wrapper of the method"
             raise RayflError(f"{name} needs {split} examples; set splits.{split}_ratio (for example {share})")

@@ -150,7 +150,8 @@ class ClientRound:
         added = result.fate is Fate.DELIVERED and not setup.keeps_messages
         if not added or setup.relayed:
             message = {name: packet.written() for name, packet in message.items()}
-        judges = self.round_inputs.evaluated and result.fate.keeps_state and self.method.judged_after_training
+        evaluated = self.round_inputs.evaluated or not setup.schedule.in_rounds
+        judges = evaluated and result.fate.keeps_state and self.method.judged_after_training
         if judges and (self.client in setup.unseen or (setup.evaluation.by_client and self.client in setup.judged)):
             ctx = setup.context_for_hooks(self.round, self.plan, self.client, "judge after training", self.key)
             judged = evaluation.evaluate_client(setup, finished.state, None, carry, ctx)

@@ -22,14 +22,16 @@ from rayfl.population.availability import available
 from rayfl.population.fate import Fate
 from rayfl.population.sampling import Participation
 from rayfl.rounds.air import Air, Flight
+from rayfl.rounds.check_hooks import checked
 from rayfl.rounds.client_outputs import ClientOutputs
 from rayfl.rounds.downlinks import broadcast
 from rayfl.rounds.engines import LocalTask
+from rayfl.rounds.errors import HookError
 from rayfl.rounds.example_cost import example_costs
 from rayfl.rounds.executor import Job, Ref
 from rayfl.rounds.merge_sums import merge_sums
 from rayfl.rounds.running_round import Round, server_inputs
-from rayfl.rounds.select_clients import checked, clients_named
+from rayfl.rounds.select_clients import clients_named
 from rayfl.rounds.simulated_clock import arrival_s, moment, reply_s
 from rayfl.rounds.train import add_messages, cut_into_calls
 from rayfl.rounds.worker_jobs import ClientResult, TrainJob
@@ -43,7 +45,7 @@ def fly(round: Round) -> dict[str, Aggregate]:
     window = Window(round, before.second, before.next_number, dict(before.flights))
     while True:
         lacks = window.begin()
-        due = checked(setup.schedule.due)(window.now)
+        due = checked(setup.schedule.due, "a number of seconds", lambda s: not np.isnan(s))(window.now)
         first = window.first(due)
         ends_s = NOT_YET if first is None else first.ends_s
         ready_s = min((s for s in before.busy_s.values() if s > window.second), default=NOT_YET) if lacks else NOT_YET
@@ -97,6 +99,14 @@ class Window:
     def _staleness(self, flight: Flight) -> int:
         return self.round.number - flight.version
 
+    def _scale(self, flight: Flight) -> float | None:
+        """The factor of a flight's message."""
+        return checked(
+            self.round.setup.schedule.scale,
+            "a finite number, or None",
+            lambda found: found is None or np.isfinite(found),
+        )(self._staleness(flight))
+
     def _reachable(self) -> np.ndarray:
         """Boolean [num_clients]: who is available."""
         population = self.round.setup.population
@@ -112,7 +122,8 @@ class Window:
     def begin(self) -> bool:
         """Let idle clients begin, as many as the schedule wants. Returns whether they were too few."""
         setup, state = self.round.setup, self.round.run_state.selection
-        wanted, idle, choose = checked(setup.schedule.begins)(self.now), self._idle(), setup.selection.choose
+        begins = checked(setup.schedule.begins, "a whole number", lambda found: isinstance(found, int | np.integer))
+        wanted, idle, choose = begins(self.now), self._idle(), setup.selection.choose
         if wanted <= 0 or not len(idle):
             return wanted > 0
         seen = setup.population.seen(self.round.number)
@@ -199,7 +210,7 @@ class Window:
         result, setup = flight.result, self.round.setup
         assert result is not None
         del self.flights[flight.client]
-        if result.fate is Fate.DELIVERED and checked(setup.schedule.scale)(self._staleness(flight)) is None:
+        if result.fate is Fate.DELIVERED and self._scale(flight) is None:
             result = replace(result, fate=Fate.STALE, metrics={}, sums={})
         self.ended[flight.client] = flight._replace(result=result)
         if flight.outputs is not None and result.fate.keeps_state:
@@ -217,7 +228,7 @@ class Window:
         if ledger.simulated_s:
             times = [(max(one.began_s, before.second), one.ends_s) for one in (*ended, *self.flights.values())]
             flown = sum(min(ends_s, self.second) - began_s for began_s, ends_s in times)
-            ledger.metrics["flight/idle_share"] = max(0.0, 1.0 - flown / ledger.simulated_s / self.now.places)
+            ledger.metrics["flight/idle_share"] = max(0.0, 1.0 - moment(flown / ledger.simulated_s / self.now.places))
         received = self._received()
         used = sorted({one.version for one in self.flights.values()})
         state = round.executor.put(tree.to_arrays(round.run_state.server)) if round.number in used else None
@@ -227,19 +238,32 @@ class Window:
         return received
 
     def _recorded(self, flight: Flight) -> ClientResult:
-        """The result of a flight that has ended, with its times, its version and its staleness."""
+        """The result of a flight that has ended, with its times, its version and its staleness.
+
+        Every flight is judged after its training, as nobody knows then whether the update that it is in evaluates.
+        """
         assert flight.result is not None
-        about = {"version": flight.version, "began_s": flight.began_s, "ended_s": flight.ends_s}
-        about["staleness"] = self._staleness(flight)
+        about = {
+            "version": flight.version,
+            "began_s": flight.began_s,
+            "ended_s": flight.ends_s,
+            "staleness": self._staleness(flight),
+        }
         metrics = {f"flight/{name}": float(value) for name, value in about.items()}
-        return replace(flight.result, metrics={**flight.result.metrics, **metrics})
+        evaluated, found = self.round.inputs.evaluated, flight.result.metrics.items()
+        own = {name: value for name, value in found if evaluated or "_after_training/" not in name}
+        return replace(flight.result, metrics={**own, **metrics}, sums=flight.result.sums if evaluated else {})
 
     def _received(self) -> dict[str, Aggregate]:
         """What the messages say together, each scaled by its staleness."""
         round, setup, flights = self.round, self.round.setup, self._messages()
-        scales = {client: setup.schedule.scale(self._staleness(one)) or 0.0 for client, one in flights.items()}
+        scales = {client: self._scale(one) or 0.0 for client, one in flights.items()}
         messages = {client: one.outputs.message for client, one in flights.items() if one.outputs}
         mixes = setup.schedule.mixes_models
+        if mixes and len(flights) > 1:
+            raise HookError(
+                f"{setup.schedule.due.__qualname__} waits for several messages; mixes_models takes them singly"
+            )
         sums, sum_bytes = add_messages(round, messages, {} if mixes else scales)
         received = merge_sums(round, sums, sum_bytes)
         if mixes and flights:

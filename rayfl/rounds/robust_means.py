@@ -10,6 +10,7 @@ from rayfl import tree
 from rayfl.compress.base import Packet, shapes_of
 from rayfl.compress.dense import DenseCodec
 from rayfl.gather import CENTER, Aggregate, RobustMean
+from rayfl.rounds.check_hooks import checked
 from rayfl.rounds.executor import Job, Ref
 from rayfl.rounds.running_round import Round
 from rayfl.rounds.worker_jobs import RobustJob
@@ -34,6 +35,6 @@ def robust_mean(round: Round, name: str, received: Aggregate, messages: Mapping[
         return [Job(RobustJob(name, *cut, decision), tuple(refs), outputs) for cut in cuts]
 
     measured = [one.result for one in round.run(jobs(None, 0))] if rule.measures else None
-    decision = None if measured is None else rule.decide(np.sum(measured, axis=0))
+    decision = None if measured is None else checked(rule.decide)(np.sum(measured, axis=0))
     parts = [executor.get(one.outputs[0]) for one in round.run(jobs(decision, 1))]
     return replace(received, known=tree.unvector(torch.from_numpy(np.concatenate(parts)), like))

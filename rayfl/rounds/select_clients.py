@@ -6,18 +6,17 @@ in 32 bits. Training begins when all reports are back; who is then asked has the
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import ParamSpec, TypeVar
 
 import numpy as np
 
 from rayfl import tree
 from rayfl.compress.base import message_bits
-from rayfl.errors import RayflError, plugin_line
+from rayfl.errors import RayflError
 from rayfl.population.client import Traits
 from rayfl.rounds import downlinks
-from rayfl.rounds.check_hooks import checked_hook
+from rayfl.rounds.check_hooks import checked, checked_hook
 from rayfl.rounds.client_outputs import Slots
-from rayfl.rounds.errors import HookError, error_text
+from rayfl.rounds.errors import HookError
 from rayfl.rounds.paper_comm import num_values
 from rayfl.rounds.running_round import Round
 from rayfl.rounds.simulated_clock import arrival_s
@@ -29,9 +28,6 @@ REPORT_BITS = 32
 KEY = ("selection",)
 LOSS = "train/loss"
 """The metric of a client that a server hears."""
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 def ask(round: Round) -> None:
@@ -93,18 +89,6 @@ def learn(round: Round) -> None:
         answers.append(Answer(client, traits.num_examples, loss, arrival_s(traits, result)))
     observed = checked(selection.observe)(round.run_state.selection, round.number, answers)
     round.run_state = replace(round.run_state, selection=observed)
-
-
-def checked(hook: Callable[P, T]) -> Callable[P, T]:
-    """A selection's hook; an error in it becomes a HookError that names the hook and its line."""
-
-    def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        try:
-            return hook(*args, **kwargs)
-        except Exception as error:
-            raise HookError(f"{hook.__qualname__}: {error_text(error)}{plugin_line(error)}") from error
-
-    return call
 
 
 def clients_named(hook: Callable[..., object], found: Sequence[int], available: np.ndarray) -> list[int]:

@@ -21,7 +21,7 @@ from rayfl.gather import RobustMean
 from rayfl.methods.base import Carry, Work
 from rayfl.population.fate import Fate
 from rayfl.rounds import evaluation
-from rayfl.rounds.check_hooks import checked_hook
+from rayfl.rounds.check_hooks import checked, checked_hook
 from rayfl.rounds.client_outputs import ClientOutputs
 from rayfl.rounds.client_round import ClientRound, naming_round_and_client
 from rayfl.rounds.example_cost import FORWARD
@@ -173,8 +173,19 @@ class Worker:
         assert isinstance(rule, RobustMean), "the round loop asks for no other"
         sent = [message[job.name] for message, _ in inputs if job.name in message]
         rows = torch.stack([tree.between(packet.decode(), job.first, job.last) for packet in sent])
-        measures = rule.measures and job.decision is None
-        return (rule.measure(rows), []) if measures else (None, [rule.combine(rows, job.decision).numpy()])
+        if rule.measures and job.decision is None:
+            measure = checked(
+                rule.measure,
+                "finite numbers, in a shape that does not depend on the slice",
+                lambda found: np.isfinite(found).all() and np.shape(found) == np.shape(rule.measure(rows[:, :1])),
+            )
+            return measure(rows), []
+        combine = checked(
+            rule.combine,
+            f"the result's slice, {rows.shape[1]} finite numbers in float32",
+            lambda found: (found.shape, found.dtype) == (rows.shape[1:], rows.dtype) and found.isfinite().all(),
+        )
+        return None, [combine(rows, job.decision).numpy()]
 
     @do.register
     def reply(

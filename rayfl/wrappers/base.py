@@ -30,11 +30,12 @@ from rayfl.methods.base import (
     Trees,
 )
 from rayfl.methods.shared.wrapper import Wrapping, WrappingClients
-from rayfl.rounds.select_clients import checked
+from rayfl.rounds.check_hooks import checked, is_state
 from rayfl.rounds.setup import Setup
 from rayfl.tree import Difference
 
 KEY = ("wrap",)
+A_STATE = "a state, tensors by name", lambda found: is_state(found, {})
 Received = Mapping[str, Aggregate]
 """What arrived in a round, by message name."""
 
@@ -74,7 +75,7 @@ class MessageWrapper(Wrapper):
     trees nor clients that keep silent are allowed."""
 
     def around(self, method: Method) -> Method:
-        name = type(method).__name__ if not isinstance(method, WrappingClients) else type(method.innermost).__name__
+        name = type(method.innermost).__name__
         if not method.gather:
             raise RayflError(f": {self.name!r} changes messages, and clients of {name} send none; remove it", KEY)
         if method.own_compression or not method.hands_over_trees:
@@ -84,11 +85,22 @@ class MessageWrapper(Wrapper):
                 "(with elastic) put this wrapper first",
                 KEY,
             )
+        if self.sees_all and method.may_be_silent:
+            raise RayflError(
+                f": {self.name!r} must see a whole message of every client, and in {name} some send nothing in some "
+                "rounds; take another method, fedavg for example",
+                KEY,
+            )
         if isinstance(method, ServerHalf):
             return WrappedClients(method, self)
         if self.needs_server or self.gather():
             raise RayflError(f": {self.name!r} needs a server, and {name} has none; remove it", KEY)
         return WrappedPeers(method, self)
+
+    @property
+    def takes_stale(self) -> bool:
+        """Whether messages of several rounds may be mixed (see `Method`): by default if it has no `aggregate`."""
+        return type(self).aggregate is MessageWrapper.aggregate
 
     def gather(self) -> Mapping[str, Gather]:
         """Messages of its own that `client` adds, by name."""
@@ -133,7 +145,7 @@ class Wrapped(WrappingClients, keeps_parts=True):
             what = f"{taken[0]!r}, as the method or another wrapper does"
             raise RayflError(f": {wrapper.name!r} adds a message {what}; remove one", KEY)
         self.gather, self.own_names = {**inner.gather, **wrapper.gather()}, frozenset((self.entry, *wrapper.gather()))
-        self.takes_stale &= type(wrapper).aggregate is MessageWrapper.aggregate
+        self.takes_stale &= wrapper.takes_stale
 
     # Any: a state, a carry or a message.
     def _with(self, inner: Mapping[str, Any], own: Any) -> dict[str, Any]:
@@ -141,7 +153,8 @@ class Wrapped(WrappingClients, keeps_parts=True):
         return {**inner, self.entry: own} if own else dict(inner)
 
     def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> State:
-        return self._with(super().init_client(client, params, draws), checked(self.wrapper.init_client)(params))
+        own = checked(self.wrapper.init_client, *A_STATE)(params)
+        return self._with(super().init_client(client, params, draws), own)
 
     def begin(self, state: State, received: Message, ctx: Context) -> Carry:
         came = received[self.entry].decode() if self.entry in received else {}
@@ -159,21 +172,20 @@ class Wrapped(WrappingClients, keeps_parts=True):
 
     def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
         own: State = state.get(self.entry, {})
-        metrics: Metrics = {}
-        seen: set[str] = set()
+        metrics, seen = dict[str, float](), set[str]()
 
         def outgoing(trees: Trees) -> Trees:
             nonlocal own, metrics
             if seen:
                 raise RayflError(f"{type(self.inner).__name__} sends in two parts; {self.wrapper.name!r} needs all")
             opened = {name: one.tree() if isinstance(one, Difference) else one for name, one in trees.items()}
-            shapes = {name: dict(shapes_of(one)) for name, one in opened.items()}
-            sent, own, metrics = checked(self.wrapper.client)(opened, own, carry.get(self.entry, {}), ctx)
-            if {name: dict(shapes_of(sent[name])) for name in sent if name not in self.wrapper.gather()} != shapes:
-                raise RayflError(
-                    f"{type(self.wrapper).__name__}.client must return the trees {', '.join(map(repr, shapes))}, each "
-                    "with the names and shapes of its tensors"
-                )
+            client = checked(
+                self.wrapper.client,
+                f"the trees {', '.join(map(repr, opened))}, each with the names and shapes of its tensors, then a "
+                "state, and metrics",
+                lambda found: is_state(*found[1:]) and _is_like(self.inside(found[0]), opened),
+            )
+            sent, own, metrics = client(opened, own, carry.get(self.entry, {}), ctx)
             seen.update(trees, sent)
             return ctx.outgoing(sent)
 
@@ -201,16 +213,22 @@ class WrappedClients(Wrapped, Wrapping, keeps_parts=True, takes_stale=True):
     """The same with a server."""
 
     def init_server(self, params: Tree) -> State:
-        return self._with(super().init_server(params), checked(self.wrapper.init_server)(params))
+        return self._with(super().init_server(params), checked(self.wrapper.init_server, *A_STATE)(params))
 
     def download(self, server: State, ctx: Context) -> Download:
-        own = checked(self.wrapper.download)(server.get(self.entry, {}))
+        own = checked(self.wrapper.download, *A_STATE)(server.get(self.entry, {}))
         return self._with(super().download(server, ctx), Dense().encode(own, {}, ctx.generator)[0] if own else {})
 
     def server_update(
         self, server: State, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context
     ) -> tuple[State, Metrics]:
-        received, own, metrics = checked(self.wrapper.aggregate)(received, server.get(self.entry, {}), ctx)
+        aggregate = checked(
+            self.wrapper.aggregate,
+            "all that it got, under the same names, each with finite numbers in the shapes of what arrived, then a "
+            "state, and metrics",
+            lambda found: is_state(*found[1:]) and _replaces(found[0], self.inside(received)),
+        )
+        received, own, metrics = aggregate(received, server.get(self.entry, {}), ctx)
         state, others = super().server_update(server, received, delivered, ctx)
         return self._with(state, own), {**others, **metrics}
 
@@ -229,10 +247,30 @@ class WrappedPeers(Wrapped, PeerHalf, keeps_parts=True):
         return self._with(mixed, state.get(self.entry, {}))
 
 
+def _is_like(found: Mapping[str, Tree], wanted: Mapping[str, Tree]) -> bool:
+    """Whether trees have the names and shapes of others."""
+    return (
+        is_state(dict(found), {})
+        and found.keys() == wanted.keys()
+        and all(dict(shapes_of(found[name])) == dict(shapes_of(one)) for name, one in wanted.items())
+    )
+
+
+def _replaces(now: Received, before: Received) -> bool:
+    """Whether a wrapper may hand over `now` for `before`: under each name nothing, or finite numbers in its shapes."""
+    changed = [
+        (now[name], one) for name, one in before.items() if now[name] is not one and now[name].count and one.count
+    ]
+    return all(
+        _is_like({"": found.result}, {"": one.result})
+        and all(value.isfinite().all() for value in found.result.values())
+        for found, one in changed
+    )
+
+
 def require_uniform_weights(name: str, method: Method) -> None:
     """Raise RayflError if clients send the number of their examples, which then weighs their messages."""
-    hyper = (method.innermost if isinstance(method, WrappingClients) else method).hyper
-    if (weighting := getattr(hyper, "weighting", "uniform")) != "uniform":
+    if (weighting := getattr(method.innermost.hyper, "weighting", "uniform")) != "uniform":
         raise RayflError(
             f": {name!r} cannot believe the weights that clients send; give method.weighting='uniform' in place of "
             f"{weighting!r}",

@@ -36,6 +36,10 @@ class Clip(MessageWrapper):
         json_schema_extra=unused_with(quantile=[None]),
     )
 
+    @property
+    def takes_stale(self) -> bool:
+        return self.quantile is None and not self.needs_server
+
     def gather(self) -> Mapping[str, Gather]:
         return {} if self.quantile is None else {WITHIN: Sum()}
 

@@ -95,8 +95,7 @@ class ByDistances(RobustWrapper):
     measures: ClassVar[bool] = True
 
     def combine(self, rows: Tensor, decision: np.ndarray | None) -> Tensor:
-        assert decision is not None, "it measures"
-        return (torch.from_numpy(decision) @ rows.double()).float()
+        return (torch.from_numpy(np.asarray(decision)) @ rows.double()).float()
 
 
 class Krum(ByDistances):

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from jobs.looking import result_table
 from rayfl.errors import RayflError
 from rayfl.metrics.facts import ACCURACY, LOSS, PLACES, Facts
 from rayfl.metrics.fairness import facts_over_clients, fairness
@@ -55,6 +56,22 @@ def test_a_metric_that_falls_ranks_the_smallest_first_and_reaches_targets_from_a
     html = report([far.directory, near.directory], tmp_path / "page.html").read_text(encoding="utf-8")
     rows = html.partition('<h2 id="runs">')[2].partition("</table>")[0]
     assert "5.000 km" in rows and rows.index("5.000 km") < rows.index("8.000 km")
+    # A table over clients has a unit in its title, once.
+    over_clients = html.partition('<h2 id="fairness">')[2].partition("<h2")[0]
+    assert "(km)" in over_clients and " km" not in over_clients
+
+
+def test_the_numbers_of_a_private_run_say_epsilon_and_delta(tmp_path: Path):
+    wrap = [{"name": "attack"}, {"name": "central-dp", "delta": 1e-6}]
+    directory = create_run_directory(tmp_path / "run")
+    describe_run(directory, {"name": "run", "seed": 1, "wrap": wrap}, {}, "")
+    with Recorder(directory) as recorder:
+        for round, spent in enumerate((1.5, 2.25)):
+            recorder.round(RoundRow(round, 1, 1, 0, 0, 1.0, 1.0), [], [MetricRow(None, "privacy/epsilon", spent)])
+    numbers = summary(read_run(directory))
+    assert numbers["privacy"] == {"epsilon": 2.25, "delta": 1e-6}
+    cells = [list(column.cells) for column in result_table(numbers).columns]
+    assert [str(value) for name, value in zip(*cells, strict=True) if "privacy" in str(name)] == ["2.25", "1e-06"]
 
 
 def test_what_is_undefined_is_left_out_and_counted(tmp_path: Path):

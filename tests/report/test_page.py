@@ -125,6 +125,7 @@ def test_summary_gives_the_numbers_of_the_run(tmp_path):
         },
         "units": {"pooled/accuracy": "%", "own/accuracy": "%"},
         "fairness": {"own/accuracy": pytest.approx(over_clients)},
+        "privacy": {},
         "uplink_megabytes": 2.5,
         "downlink_megabytes": 1.25,
         "uplink_kilobytes_per_client_round": 500.0,

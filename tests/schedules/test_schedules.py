@@ -14,7 +14,7 @@ from rayfl.experiment.prepare import prepare
 from rayfl.methods.fedavg import FedAvg
 from rayfl.report.figures import sections
 from rayfl.report.groups import groups
-from rayfl.rounds.errors import MethodError
+from rayfl.rounds.errors import HookError, MethodError
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.ledger import RoundRecord
 from rayfl.rounds.setup import Setup
@@ -272,6 +272,38 @@ def test_somebodys_schedule_that_fails(tmp_path: Path):
     (tmp_path / "wrong.py").write_text(WRONG)
     with pytest.raises(MethodError, match=r"round 0: Broken\.due.*ZeroDivisionError.*wrong\.py:7"):
         play(here(f"{tmp_path}/wrong.py:Broken"))
+
+
+@pytest.mark.parametrize(
+    ("hook", "match"),
+    [
+        ("def due(self, now): return None", "round 0: Broken.due must return a number of seconds; it returns None"),
+        ("def due(self, now): return float('nan')", "due must return .* it returns nan"),
+        ("def begins(self, now): return 1.5", "Broken.begins must return a whole number; it returns 1.5"),
+        (
+            "def scale(self, staleness): return float('inf')",
+            "scale must return a finite number, or None; it returns inf",
+        ),
+        ("def scale(self, staleness): return 'half'", "Broken.scale must return .* 'half'"),
+        ("mixes_models = True", "Broken.due waits for several messages; mixes_models"),
+        ("def check(self, places, num_clients): return 1 / 0", "Broken.check: ZeroDivisionError"),
+    ],
+)
+def test_what_somebodys_schedule_must_return(hook: str, match: str, tmp_path: Path):
+    head = WRONG.replace("now.second / 0", "-math.inf if now.arrived >= 2 else math.inf")
+    (tmp_path / "wrong.py").write_text(f"import math\n{head}\n    {hook}\n")
+    with pytest.raises((MethodError, HookError), match=match):
+        play(here(f"{tmp_path}/wrong.py:Broken", rounds=1))
+
+
+def test_rounds_that_evaluate_judge_all_that_arrived():
+    records, _ = play(here({"name": "buffered", "buffer": 2}, evaluation={"every": 2}))
+    for record in records:
+        judged = [client for client, name, _ in record.metrics if name == "own_after_training/accuracy"]
+        arrived = [row.client for row in record.clients]
+        assert judged == ([None, *arrived] if record.row.round % 2 or record.row.round == 5 else [])
+        assert ("own/accuracy" in record.means) == bool(judged)
+        assert 0.0 <= record.means["flight/idle_share"] <= 1.0
 
 
 @pytest.mark.parametrize("name", [*named(Schedule), EXAMPLE])

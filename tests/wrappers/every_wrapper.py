@@ -14,8 +14,9 @@ from rayfl.rounds.setup import Setup
 from rayfl.wrappers.base import MessageWrapper, Wrapper
 from tests.contracts.every_method import experiment
 
-EXAMPLE = f"{Path(__file__).resolve().parents[2]}/jobs/examples/my_wrappers.py:WorkerMomentum"
-EVERY = [*sorted(named(Wrapper)), EXAMPLE]
+MINE = f"{Path(__file__).resolve().parents[2]}/jobs/examples/my_wrappers.py"
+EXAMPLE, TRAINING, ROBUST = (f"{MINE}:{name}" for name in ("WorkerMomentum", "WeightDecay", "ShortestMean"))
+EVERY = [*sorted(named(Wrapper)), EXAMPLE, TRAINING, ROBUST]
 UNIFORM = {"method": {"name": "fedavg", "batch_size": 60, "weighting": "uniform"}}
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "clip": {"quantile": 0.5},
@@ -23,7 +24,7 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
 }
 """Settings of wrappers under contract."""
 WEIGHTED = ("clip", "attack", "elastic")
-BESIDE: Mapping[str, Mapping[str, Any]] = {name: UNIFORM for name in named(Wrapper) if name not in WEIGHTED}
+BESIDE: Mapping[str, Mapping[str, Any]] = {name: UNIFORM for name in (*named(Wrapper), ROBUST) if name not in WEIGHTED}
 """What an experiment must have beside a wrapper."""
 
 

@@ -1,5 +1,6 @@
 """Robust means against numpy, in slices, under the engine, and against attacks."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ import torch
 
 from rayfl import tree
 from rayfl.rounds import robust_means
+from rayfl.rounds.errors import MethodError
 from rayfl.testing.comparison import rows as recorded
 from rayfl.testing.executors import Shuffled, play
 from rayfl.wrappers.robust import (
@@ -126,3 +128,35 @@ def test_what_robust_means_refuse():
         here("clip", "krum", **UNIFORM)
     play(here("krum", "clip", rounds=1, **UNIFORM))
     play(here("krum", rounds=1, method={**UNIFORM["method"], "elastic": True}))
+
+
+RULE = """
+from rayfl.wrappers.robust import RobustWrapper
+
+
+class Wrong(RobustWrapper):
+    measures = True
+
+    def combine(self, rows, decision):
+        return rows.mean(dim=0)
+
+    {hook}
+"""
+
+
+@pytest.mark.parametrize(
+    ("hook", "match"),
+    [
+        ("def combine(self, rows, decision): return rows.mean(dim=0)[:3]", "Wrong.combine must return .* 910 finite"),
+        ("def combine(self, rows, decision): return rows.mean(dim=0) * float('nan')", "Wrong.combine must return"),
+        ("def combine(self, rows, decision): return rows.double().mean(dim=0)", "Wrong.combine must return .*float32"),
+        ("def combine(self, rows, decision): return 1 / 0", r"round 0: Wrong.combine: ZeroDivisionError.*wrong\.py:11"),
+        ("def measure(self, rows): return rows.numpy()[0]", "Wrong.measure must return .* shape"),
+        ("def measure(self, rows): return None", "Wrong.measure must return .* it returns None"),
+        ("def decide(self, statistics): return 1 / 0", "round 0: Wrong.decide: ZeroDivisionError"),
+    ],
+)
+def test_hooks_of_somebodys_rule(hook: str, match: str, tmp_path: Path):
+    (tmp_path / "wrong.py").write_text(RULE.replace("{hook}", hook))
+    with pytest.raises(MethodError, match=match):
+        play(here({"name": f"{tmp_path}/wrong.py:Wrong"}, **UNIFORM, rounds=1))

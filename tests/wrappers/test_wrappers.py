@@ -5,14 +5,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from rayfl import tree
 from rayfl.choices.kinds import find
 from rayfl.data.sources.arrays import Arrays
 from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare
 from rayfl.population.attackers import attackers
-from rayfl.rounds.errors import ClientError, MethodError
+from rayfl.rounds.errors import ClientError, HookError, MethodError
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.run_directory import checkpoint
 from rayfl.testing.comparison import assert_same_bits, contents, rows
@@ -20,7 +22,7 @@ from rayfl.testing.executors import Shuffled, play
 from rayfl.wrappers.base import Wrapper
 from tests.contracts.every_method import experiment
 from tests.refusals import refused
-from tests.wrappers.every_wrapper import EVERY, here
+from tests.wrappers.every_wrapper import EVERY, ROBUST, TRAINING, here
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -80,9 +82,21 @@ def test_other_schedules_take_wrappers_that_leave_the_server_alone():
     clients = {"count": 6, "per_round": 3}
     records, _ = play(here("attack", schedule={"name": "buffered", "buffer": 2}, clients=clients))
     assert all("attack/share" in record.means for record in records)
-    for name in ("clip", "krum", "elastic"):
+    for name in ("clip", "local-dp"):
+        records, _ = play(here({"name": name}, schedule={"name": "buffered", "buffer": 2}, clients=clients))
+        assert all("clip/norm" in record.means for record in records)
+    for name in ("clip", "krum", "elastic", "central-dp"):
         with refused(names=["schedule", "buffered", "around FedAvg", "wrap"]):
             here(name, schedule={"name": "buffered", "buffer": 2}, clients=clients)
+
+
+def test_the_examples_by_hand():
+    """Weight decay after each step, and the mean of the shortest messages."""
+    plain, decayed = (play(here(*wrap, rounds=1))[1][0].server["params"] for wrap in ((), ({"name": TRAINING},)))
+    assert tree.norm(decayed) < tree.norm(plain)
+    rows = torch.tensor([[3.0, 4.0], [1.0, 0.0], [0.0, 2.0]])
+    rule = find(Wrapper, ROBUST)(share=0.67)
+    assert rule.combine(rows, rule.decide(rule.measure(rows))).tolist() == [0.5, 1.0]
 
 
 WRONG = """
@@ -97,6 +111,10 @@ class Wrong(MessageWrapper):
 
     def gather(self):
         return {gather}
+
+
+class More(Wrong):
+    {more}
 """
 
 
@@ -112,9 +130,41 @@ class Wrong(MessageWrapper):
 )
 def test_somebodys_wrapper_that_is_wrong(client: str, gather: str, match: str, tmp_path: Path):
     """A message that it drops, cuts or adds is not silently another one."""
-    (tmp_path / "wrong.py").write_text(WRONG.replace("{client}", client).replace("{gather}", gather))
+    (tmp_path / "wrong.py").write_text(wrong(client, gather))
     with pytest.raises((ClientError, MethodError, RayflError), match=match):
         play(here(f"{tmp_path}/wrong.py:Wrong", rounds=1))
+
+
+def wrong(client: str = "return trees, state, {}", gather: str = "{}", more: str = "pass") -> str:
+    return WRONG.replace("{client}", client).replace("{gather}", gather).replace("{more}", more)
+
+
+@pytest.mark.parametrize(
+    ("more", "match"),
+    [
+        ("def aggregate(self, received, server, ctx): return {}, server, {}", "round 0: More.aggregate must return"),
+        ("def aggregate(self, received, server, ctx): return None", "More.aggregate must return .* it returns None"),
+        ("def aggregate(self, received, server, ctx): return received, {'a': 3}, {}", "More.aggregate .* 'a' .* int"),
+        ("def client(self, *given): return None", "client 0: More.client must return .* it returns None"),
+        ("def client(self, trees, *given): return trees, {}", "More.client must return"),
+        ("def client(self, trees, *given): return trees, {}, {'a': 'x'}", "More.client returns metric 'a'"),
+        ("def download(self, server): return 3", "More.download returns a value of type int"),
+        ("def init_client(self, params): return {'a': 'x'}", "More.init_client returns 'a' as a value of type str"),
+        ("def around(self, method): return None", "More.around must return a method; it returns None"),
+        ("def check(self, setup, store_bytes): return 1 / 0", r"More.check: ZeroDivisionError.*wrong\.py:16"),
+    ],
+)
+def test_hooks_of_somebodys_wrapper(more: str, match: str, tmp_path: Path):
+    (tmp_path / "wrong.py").write_text(wrong(more=more))
+    with pytest.raises((MethodError, HookError), match=match):
+        play(here(f"{tmp_path}/wrong.py:More", rounds=1))
+
+
+def test_a_wrapper_may_hand_over_nothing(tmp_path: Path):
+    nothing = "return {name: one.gather.empty() for name, one in received.items()}, server, {}"
+    (tmp_path / "none.py").write_text(wrong(more=f"def aggregate(self, received, server, ctx): {nothing}"))
+    made = here(f"{tmp_path}/none.py:More", rounds=1)
+    assert_same_bits(tree.to_arrays(play(made)[1][0].server["params"]), made.initial_arrays)
 
 
 def test_labels_flip_where_attackers_train():

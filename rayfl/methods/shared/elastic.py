@@ -32,7 +32,6 @@ from rayfl.methods.base import (
     Batch,
     Carry,
     Context,
-    Download,
     Finished,
     HyperParameters,
     Message,
@@ -41,7 +40,6 @@ from rayfl.methods.base import (
     Plan,
     RayflError,
     Relay,
-    Reply,
     Stage,
     State,
     Tree,
@@ -77,6 +75,7 @@ class Elastic(Wrapping, on_device=True, keeps_parts=True):
     paper: ClassVar[str] = "Chen et al., CVPR 2023"
     splits: Mapping[str, float] = {"heldout": 0.1}
     own_stages: ClassVar[tuple[str, ...]] = (SENSITIVITY,)
+    own_names: frozenset[str] = frozenset((SENSITIVITY,))
 
     # Any: see Method.
     def __init__(self, inner: Method, hyper: HyperParameters | None = None, **settings: Any) -> None:
@@ -107,7 +106,7 @@ class Elastic(Wrapping, on_device=True, keeps_parts=True):
 
     def step(self, carry: Carry, batch: Any, *, stage: Stage) -> Carry:
         if stage.name != SENSITIVITY:
-            return _beside(carry, super().step(_without(carry), batch, stage=stage))
+            return _beside(carry, super().step(carry, batch, stage=stage))
         gradient = self.task.grad(carry["params"], batch, self.squared_output)
         kept = tree.scale(carry[SENSITIVITY], self.hyper.mu)
         return {**carry, SENSITIVITY: tree.add(kept, tree.map(torch.abs, gradient), 1 - self.hyper.mu)}
@@ -118,46 +117,31 @@ class Elastic(Wrapping, on_device=True, keeps_parts=True):
         return squares.mean() if batch.weights is None else (squares * batch.weights).sum() / batch.weights.sum()
 
     def end_stage(self, carry: Carry, *, stage: Stage) -> Carry:
-        return carry if stage.name == SENSITIVITY else _beside(carry, super().end_stage(_without(carry), stage=stage))
+        return carry if stage.name == SENSITIVITY else _beside(carry, super().end_stage(carry, stage=stage))
 
     def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
-        finished = super().finish(state, _without(carry), ctx)
+        finished = super().finish(state, carry, ctx)
         if finished.message is None or SENSITIVITY not in carry or not ctx.sends:
             return finished
         packet, _ = Dense(dtype=self.hyper.dtype).encode(carry[SENSITIVITY], {}, ctx.generator)
         return replace(finished, message={**finished.message, SENSITIVITY: packet})
 
-    def eval_begin(self, state: State, model: Tree | None, carry: Carry | None, ctx: Context) -> Carry:
-        return super().eval_begin(state, model, None if carry is None else _without(carry), ctx)
-
     def init_server(self, params: Tree) -> State:
         state = super().init_server(params)
         return {**state, SENSITIVITY: tree.zeros_like(params)} if self.hyper.every > 1 else state
-
-    def model(self, server: State) -> Tree:
-        return super().model(_without(server))
-
-    def download(self, server: State, ctx: Context) -> Download:
-        return super().download(_without(server), ctx)
-
-    def personal_message(self, server: State, server_memory: State, ctx: Context) -> Reply:
-        return super().personal_message(_without(server), server_memory, ctx)
-
-    def reply(self, server: State, server_memory: State, ctx: Context) -> Reply:
-        return super().reply(_without(server), server_memory, ctx)
 
     def server_update(
         self, server: State, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context
     ) -> tuple[State, Metrics]:
         sensitivity = received[SENSITIVITY].result or server.get(SENSITIVITY, {})
         delta = received["delta"]
-        inner, metrics = _without(received), {}
+        inner, metrics = dict(received), {}
         if sensitivity and delta.count:
             ratios = self.normalised(sensitivity)
             like = delta.known or delta.sum or next(item for item in delta.items.values() if isinstance(item, dict))
             inner["delta"] = delta.scaled({name: self.factors(ratios.get(name)) for name in like})
             metrics = {"elastic/boosted_share": self.boosted_share(ratios, like)}
-        state, others = super().server_update(_without(server), inner, delivered, ctx)
+        state, others = super().server_update(server, inner, delivered, ctx)
         return {**state, SENSITIVITY: sensitivity} if SENSITIVITY in server else state, {**others, **metrics}
 
     def normalised(self, sensitivity: Tree) -> Tree:
@@ -184,12 +168,6 @@ class Elastic(Wrapping, on_device=True, keeps_parts=True):
         """Share of the entries of `like` with zeta > 1: those with a ratio below tau."""
         boosted = sum(int((ratios[name] < self.hyper.tau).sum()) for name in like if name in ratios)
         return boosted / tree.num_entries(like)
-
-
-# Any: a carry, a server's state or a received message.
-def _without(outer: Mapping[str, Any]) -> dict[str, Any]:
-    """The inner method's part of a carry, a state or a message."""
-    return {name: value for name, value in outer.items() if name != SENSITIVITY}
 
 
 def _beside(outer: Carry, inner: Carry) -> Carry:

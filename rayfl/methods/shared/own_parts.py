@@ -310,7 +310,7 @@ def with_parts(method: Method, parts: Parts) -> Method:
 
     Raise RayflError if the method does not train one model by one gradient a step, or exchanges nothing.
     """
-    trainer = method.innermost if isinstance(method, WrappingClients) else method
+    trainer = method.innermost
     name = trainer.name or type(trainer).__name__
     if not method.keeps_parts:
         what = "parts.personal" if parts.personal else "a model whose buffers change in training (BatchNorm)"

@@ -12,6 +12,13 @@ from typing import Any, ClassVar, Self, TypeVar, cast
 from rayfl.methods.base import Context, HyperParameters, Method, RayflError, ServerHalf
 from rayfl.task import BoundTask
 
+OF_INNER = (
+    *("gather", "personalized", "own_compression", "uses_graph", "hands_over_trees", "has_global_model", "difference"),
+    *("honours_retention", "needs_one_omega", "metrics_with_variance", "judged_after_training", "may_be_silent"),
+)
+"""What a wrapper says as the inner method does, unless its class changes it."""
+OF_BOTH = ("on_device", "keeps_parts", "takes_stale")
+"""What a wrapper says only if the inner method does too."""
 Hook = TypeVar("Hook", bound=Callable[..., Any])
 
 
@@ -41,22 +48,13 @@ class WrappingClients(Method):
     def __init__(self, inner: Method, hyper: HyperParameters | None = None, **settings: Any) -> None:
         super().__init__(vars(inner).get("task"), hyper, **settings)
         self.inner = inner
-        self.gather = inner.gather
-        self.personalized, self.splits = inner.personalized, {**inner.splits, **type(self).splits}
-        self.own_compression, self.uses_graph = inner.own_compression, inner.uses_graph
-        self.hands_over_trees, self.has_global_model = inner.hands_over_trees, inner.has_global_model
-        self.sees_all = isinstance(inner, WrappingClients) and inner.sees_all
-        self.on_device = type(self).on_device and inner.on_device
-        self.keeps_parts = type(self).keeps_parts and inner.keeps_parts
-        self.takes_stale, self.difference = type(self).takes_stale and inner.takes_stale, inner.difference
-        self.honours_retention, self.needs_one_omega = inner.honours_retention, inner.needs_one_omega
-        self.metrics_with_variance = inner.metrics_with_variance
-        self.judged_after_training = inner.judged_after_training
+        self.splits, self.sees_all = {**inner.splits, **type(self).splits}, getattr(inner, "sees_all", False)
+        vars(self).update({name: getattr(inner, name) for name in OF_INNER})
+        vars(self).update({name: getattr(type(self), name) and getattr(inner, name) for name in OF_BOTH})
 
     @property
     def innermost(self) -> Method:
-        """The method inside all wrappers."""
-        return self.inner.innermost if isinstance(self.inner, WrappingClients) else self.inner
+        return self.inner.innermost
 
     def with_task(self, task: BoundTask) -> Self:
         twin = super().with_task(task)
