@@ -105,6 +105,9 @@ def is_state(state: Any, metrics: Any) -> bool:
     return _require_state(state, "tensors by name") is None and _metrics(metrics) is None
 
 
+A_STATE = "a state, tensors by name", lambda found: is_state(found, {})
+
+
 def _innermost(method: object, error: BaseException) -> object:
     """The method inside wrappers in which an error arose."""
     inner = getattr(method, "inner", None)

@@ -9,7 +9,7 @@ from rayfl.determinism import seeding
 from rayfl.errors import RayflError
 from rayfl.methods.base import Method, Stage
 from rayfl.population.sampling import Clients
-from rayfl.rounds.check_hooks import checked, checked_hook
+from rayfl.rounds.check_hooks import A_STATE, checked, checked_hook
 from rayfl.rounds.setup import Setup
 from rayfl.topology.graphs import mixing_weights
 
@@ -89,9 +89,9 @@ def check_schedule(setup: Setup, name: str) -> None:
         raise RayflError(f"{cannot} clients.take_first, as nobody waits for the slowest; remove it", key)
     if setup.downlink != Dense():
         raise RayflError(f"{cannot} a compressed downlink, as clients hold models of several versions; remove it", key)
-    everyone, draws = np.arange(setup.num_clients), seeding.generator(setup.seed)
-    state, seen = checked(setup.selection.init)(setup.num_clients), setup.population.seen(0)
-    if len(checked(setup.selection.candidates)(state, seen, everyone, clients.num_selected, draws)):
+    candidates = checked(setup.selection.candidates, "clients, by their numbers", lambda found: len(found) >= 0)
+    state, everyone = checked(setup.selection.init, *A_STATE)(setup.num_clients), np.arange(setup.num_clients)
+    if len(candidates(state, setup.population.seen(0), everyone, clients.num_selected, seeding.generator(setup.seed))):
         raise RayflError(f"{cannot} selection {setup.selection.name!r}, which polls clients before a round", key)
     checked(schedule.check)(clients.num_selected, setup.num_clients)
 

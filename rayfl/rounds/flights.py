@@ -128,7 +128,7 @@ class Window:
             return wanted > 0
         seen = setup.population.seen(self.round.number)
         draws = seeding.generator(setup.seed, self.next_number, purpose="participants")
-        chosen = clients_named(choose, checked(choose)(state, seen, idle, wanted, draws), idle)
+        chosen = clients_named(choose, state, seen, idle, wanted, draws)
         for number, client in enumerate(chosen, self.next_number):
             self.flights[client] = self._begun(number, client)
         # A selection that draws nobody draws anew the next time.
@@ -222,7 +222,7 @@ class Window:
         round, ledger, before = self.round, self.round.ledger, self.before
         ended = [one for _, one in sorted(self.ended.items())]
         fates = {one.client: self._fate(one.number, one.client) for one in ended}
-        ledger.participation = Participation(fates, tuple(np.flatnonzero(~self._reachable()).tolist()))
+        ledger.participation = Participation(fates, np.flatnonzero(~self._reachable()))
         ledger.results = {one.client: self._recorded(one) for one in ended}
         ledger.simulated_s = self.second - before.second
         if ledger.simulated_s:

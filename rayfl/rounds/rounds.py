@@ -20,7 +20,7 @@ from rayfl.determinism.torch_flags import fixed
 from rayfl.population.fate import Fate
 from rayfl.population.sampling import Participation
 from rayfl.rounds import downlinks, evaluation
-from rayfl.rounds.check_hooks import checked, checked_hook
+from rayfl.rounds.check_hooks import A_STATE, checked, checked_hook
 from rayfl.rounds.errors import HookError, MethodError
 from rayfl.rounds.executor import Executor, Job, Ref
 from rayfl.rounds.flights import await_replies, fly
@@ -57,7 +57,7 @@ def first_run_state(setup: Setup) -> RunState:
     """The run state before round 0."""
     with naming_round(0):
         server = {} if setup.is_peer else checked_hook(setup.server_half.init_server)(setup.initial)
-    return RunState(server=server, selection=checked(setup.selection.init)(setup.num_clients))
+    return RunState(server=server, selection=checked(setup.selection.init, *A_STATE)(setup.num_clients))
 
 
 def simulate(

@@ -14,14 +14,14 @@ from rayfl.compress.base import message_bits
 from rayfl.errors import RayflError
 from rayfl.population.client import Traits
 from rayfl.rounds import downlinks
-from rayfl.rounds.check_hooks import checked, checked_hook
+from rayfl.rounds.check_hooks import A_STATE, checked, checked_hook
 from rayfl.rounds.client_outputs import Slots
 from rayfl.rounds.errors import HookError
 from rayfl.rounds.paper_comm import num_values
 from rayfl.rounds.running_round import Round
 from rayfl.rounds.simulated_clock import arrival_s
 from rayfl.rounds.worker_jobs import ClientResult, Missed, PollJob
-from rayfl.selections.base import Answer
+from rayfl.selections.base import Answer, Seen
 
 REPORT_BITS = 32
 """A loss, as float32."""
@@ -39,10 +39,9 @@ def ask(round: Round) -> None:
     seen = setup.population.seen(round.number)
 
     def choose(available: np.ndarray, wanted: int, draws: np.random.Generator) -> Sequence[int]:
-        candidates = checked(selection.candidates)(state, seen, available, wanted, draws)
-        losses = poll(round, clients_named(selection.candidates, candidates, available)) if len(candidates) else {}
-        chosen = checked(selection.choose)(state, replace(seen, losses=losses), available, wanted, draws)
-        return clients_named(selection.choose, chosen, available)
+        candidates = clients_named(selection.candidates, state, seen, available, wanted, draws)
+        losses = poll(round, candidates) if candidates else {}
+        return clients_named(selection.choose, state, replace(seen, losses=losses), available, wanted, draws)
 
     round.ledger.participation = setup.population.sample_round(round.number, choose=choose)
 
@@ -87,13 +86,21 @@ def learn(round: Round) -> None:
                 raise RayflError(f" {selection.name!r} hears {LOSS}, which {name} does not report", KEY)
             result = ledger.results[client] = replace(result, billed_bits=result.billed_bits + REPORT_BITS)
         answers.append(Answer(client, traits.num_examples, loss, arrival_s(traits, result)))
-    observed = checked(selection.observe)(round.run_state.selection, round.number, answers)
+    observed = checked(selection.observe, *A_STATE)(round.run_state.selection, round.number, answers)
     round.run_state = replace(round.run_state, selection=observed)
 
 
-def clients_named(hook: Callable[..., object], found: Sequence[int], available: np.ndarray) -> list[int]:
+def clients_named(
+    hook: Callable[[tree.State, Seen, np.ndarray, int, np.random.Generator], Sequence[int]],
+    state: tree.State,
+    seen: Seen,
+    available: np.ndarray,
+    wanted: int,
+    draws: np.random.Generator,
+) -> list[int]:
     """The clients that a hook names, ascending. Raise HookError unless each is available, and named once."""
-    clients = sorted(int(client) for client in found)
+    named = checked(hook, "clients, by their numbers", lambda found: [*map(int, found)] == [*found])
+    clients = sorted(int(client) for client in named(state, seen, available, wanted, draws))
     if len({*clients}) < len(clients) or not np.isin(clients, available).all():
         raise HookError(f"{hook.__qualname__} names clients {clients}; name available clients, each once")
     return clients

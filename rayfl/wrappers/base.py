@@ -30,12 +30,11 @@ from rayfl.methods.base import (
     Trees,
 )
 from rayfl.methods.shared.wrapper import Wrapping, WrappingClients
-from rayfl.rounds.check_hooks import checked, is_state
+from rayfl.rounds.check_hooks import A_STATE, checked, is_state
 from rayfl.rounds.setup import Setup
 from rayfl.tree import Difference
 
 KEY = ("wrap",)
-A_STATE = "a state, tensors by name", lambda found: is_state(found, {})
 Received = Mapping[str, Aggregate]
 """What arrived in a round, by message name."""
 

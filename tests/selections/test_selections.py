@@ -12,7 +12,7 @@ import torch
 
 from rayfl.choices.kinds import find, named
 from rayfl.experiment.prepare import prepare
-from rayfl.rounds.errors import MethodError
+from rayfl.rounds.errors import HookError, MethodError
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.setup import Setup
 from rayfl.run_directory import checkpoint
@@ -260,3 +260,21 @@ def test_a_copied_example_runs(tmp_path: Path):
     asked = [[row.client for row in record.clients] for record in records]
     # Nobody twice before everybody once.
     assert sorted(client for clients in asked for client in clients) == list(range(6))
+
+
+@pytest.mark.parametrize(
+    ("hook", "match"),
+    [
+        ("def choose(self, *given): return None", "round 0: Mine.choose must return clients, .* it returns None"),
+        ("def choose(self, *given): return ['x']", "Mine.choose must return clients"),
+        ("def candidates(self, *given): return 3", "Mine.candidates must return clients"),
+        ("def observe(self, *given): return {'a': 'x'}", "Mine.observe returns 'a' as a value of type str"),
+        ("def init(self, num_clients): return None", "Mine.init returns nothing; it must return tensors by name"),
+    ],
+)
+def test_what_somebodys_selection_must_return(hook: str, match: str, tmp_path: Path):
+    (tmp_path / "mine.py").write_text(
+        f"from rayfl.selections.plain import Uniform\n\n\nclass Mine(Uniform):\n    {hook}\n"
+    )
+    with pytest.raises((MethodError, HookError), match=match):
+        play(here(f"{tmp_path}/mine.py:Mine", rounds=1))
