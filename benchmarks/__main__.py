@@ -109,15 +109,26 @@ def chaos(results: Results, methods: Sequence[str], kills: int, seed: int) -> in
 @_benchmark
 @click.option("--nodes", type=int, help="Measure small calls on this number of simulated nodes instead.")
 @click.option("--actors", type=int, multiple=True, help="Actors on the nodes; repeatable.  [default: 8 16 32 64]")
-@click.option("--participants", type=int, help="Clients of each round on the nodes.  [default: 1000]")
-def scale(results: Results, nodes: int | None, actors: Sequence[int], participants: int | None) -> int | None:
+@click.option("--clients", type=int, help="Measure this number of clients in one process without Ray instead.")
+@click.option("--participants", type=int, help="Clients of each round.  [default: 1000 on nodes, 10000 without Ray]")
+def scale(
+    results: Results, nodes: int | None, actors: Sequence[int], clients: int | None, participants: int | None
+) -> int | None:
     """Measure runs of 100 to 10,000 clients, the cost of their states, and states that spill to disk.
 
-    With --nodes: measure rounds per second on simulated nodes, and the coordinator's work.
+    With --nodes: measure rounds per second on simulated nodes, and the coordinator's work. With --clients: measure the
+    first round, further rounds and memory of many clients, and of as many peers as there are participants.
     """
+    if clients is not None:
+        if nodes is not None or actors:
+            raise RayflError("--clients measures one process: leave out --nodes and --actors")
+        from benchmarks.many_clients import bench_many_clients
+
+        bench_many_clients(clients, 10_000 if participants is None else participants, results)
+        return None
     if nodes is None:
         if actors or participants is not None:
-            raise RayflError("--actors and --participants belong to simulated nodes: add --nodes")
+            raise RayflError("--actors and --participants belong to simulated nodes: add --nodes, or --clients")
         from benchmarks.scale import bench_scale
 
         return bench_scale(results)

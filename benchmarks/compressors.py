@@ -32,7 +32,7 @@ from rayfl.run_directory.outputs import OutputKind, require_replaceable, write_o
 from rayfl.tree import Tree
 
 MARK = 'data-written-by="python -m benchmarks compressors"'
-PLOT = OutputKind("a plot of compressors", (MARK.encode(),))
+PLOT = OutputKind("a plot of compressors", MARK.encode())
 """Plots that this benchmark wrote have the mark, and may be replaced."""
 REPEATS = 3
 FEWEST_ENTRIES = 100

@@ -74,7 +74,7 @@ class Results:
     @property
     def kind(self) -> OutputKind:
         """The kind of file that this benchmark writes, with its mark."""
-        return OutputKind(f"a file of `{self._command}`", (f'"written_by": "{self._command}"'.encode(),))
+        return OutputKind(f"a file of `{self._command}`", f'"written_by": "{self._command}"'.encode())
 
     @property
     def _command(self) -> str:
