@@ -25,7 +25,7 @@ Sparse = Any
 Weights = Literal["uniform", "metropolis"]
 
 MOST_PEERS = 1000
-"""Peers beyond which no eigenvalue is computed and no graph is drawn: the time grows with their cube."""
+"""Peers beyond which no eigenvalue is computed: the time grows with their cube."""
 
 
 class Topology(Choice):
