@@ -33,7 +33,9 @@ from rayfl.experiment.experiment import Experiment
 from rayfl.methods.base import Method, PeerHalf
 from rayfl.run_directory import manifest
 from rayfl.run_directory.record import read_run
+from rayfl.run_directory.states import load_states
 from rayfl.schedules.base import Schedule
+from rayfl.testing.comparison import leaves
 
 METHODS = ("fedpse", "fedavg", "dispfl", "scaffold", "buffered fedavg", "buffered fedpse")
 ON_NODES, STOPPED = "node", "stopped"
@@ -247,17 +249,27 @@ def bits_different(a: Path, b: Path) -> int:
         one, other = (getattr(run, name) for run in runs)
         for column in (column for column in one.column_names if column != "wall_s"):
             total += _difference(_bytes(one[column]), _bytes(other[column]))
-    folders = [(a / "models", b / "models")]
     # One of the runs may lack its last checkpoint, if its disk was full at that moment.
     saved = [max(manifest.checkpoints(directory), default=-1) for directory in (a, b)]
     if saved[0] == saved[1] == len(runs[0].rounds):
         places = [directory / "checkpoints" / f"{saved[0]:08d}" for directory in (a, b)]
-        folders.append((places[0], places[1]))
-    for pair in folders:
-        for name in sorted({path.name for folder in pair for path in folder.glob("*.safetensors")}):
-            files = [folder / name for folder in pair]
-            total += _difference(*(path.read_bytes() if path.exists() else b"" for path in files))
+        found = [held(place) for place in places]
+        total += sum(_difference(*(one.get(name, b"") for one in found)) for name in {*found[0], *found[1]})
+    for name in sorted({path.name for run in (a, b) for path in (run / "models").glob("*.safetensors")}):
+        files = [run / "models" / name for run in (a, b)]
+        total += _difference(*(path.read_bytes() if path.exists() else b"" for path in files))
     return total + (0 if any((a / "models").glob("*")) and len(runs[0].rounds) else 1)
+
+
+def held(place: Path) -> dict[str, bytes]:
+    """Every array in a checkpoint. Which states are in which file depends on the checkpoints before."""
+    found: dict[str, bytes] = {}
+    # Of a client's states the one in the file with the highest number counts.
+    for path in sorted(place.glob("*.safetensors"), key=lambda path: (len(path.name), path.name)):
+        for key, state in load_states(path):
+            arrays = leaves(f"{path.name.partition('-')[0]} {key}", state)
+            found |= {name: array.tobytes() for name, array in arrays.items()}
+    return found
 
 
 def _bytes(column: pa.ChunkedArray) -> bytes:
