@@ -106,7 +106,10 @@ class Ledger:
 
 
 def record(setup: Setup, round: int, ledger: Ledger) -> RoundRecord:
-    """The rows of a round: clients that took part, their metrics, and the means over clients."""
+    """The rows of a round: clients that took part, their metrics, and the means over clients.
+
+    A metric that the server gives takes the place of the mean over clients of the same name.
+    """
     worked = {client for client, result in ledger.results.items() if result.work}
     took_part = sorted({*ledger.participation.selected, *worked})
     rows = [client_row(setup.population.traits(client), ledger.result(client)) for client in took_part]
@@ -121,7 +124,7 @@ def record(setup: Setup, round: int, ledger: Ledger) -> RoundRecord:
         evaluation.fairness_over_clients(setup, by_client.values()),
         evaluation.means_by_retention(setup, by_client),
     ):
-        metrics += [MetricRow(None, name, value) for name, value in summaries.items()]
+        metrics += [MetricRow(None, name, value) for name, value in summaries.items() if name not in ledger.metrics]
     for name in setup.method.metrics_with_variance:
         if values := [value for one in results if (value := one.metrics.get(name)) is not None]:
             metrics.append(MetricRow(None, f"{name}_variance", float(np.var(values))))

@@ -151,5 +151,12 @@ class LocalDP(Private):
     ) -> tuple[Mapping[str, Tree], State, Metrics]:
         sent, state, metrics = super().client(trees, state, received, ctx)
         sent = {name: tree.add(one, noise(one, self.noise_multiplier * self.norm, ctx)) for name, one in sent.items()}
-        spent = epsilon(self.noise_multiplier / 2, 1.0, ctx.round + 1, self.delta)
-        return sent, state, {**metrics, "privacy/epsilon": spent}
+        return sent, state, {**metrics, "privacy/epsilon": self._spent(ctx)}
+
+    def aggregate(self, received: Received, server: State, ctx: Context) -> tuple[Received, State, Metrics]:
+        """Under a schedule messages are of several rounds: their mean would be less than what a client has spent."""
+        received, server, metrics = super().aggregate(received, server, ctx)
+        return received, server, {**metrics, "privacy/epsilon": self._spent(ctx)}
+
+    def _spent(self, ctx: Context) -> float:
+        return epsilon(self.noise_multiplier / 2, 1.0, ctx.round + 1, self.delta)

@@ -103,6 +103,20 @@ def test_each_client_adds_noise_of_its_own(method: str):
         assert noise.std() == pytest.approx(0.2 / math.sqrt(6), rel=0.1)
 
 
+def test_local_epsilon_under_a_schedule_is_what_a_client_can_have_spent():
+    clients, schedule = {"count": 6, "per_round": 3}, {"name": "buffered", "buffer": 2}
+    records, _ = play(here({"name": "local-dp"}, clients=clients, schedule=schedule, **{"rounds": 4}))
+    bounds = [epsilon(0.5, 1.0, rounds, 1e-5) for rounds in (1, 2, 3, 4)]
+    assert [record.means["privacy/epsilon"] for record in records] == bounds
+    own = [
+        [row.value for row in one.metrics if row.name == "privacy/epsilon" and row.client is not None]
+        for one in records
+    ]
+    # Messages are of several rounds, so that their mean is less.
+    assert all(max(values) <= bound for values, bound in zip(own, bounds, strict=True))
+    assert any(np.mean(values) < bound for values, bound in zip(own, bounds, strict=True))
+
+
 REFUSED: list[tuple[str, dict[str, Any], list[str]]] = [
     ("central-dp", {"uplink": {"name": "feedback", "inner": "topk"}}, ["uplink='feedback'", "dense"]),
     ("central-dp", {"uplink": "qsgd"}, ["uplink='qsgd'"]),
