@@ -105,7 +105,7 @@ def test_each_client_adds_noise_of_its_own(method: str):
 
 def test_local_epsilon_under_a_schedule_is_what_a_client_can_have_spent():
     clients, schedule = {"count": 6, "per_round": 3}, {"name": "buffered", "buffer": 2}
-    records, _ = play(here({"name": "local-dp"}, clients=clients, schedule=schedule, **{"rounds": 4}))
+    records, _ = play(here({"name": "local-dp"}, clients=clients, schedule=schedule, rounds=4))
     bounds = [epsilon(0.5, 1.0, rounds, 1e-5) for rounds in (1, 2, 3, 4)]
     assert [record.means["privacy/epsilon"] for record in records] == bounds
     own = [
