@@ -109,7 +109,7 @@ def test_local_epsilon_under_a_schedule_is_what_a_client_can_have_spent():
     bounds = [epsilon(0.5, 1.0, rounds, 1e-5) for rounds in (1, 2, 3, 4)]
     assert [record.means["privacy/epsilon"] for record in records] == bounds
     own = [
-        [row.value for row in one.metrics if row.name == "privacy/epsilon" and row.client is not None]
+        [float(row.value or 0) for row in one.metrics if row.name == "privacy/epsilon" and row.client is not None]
         for one in records
     ]
     # Messages are of several rounds, so that their mean is less.
