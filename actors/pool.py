@@ -67,7 +67,7 @@ class ActorPool:
 
         Raise ClusterError if none is ready in time, RayflError if they cannot work. `kinds` decides which machines
         work; `on_platform` is called with their description whenever it changes. `stopping`: asked while no actor is
-        ready; if it returns true, `Stopped` is raised.
+        ready, and until all have started; if it returns true, `Stopped` is raised.
         """
         self.placement = placement
         self.ready: dict[Actor, Joined] = {}
@@ -190,15 +190,12 @@ class ActorPool:
 
         A new actor without room does not delay the others: Ray starts it when there is room.
         """
-        until = deadline
-        if not self.ready:
-            until = min(deadline, time.monotonic() + LOOK_S)
-        elif self._opening:
-            until = min(deadline, self._start_deadline)
+        looks = self._opening or not self.ready
+        until = min(deadline, time.monotonic() + LOOK_S) if looks else deadline
         refs = [*calls, *self._starting]
         patience = None if until == math.inf else max(0.0, until - time.monotonic())
         if not ray.wait(refs, num_returns=1, timeout=patience)[0]:
-            if not self.ready:
+            if looks:
                 self._wait_for_room()
             return []
         over, _ = ray.wait(refs, num_returns=len(refs), timeout=0)
@@ -207,20 +204,23 @@ class ActorPool:
         return [ref for ref in over if ref in calls]
 
     def _wait_for_room(self) -> None:
-        """Say once a minute for what a run on a joined cluster waits.
+        """Say once a minute for what a run on a joined cluster waits before it starts, or without any actor.
 
         Raise ClusterError if no actor was ready in time, Stopped if the run is to stop.
         """
         size, now = self.placement, time.monotonic()
         if self._stopping():
             raise Stopped
-        if now >= self._start_deadline - size.start_timeout_s + size.patience[1]:
+        if not self.ready and now >= self._start_deadline - size.start_timeout_s + size.patience[1]:
             raise ClusterError(self._kinds.none_left() or self._no_room())
         if size.wait_for_room_s is not None and now >= self._next_line:
             self._next_line = now + LINE_S
             free, all = (_in_words(found()) for found in (ray.available_resources, ray.cluster_resources))
+            most = "or for the first of them"
+            if self.ready:
+                most = f"at most runtime.start_timeout_s={size.start_timeout_s:g}"
             log.warning(
-                f"waiting for room for {size.num_actors} client actors ({size.size} each), or for the first of them: "
+                f"waiting for room for {size.num_actors - len(self.ready)} client actors ({size.size} each), {most}: "
                 f"of the cluster's {all}, {free} are free"
             )
 

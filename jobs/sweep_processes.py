@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
@@ -27,6 +28,9 @@ from rayfl.experiment import toml
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.input_files import absolute
 from rayfl.experiment.sweep import Combination
+
+LOOK_S = 5.0
+"""Seconds between looks at what the runs print."""
 
 Status = Literal["finished", "skipped", "stopped", "failed"]
 
@@ -92,20 +96,20 @@ class Processes:
         """One run from start to end, with `files` as a folder for it; None if it was not begun."""
         directory = self.directory / one.directory
         files.mkdir()
-        with (files / "log").open("wb") as log, self.lock:
+        with (files / "log").open("wb") as log, (files / "lines").open("wb") as lines, self.lock:
             if self.stopping or self.audience.is_over(one.experiment.runtime.limit_s):
                 return None
             # A session of its own, so that a terminal's Ctrl-C reaches it once, from `stop`.
             process = subprocess.Popen(
                 self._command(one.experiment, directory, files / "experiment.toml"),
-                stdout=subprocess.DEVNULL,
+                stdout=lines,
                 stderr=log,
                 env=self._environment(),
                 start_new_session=True,
             )
             self.running[one.directory] = process
         self.overall.begin(one.title)
-        status, error = _end(process.wait(), files / "log")
+        status, error = _end(_followed(process, one.title, files / "lines"), files / "log")
         del self.running[one.directory]
         # A signal ends a process that is still starting at once, with another exit code.
         return Outcome(one, directory, "stopped" if self.stopping and status == "failed" else status, error)
@@ -124,6 +128,18 @@ class Processes:
         path = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
         address = {"RAY_ADDRESS": self.address} if self.address else {}
         return {**os.environ, "PYTHONPATH": path} | address
+
+
+def _followed(process: "subprocess.Popen[bytes]", title: str, lines: Path) -> int:
+    """The exit code of a run's process, after its end. Before that, repeat what it prints about waiting for room."""
+    said = 0
+    while True:
+        with suppress(subprocess.TimeoutExpired):
+            return process.wait(LOOK_S)
+        waiting = [line for line in lines.read_text("utf-8", "replace").splitlines() if "waiting for " in line]
+        for line in waiting[said:]:
+            say(f"{title}: {line}")
+        said = len(waiting)
 
 
 def _end(code: int, log: Path) -> tuple[Status, str]:

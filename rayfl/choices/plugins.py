@@ -28,7 +28,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from rayfl.errors import PLUGIN_MODULES, RayflError, did_you_mean, reason
+from rayfl.errors import PLUGIN_MODULES, RayflError, did_you_mean, plugin_line, reason
 from rayfl.limits.regular_files import read_bytes
 
 GROUP = "rayfl.plugins"
@@ -91,7 +91,7 @@ class PluginFile:
     # Any: Python's own signature.
     def imported(self, name: str, *arguments: Any, **more: Any) -> Any:
         """What `__import__` gives in this file: a file beside it, or else any module."""
-        return _run(self.beside[name]) if name in self.beside else builtins.__import__(name, *arguments, **more)
+        return _module(self.beside[name]) if name in self.beside else builtins.__import__(name, *arguments, **more)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _arrived, (self.path, self.source, self.beside, self.module in _files)
@@ -163,7 +163,9 @@ def read_file(path: Path) -> PluginFile:
             f"there is no file {path}; {f'did you mean {close[0]!r}?' if close else 'give the path of a Python file'}"
         ) from None
     except UnicodeDecodeError:
-        raise RayflError(f"{path} is not UTF-8 text; give the path of a Python file") from None
+        raise RayflError(
+            f"{path} or a file that it imports is not UTF-8 text; give the path of a Python file"
+        ) from None
     except (SyntaxError, ValueError) as error:
         place = f"{getattr(error, 'filename', path)}{f':{line}' if (line := getattr(error, 'lineno', 0)) else ''}"
         raise RayflError(f"{place} is not valid Python: {getattr(error, 'msg', error)}; correct it") from None
@@ -172,7 +174,15 @@ def read_file(path: Path) -> PluginFile:
 
 
 def _run(file: PluginFile) -> ModuleType:
-    """The module of a plugin file, which runs the first time. RayflError, with the line, if it fails."""
+    """The module of a plugin file. RayflError, with the line, if it fails."""
+    try:
+        return _module(file)
+    except BaseException as error:  # noqa: BLE001 (a file may raise anything, SystemExit too)
+        raise (error if isinstance(error, KeyboardInterrupt) else _failed(error)) from None
+
+
+def _module(file: PluginFile) -> ModuleType:
+    """The module of a plugin file, which runs the first time. Raise what the file raises."""
     if file.module in _files:
         # Keep the newest path: there may be another file at the old one by now.
         _files[file.module] = file
@@ -186,20 +196,24 @@ def _run(file: PluginFile) -> ModuleType:
     sys.modules[file.module] = module
     try:
         exec(compile(file.source, file.path, "exec", dont_inherit=True), module.__dict__)
-    except BaseException as error:  # noqa: BLE001 (a file may raise anything, SystemExit too)
+    except BaseException:
         del sys.modules[file.module]
-        raise (error if isinstance(error, KeyboardInterrupt) else _failed(error)) from None
+        raise
     _files[file.module] = file
     return module
 
 
 def _failed(error: BaseException) -> RayflError:
-    """The error of an import, with the line of the first file beside Python's own and this one."""
+    """The error of an import, with the innermost line of a plug-in file, or else that of the first file beside Python's
+    own and this one."""
     frames = [one for one in traceback.extract_tb(error.__traceback__) if one.filename != __file__]
     theirs = [one for one in frames if "importlib" not in one.filename]
-    lines = [one.lineno for one in theirs if one.filename == theirs[0].filename]
-    where = f"{theirs[0].filename}:{lines[-1]}" if lines else "a plug-in"
+    lines = [f"{one.filename}:{one.lineno}" for one in theirs if one.filename == theirs[0].filename]
+    where = plugin_line(error).strip(" ()") or (lines[-1] if lines else "a plug-in")
     words = " ".join(str(error).split())
+    name = getattr(error, "name", None)
+    if isinstance(error, ModuleNotFoundError) and Path(where).with_name(f"{name}.py").is_file():
+        words += f"; {name}.py beside it is found only by `import {name}`, and not if it imports this file, too"
     return RayflError(f"{where} cannot be imported: {type(error).__name__}{f': {words}' if words else ''}")
 
 

@@ -27,7 +27,7 @@ STAYING = {("data", "path"), ("data", "test_path")}
 """The settings that name files of samples. They are too large to be copied; `data.digest` has their digests."""
 _OPEN = (
     *("data", "partition", "model", "task", "method", "uplink", "downlink", "topology", "evaluation"),
-    *("selection", "wrap"),
+    *("selection", "schedule", "wrap"),
 )
 """The tables in which a name may refer to a plugin file: my_methods.py:FedNova."""
 
@@ -103,9 +103,10 @@ def require_copies(began: Mapping[str, Any], table: Mapping[str, Any], directory
             if key in names and key not in STAYING:
                 copy = next(iter(_copies(key, Path(path))))
                 if Path(copy).stem not in [Path(name).stem for name in names[key]]:
+                    imported = "" if key in KINDS else " (its own, or that of files that it imports)"
                     raise RayflError(
-                        f"{'.'.join(key)} names a file with other content than {names[key][0]}, with which the run in "
-                        f"{directory} began; give {'.'.join(key)}=FILE with a copy of that file"
+                        f"{'.'.join(key)} names a file with other content than {names[key][0]}{imported}, with which "
+                        f"the run in {directory} began; give {'.'.join(key)}=FILE with a copy of that file"
                     )
         return path
 

@@ -41,6 +41,15 @@ def test_an_announced_node_is_left_and_room_is_waited_for(
         (node,) = {joined.node for joined in executor.pool.ready.values()}
         shared, jobs = executor.put(RoundInputs(0, setup.plan(0))), [Job(EvaluateJob(()))]
         assert executor.run(shared, jobs)[0].result == ()
+        # A run of which one actor has room, and which need not wait for the other one for ever.
+        with pytest.raises(Stopped):
+            RayExecutor(
+                ray.put(setup),
+                Placement(2, 2.0, 0.0, 100.0, wait_for_room_s=math.inf, most=2),
+                stopping=lambda: any("runtime.start_timeout_s=100" in sentence for sentence in logged(caplog)),
+            )
+        check_sentence(logged(caplog)[-1], [said, "1 client actors", "num_cpus=2", "free"])
+        caplog.clear()
         # Ray's own answer: this cluster has no second node.
         ends = {node: int(1000 * (time.time() + 100))}
         monkeypatch.setattr("ray._private.state.state.get_draining_nodes", lambda: ends)

@@ -303,14 +303,26 @@ def test_a_file_with_a_name_of_pythons_or_of_its_own_hides_no_module(tmp_path: P
     assert plugins.load(f"{tmp_path}/numpy.py:size") == 4
 
 
+def test_a_file_beside_raises_its_own_error_where_it_is_imported(tmp_path: Path) -> None:
+    (tmp_path / "fast.py").write_text("import no_such_package\n")
+    (tmp_path / "mine.py").write_text(
+        "try:\n    import fast\nexcept ImportError:\n    fast = 'none'\n\ndef later():\n    import broken\n"
+    )
+    (tmp_path / "broken.py").write_text("1 / 0\n")
+    assert plugins.load(f"{tmp_path}/mine.py:fast") == "none"
+    with pytest.raises(ZeroDivisionError):
+        plugins.load(f"{tmp_path}/mine.py:later")()
+
+
 @pytest.mark.parametrize(
     ("source", "names"),
     [
         ("x = = 2\n", ["deeper.py:1", "not valid Python"]),
-        ("1 / 0\n", ["mine.py", "deeper.py:1", "ZeroDivisionError"]),
-        ("import halves\n", ["mine.py", "deeper.py", "ModuleNotFoundError", "halves"]),
+        ("1 / 0\n", ["deeper.py:1", "ZeroDivisionError"]),
+        ("import halves\n", ["deeper.py:1", "ModuleNotFoundError", "halves.py", "`import halves`"]),
+        ("__import__('importlib').import_module('lazy')\n", ["deeper.py:1", "lazy.py", "`import lazy`"]),
     ],
-    ids=["syntax", "error", "circle"],
+    ids=["syntax", "error", "circle", "call"],
 )
 def test_a_file_beside_that_fails_is_named(home: Path, source: str, names: list[str]) -> None:
     (helped(home) / "deeper.py").write_text(source)

@@ -9,6 +9,7 @@ import pytest
 from rayfl.experiment.experiment import read
 from rayfl.experiment.input_files import absolute, kept_files, located, mapped
 from rayfl.experiment.sweep import read_sweep
+from rayfl.experiment.unknown_keys import LISTED
 from rayfl.run_directory.record import read_run
 from tests.actors.toys import assert_same_run, logged
 from tests.jobs.commands import rayfl
@@ -163,3 +164,9 @@ def test_only_what_names_a_file_is_taken_for_a_path() -> None:
     assert mapped({"topology": {"path": ""}}, lambda key, path: "changed") == {"topology": {"path": ""}}
     with refused(names=["/nowhere", "topology.path="]):
         kept_files({"topology": {"path": "/nowhere"}})
+
+
+@pytest.mark.parametrize("key", [*LISTED])
+def test_a_file_may_be_named_wherever_something_is_chosen(key: str) -> None:
+    for value in ("mine.py:Mine", {"name": "mine.py:Mine"}, ["mine.py:Mine"]):
+        assert "/home/mine.py:Mine" in str(located({key: value}, Path("/home")))

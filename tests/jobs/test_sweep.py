@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from click.testing import Result
 
 from jobs import single as running
 from jobs import sweep as sweeping
+from jobs import sweep_processes
 from jobs.sweep_processes import _end
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.sweep import read_sweep
@@ -335,6 +337,20 @@ def environment() -> dict[str, str]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
+def test_a_run_in_a_process_says_for_what_it_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sweep_processes, "LOOK_S", 0.1)
+    (lines := tmp_path / "lines").write_text("waiting for room for 2 client actors\nround 0 of 3\n")
+    with subprocess.Popen([sys.executable, "-c", "input(); exit(3)"], stdin=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        timer = threading.Timer(0.5, process.stdin.close)
+        timer.start()
+        assert sweep_processes._followed(process, "seed=1", lines) != 0
+        timer.join()
+    assert capsys.readouterr().out == "seed=1: waiting for room for 2 client actors\n"
+
+
 def test_several_at_once_give_the_same_records_and_one_may_fail(file):
     assert rayfl("sweep", file, "--inline", "--dir", "one", "seed=1").exit_code == 0
     # The second cannot open its lock, which shows only as it starts.
