@@ -62,7 +62,7 @@ class LeavingNodes:
             log.warning(
                 f"node {known[node]} ({node[:8]}) will end {within}, as Ray was told (it drains the node): no more "
                 "calls go there, its actors start elsewhere, and what clients keep there is copied to other nodes"
-                + "; the coordinator is there, so a checkpoint is saved after every round"
+                + "; the coordinator is there, so a checkpoint is saved after every round, unless checkpoint.every=0"
                 * (node == here)
             )
         self.announced |= ends.keys()
