@@ -264,6 +264,9 @@ def _merged(a: Tree, b: Tree) -> Tree:
     """`a` plus `b`, in the memory of `a`."""
     if not a:
         return tree.map(torch.clone, b)
+    if tree.at_once(a) and tree.at_once(b):
+        torch._foreach_add_(tree.tensors(a, b), tree.tensors(b, b))
+        return a
     for name, tensor in b.items():
         # One may be on a GPU and the other not, if only some clients' uplinks are dense.
         a[name].add_(tensor.to(a[name].device))

@@ -1,10 +1,19 @@
-"""Tensors that say that they lie on a GPU, and are computed in main memory: for code that asks where tensors lie.
+"""A GPU that is pretended below torch's Python: its tensors are computed in main memory, and say that they lie on it.
 
-As on a GPU, an operation that combines them with tensors of main memory fails, and so does numpy; what travels is
-counted. There is no autograd for them: torch's CPU build has no streams of a GPU.
+What torch's Python calls in C is pretended (`torch._C._cuda_*`, the allocator's statistics, and every operation, by a
+dispatch mode); torch's Python and rayfl's own code run as they are. As on a GPU, an operation that combines tensors of
+the GPU with tensors of main memory fails, and so does numpy; a copy that nobody waits for from the GPU has no numbers
+until somebody does; what travels, and what a GPU would launch, is counted.
+
+torch's CPU build has no streams of a GPU, so there is no autograd for these tensors, unless the process calls
+`with_autograd` before its first gradient: they then lie on a device of torch's that Python may play.
 """
 
+import importlib
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -13,6 +22,46 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 GPU = torch.device("cuda", 0)
+MEMORY = 80 * 10**9
+"""Bytes of each pretended GPU."""
+
+_below = [GPU]
+"""Where torch's C code thinks that the tensors lie."""
+
+
+def with_autograd() -> None:
+    """Let this process have gradients of tensors on the pretended GPU. For processes of their own: nothing undoes it."""
+    below = ModuleType("torch.below")
+    vars(below).update(
+        _is_in_bad_fork=lambda: False,
+        _lazy_init=lambda: None,
+        current_device=lambda: 0,
+        device_count=lambda: 1,
+        is_available=lambda: True,
+        is_initialized=lambda: True,
+        manual_seed_all=lambda seed: None,
+    )
+
+    class Hooks(torch._C._acc.PrivateUse1Hooks):
+        def is_available(self) -> bool:
+            return True
+
+        def has_primary_context(self, dev_id: int) -> bool:
+            return True
+
+        def is_built(self) -> bool:
+            return True
+
+    class Guard(torch._C._acc.DeviceGuard):
+        # Any: an enumeration of torch's C code.
+        def type_(self) -> Any:
+            return torch._C._autograd.DeviceType.PrivateUse1
+
+    torch.utils.rename_privateuse1_backend("below")
+    torch._register_device_module("below", below)
+    torch._C._acc.register_python_privateuseone_hook(Hooks())
+    torch._C._acc.register_python_privateuseone_device_guard(Guard())
+    _below[:] = [torch.device("below", 0)]
 
 
 class OnGpu(Tensor):
@@ -21,11 +70,15 @@ class OnGpu(Tensor):
     @staticmethod
     def __new__(cls, own: Tensor) -> "OnGpu":
         return torch.Tensor._make_wrapper_subclass(  # pyright: ignore[reportAttributeAccessIssue]
-            cls, own.size(), strides=own.stride(), storage_offset=own.storage_offset(), dtype=own.dtype, device=GPU
+            cls, own.size(), strides=own.stride(), storage_offset=own.storage_offset(), dtype=own.dtype, device=_below[0]
         )
 
     def __init__(self, own: Tensor) -> None:
         self.own = own
+
+    @property
+    def device(self) -> torch.device:
+        return GPU
 
     # torch's own bindings of these ask for a guard of the device, which the CPU's build does not have.
     # Any: indices and numbers of all kinds.
@@ -65,28 +118,124 @@ class OnGpu(Tensor):
         raise RuntimeError(f"{func} on a pretended GPU outside `with PretendedGpu()`")
 
 
-class PretendedGpu(TorchDispatchMode):
-    """As long as it lasts, device "cuda" can be computed on; it keeps each copy's bytes, from and to main memory."""
+class Driver:
+    """The C functions below torch's Python, with `count` GPUs, of which CUDA_VISIBLE_DEVICES shows some, by number."""
 
-    def __init__(self) -> None:
+    def __init__(self, count: int, synchronized: Callable[[], None]) -> None:
+        self.count, self.synchronized = count, synchronized
+        self.current, self.fractions = 0, dict.fromkeys(range(count), 1.0)
+
+    @property
+    def visible(self) -> list[int]:
+        """The numbers of the GPUs that this process sees."""
+        given = os.environ.get("CUDA_VISIBLE_DEVICES")
+        return list(range(self.count)) if given is None else [int(one) for one in given.split(",") if one]
+
+    def exchange(self, device: int) -> int:
+        """Work on another GPU; returns the one before. torch says -1 for "no other"."""
+        before = self.current
+        self.current = device if device >= 0 else before
+        return before
+
+    def begin(self) -> None:
+        """What torch's C code leaves in `torch.cuda` when it begins."""
+        assert self.visible, "no CUDA-capable device is detected"
+        vars(torch.cuda).update(
+            _get_device_properties=self.properties,
+            default_generators=tuple(torch.Generator() for _ in self.visible),
+        )
+
+    def properties(self, index: int) -> SimpleNamespace:
+        """torch's C code takes a number, of a visible GPU."""
+        assert type(index) is int and 0 <= index < len(self.visible), index
+        name = f"pretended {self.visible[index]}"
+        return SimpleNamespace(name=name, total_memory=MEMORY, multi_processor_count=132, major=9, minor=0)
+
+    def set_fraction(self, fraction: float, index: int) -> None:
+        assert type(index) is int and 0 < fraction <= 1
+        self.fractions[index] = fraction
+
+    def fraction(self, index: int) -> float:
+        assert type(index) is int, "torch's C code takes a number"
+        return self.fractions[index]
+
+    # Any: nested numbers.
+    def statistics(self, index: int) -> dict[str, Any]:
+        """Of the allocator, by pool."""
+        one = {"current": 10**6, "peak": 2 * 10**6, "allocated": 0, "freed": 0}
+        return {"reserved_bytes": {"all": one}, "allocated_bytes": {"all": one}}
+
+    # Any: functions of all kinds.
+    def functions(self) -> dict[str, Any]:
+        """By their names in torch._C."""
+        return {
+            "_cuda_getDeviceCount": lambda: len(self.visible),
+            "_cuda_init": self.begin,
+            "_cuda_getDevice": lambda: self.current,
+            "_cuda_setDevice": self.exchange,
+            "_cuda_setMemoryFraction": self.set_fraction,
+            "_cuda_getMemoryFraction": self.fraction,
+            "_cuda_memoryStats": self.statistics,
+            "_cuda_resetPeakMemoryStats": lambda index: None,
+            "_cuda_synchronize": self.synchronized,
+        }
+
+    def installed(self) -> ExitStack:
+        """As long as it lasts, torch finds these functions, and has not begun."""
+        patched = ExitStack()
+        for name, function in self.functions().items():
+            patched.enter_context(patch.object(torch._C, name, function, create=True))
+        fresh = {
+            # In a build with CUDA these are C functions too.
+            "_exchange_device": self.exchange,
+            "_maybe_exchange_device": self.exchange,
+            "_cudart": SimpleNamespace(),
+            "_initialized": False,
+            "_queued_calls": [],
+            "_cached_device_count": None,
+            "default_generators": (),
+            "_get_device_properties": None,
+        }
+        for name, value in fresh.items():
+            patched.enter_context(patch.object(torch.cuda, name, value, create=True))
+        return patched
+
+
+class PretendedGpu(TorchDispatchMode):
+    """As long as it lasts, device "cuda" can be computed on.
+
+    It keeps each copy's bytes, from and to main memory, those of copies from pageable memory, and the names of the
+    operations on the GPU that make or change numbers: the others are views.
+    """
+
+    def __init__(self, count: int = 1) -> None:
         super().__init__()
         self.downloads: list[int] = []
         self.uploads: list[int] = []
-        self._begins = patch.object(torch.cuda, "_lazy_init", lambda: None)
-        self._pins = patch.object(Tensor, "pin_memory", lambda tensor: tensor)
+        self.unpinned: list[int] = []
+        self.launched: list[str] = []
+        self.driver = Driver(count, self.synchronized)
+        self._under_way: list[tuple[Tensor, Tensor]] = []
+        self._pinned = dict[int, Tensor]()
 
     def __enter__(self) -> "PretendedGpu":
+        # torch's compiler, which deterministic algorithms load, looks for drivers of its own where it finds a GPU.
+        importlib.import_module("torch._inductor.config")
         self._before = torch.are_deterministic_algorithms_enabled()
-        self._begins.start()
-        self._pins.start()
+        self._installed = self.driver.installed()
         return super().__enter__()
 
     def __exit__(self, *raised: Any) -> None:
         super().__exit__(*raised)
         # Whoever works on a GPU turns them on, and leaves them on.
         torch.use_deterministic_algorithms(self._before)
-        self._pins.stop()
-        self._begins.stop()
+        self._installed.close()
+
+    def synchronized(self) -> None:
+        """Do the copies that nobody has waited for."""
+        for here, there in self._under_way:
+            here.copy_(there)
+        self._under_way.clear()
 
     # Any: torch's own signature.
     def __torch_dispatch__(
@@ -96,23 +245,49 @@ class PretendedGpu(TorchDispatchMode):
         tensors = [*_tensors(args), *_tensors(kwargs.values())]
         there = [isinstance(tensor, OnGpu) for tensor in tensors]
         wanted = None if kwargs.get("device") is None else torch.device(kwargs["device"])
-        if any(there) and name != "_to_copy":
+        if any(there) and name == "copy_" and not there[0]:
+            return self._copied_down(*args, **kwargs)
+        if any(there) and name not in ("_to_copy", "copy_"):
             alone = [tensor for tensor, one in zip(tensors, there, strict=True) if not one and tensor.dim()]
             if alone:
                 raise RuntimeError(f"Expected all tensors to be on the same device: {func} has {len(alone)} elsewhere")
         if wanted is not None:
             kwargs["device"] = torch.device("cpu")
+        pins = kwargs.pop("pin_memory", False) or "pin_memory" in name
+        if name == "is_pinned":
+            return tensors[0].untyped_storage().data_ptr() in self._pinned
+        if "pin_memory" in name:
+            func, kwargs = torch.ops.aten.clone.default, {}
         result = func(*_mapped(args), **{name: _mapped(value) for name, value in kwargs.items()})
+        if pins:
+            # The memory lives as long as the mode, so that no other tensor gets its place.
+            self._pinned[result.data_ptr()] = result
+        if (any(there) or (wanted is not None and wanted.type != "cpu")) and not func.is_view:
+            self.launched.append(name)
         if any(there) and wanted is not None and wanted.type == "cpu":
             self.downloads.append(result.nbytes)
             return result
-        if tensors and name == "_to_copy" and not any(there) and wanted is not None and wanted.type == "cuda":
+        if tensors and name == "_to_copy" and not any(there) and wanted is not None and wanted.type != "cpu":
             self.uploads.append(result.nbytes)
-        if name.endswith("_") and not name.endswith("__") and there[0]:
+            if result.dim() and tensors[0].untyped_storage().data_ptr() not in self._pinned:
+                self.unpinned.append(result.nbytes)
+        if name.startswith("_foreach_") and name.endswith("_"):
+            return None
+        if name.endswith("_") and not name.endswith("__") and there and there[0]:
             return args[0]
         if not any(there) and (wanted is None or wanted.type == "cpu"):
             return result
         return _mapped(result, OnGpu)
+
+    def _copied_down(self, here: Tensor, there: OnGpu, non_blocking: bool = False) -> Tensor:
+        """A copy into main memory. If nobody waits for it, it is done once somebody does."""
+        self.launched.append("copy_")
+        self.downloads.append(here.nbytes)
+        if non_blocking:
+            self._under_way.append((here, there.own.clone()))
+        else:
+            here.copy_(there.own)
+        return here
 
 
 # Any: an operation's arguments and its results.

@@ -57,6 +57,10 @@ class UnwrittenDense(Packet):
         """The tree that is sent, on its device."""
         return self.like
 
+    def checked(self) -> Tree:
+        """`tree`, whose numbers are finite. ValueError on NaN and infinity."""
+        return self.like
+
     @cached_property
     def parts(self) -> Mapping[str, np.ndarray]:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The buffers. ValueError on NaN and infinity."""
@@ -79,15 +83,16 @@ class UnwrittenDense(Packet):
 
     def add_to(self, total: Tree, weight: float) -> None:
         if self.can_be_added_on(device_of(total)):
-            for name, tensor in self.like.items():
-                total[name].add_(tensor * weight)
+            torch._foreach_add_(tree.tensors(total, self.like), list(tree.scale(self.checked(), weight).values()))
         else:
             super().add_to(total, weight)
 
     def times(self, weight: float) -> Tree:
         if "parts" in vars(self):
             return super().times(weight)
-        return {name: torch.mul(tensor, weight).add_(0.0) for name, tensor in self.like.items()}
+        products = tree.scale(self.checked(), weight)
+        torch._foreach_add_(list(products.values()), 0.0)
+        return products
 
     def can_be_added_on(self, device: torch.device) -> bool:
         """Whether the tree lies on this device, and its buffers have not been made yet."""
@@ -105,7 +110,7 @@ class DenseDifference(UnwrittenDense):
     """The packet of the difference of two trees; it holds the two trees until its buffers are made.
 
     `add_to` and `times` subtract, check, multiply and add a block at a time: one pass over the memory where a tree of
-    differences would take four. On a GPU a block is a tensor.
+    differences would take four. On a GPU each of these is one operation for the whole tree.
     """
 
     def __init__(self, difference: Difference) -> None:
@@ -117,17 +122,24 @@ class DenseDifference(UnwrittenDense):
     def tree(self) -> Tree:
         return self.difference.tree()
 
+    def checked(self) -> Tree:
+        found = self.tree()
+        refuse_infinite(found)
+        return found
+
     def add_to(self, total: Tree, weight: float) -> None:
         """See `Packet`. ValueError on NaN and infinity; `total` is then useless."""
-        if plain(total) and self.can_be_added_on(device_of(total)):
+        if tree.at_once(total):
+            super().add_to(total, weight)
+        elif plain(total) and self.can_be_added_on(device_of(total)):
             self._go_through(total, weight, lambda block, products: block.add_(products))
         else:
             Packet.add_to(self, total, weight)
 
     def times(self, weight: float) -> Tree:
         """See `Packet`. ValueError on NaN and infinity."""
-        if "parts" in vars(self):
-            return Packet.times(self, weight)
+        if "parts" in vars(self) or tree.at_once(self.like):
+            return super().times(weight)
         total = tree.map(torch.empty_like, self.difference.a)
         self._go_through(total, weight, lambda block, products: torch.add(products, 0.0, out=block))
         return total
@@ -137,9 +149,8 @@ class DenseDifference(UnwrittenDense):
 
         ValueError at the end if a difference is NaN or infinite.
         """
-        device, most = device_of(total), max((tensor.numel() for tensor in total.values()), default=0)
-        most = min(BLOCK, most) if device.type == "cpu" else most
-        kept, check = torch.empty(most, device=device), torch.zeros((), device=device)
+        most = min(BLOCK, max((tensor.numel() for tensor in total.values()), default=0))
+        kept, check = torch.empty(most), torch.zeros(())
         for name, tensor in total.items():
             trees = (tensor, self.difference.a[name], self.difference.b[name])
             for block, left, right in zip(*map(blocks, trees), strict=True):
@@ -151,9 +162,9 @@ class DenseDifference(UnwrittenDense):
 
 
 def blocks(tensor: Tensor) -> Sequence[Tensor]:
-    """The entries of a contiguous tensor, row by row, BLOCK at a time; on a GPU all of them."""
+    """The entries of a contiguous tensor, row by row, BLOCK at a time."""
     flat = tensor.view(-1)
-    return (flat,) if flat.numel() <= BLOCK or tensor.device.type != "cpu" else flat.split(BLOCK)
+    return (flat,) if flat.numel() <= BLOCK else flat.split(BLOCK)
 
 
 def plain(x: Tree) -> bool:
@@ -166,7 +177,7 @@ def plain(x: Tree) -> bool:
 
 def refuse_infinite(x: Tree) -> None:
     """Raise ValueError if a tree holds NaN or infinity; on a GPU it is waited for once."""
-    if x and not math.isfinite(torch.stack([tensor.sum() for tensor in x.values()]).sum()):
+    if x and not math.isfinite(torch.stack(list(torch._foreach_norm(list(x.values()), 1))).sum()):
         # One of finite numbers may overflow.
         for name, tensor in x.items():
             entries_on_device(name, tensor)

@@ -1,10 +1,13 @@
 """Finds the entries of largest magnitude, exactly, with ties to the lowest position."""
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from rayfl.data.device import upload
 
 SAMPLE_SIZE = 1 << 16
 CHUNK = 1 << 16
@@ -36,6 +39,18 @@ def top_k_mask(flat: Tensor, k: int) -> Tensor:
     threshold = torch.topk(magnitudes, k, sorted=False).values.min()
     above, tied = magnitudes > threshold, magnitudes == threshold
     return above | (tied & (tied.cumsum(0) <= k - above.sum()))
+
+
+def top_k_of_each(flat: Tensor, sizes: Sequence[int], kept: Sequence[int]) -> Tensor:
+    """Increasing int64 positions of the largest |entries| of each piece of finite float32 `flat` [sum of `sizes`], on a
+    GPU: kept[i] of the piece of sizes[i], ties to the lowest position. The number of operations is that of one piece."""
+    pieces = np.stack([np.arange(len(sizes)) << 32, np.array(sizes)])
+    keys, lengths = upload(pieces, flat.device).unbind()
+    # Of finite numbers without a sign the bits have the order of the numbers. Pieces come one after another.
+    magnitudes = flat.abs().view(torch.int32)
+    key = torch.repeat_interleave(keys, lengths, output_size=len(flat)).sub_(magnitudes)
+    order = torch.sort(key, stable=True).indices.split(list(sizes))
+    return torch.cat([piece[:k] for piece, k in zip(order, kept, strict=True)]).sort().values
 
 
 def _candidates(x: np.ndarray, k: int) -> np.ndarray:

@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor
 
 from rayfl.compress.base import PIECE, Compressor, Packet, PositionedCodec, Shapes, masks_of, shapes_of
-from rayfl.compress.largest import top_k_mask, top_k_positions
+from rayfl.compress.largest import top_k_of_each, top_k_positions
 from rayfl.compress.positions import (
     cut_positions,
     decode_mask,
@@ -30,7 +30,9 @@ from rayfl.compress.values import (
     entries_on_device,
     is_on_device,
     scaled,
+    unchecked,
 )
+from rayfl.data.device import download
 from rayfl.errors import RayflError
 from rayfl.tree import Tree
 
@@ -247,11 +249,18 @@ class TopK(KeptShare, Sparsifier, on_device=True):
         """See `Sparsifier`. Of tensors on a GPU only the values and their positions are copied to main memory."""
         if not any(map(is_on_device, x.values())):
             return super().select(x, generator)
-        flats = {name: entries_on_device(name, tensor) for name, tensor in x.items()}
-        masks = _top_k_masks(flats, self.keep_ratio, self.scope)
-        found = {name: mask.nonzero().flatten() for name, mask in masks.items()}
-        positions = {name: each.to(torch.int32).cpu().numpy().astype(np.int64) for name, each in found.items()}
-        return {name: flats[name].index_select(0, each).cpu() for name, each in found.items()}, Selection(positions)
+        whole, sizes = torch.cat([unchecked(name, tensor) for name, tensor in x.items()]), sizes_of(shapes_of(x))
+        if not math.isfinite(whole.sum()):
+            # One of finite numbers may overflow.
+            for name, tensor in x.items():
+                entries_on_device(name, tensor)
+        cuts = [*sizes.values()] if self.scope == "tensor" else [len(whole)]
+        found = top_k_of_each(whole, cuts, [kept_entries(size, self.keep_ratio) for size in cuts])
+        narrow = torch.int32 if len(whole) < 1 << 31 else torch.int64
+        places, values = download([found.to(narrow), whole.index_select(0, found)])
+        positions = split_positions(places.numpy().astype(np.int64), sizes)
+        kept = values.split([len(each) for each in positions.values()])
+        return dict(zip(sizes, kept, strict=True)), Selection(positions)
 
     def delta(self, num_entries: int) -> float | None:
         """(1 - u^2) k / n with unit roundoff u of `values`; with scope "tensor" k / n is the smallest of any tensor."""
@@ -268,15 +277,6 @@ def _packet(values: Tree, selection: Selection, shapes: Shapes, dtype: ValueType
         if selection.draw is None:
             parts[f"{name}.positions"] = encode_positions(selection.positions[name], sizes[name])
     return Packet(parts, SparseCodec(shapes, dtype, selection.draw))
-
-
-def _top_k_masks(flats: Tree, keep_ratio: float, scope: Scope) -> Tree:
-    """The kept entries of each flat tensor as a boolean tensor, on its device."""
-    if scope == "tensor":
-        return {name: top_k_mask(flat, kept_entries(flat.numel(), keep_ratio)) for name, flat in flats.items()}
-    whole = torch.cat(list(flats.values()))
-    masks = top_k_mask(whole, kept_entries(whole.numel(), keep_ratio))
-    return dict(zip(flats, masks.split([flat.numel() for flat in flats.values()]), strict=True))
 
 
 def _top_k(flats: Tree, keep_ratio: float, scope: Scope) -> dict[str, np.ndarray]:

@@ -29,16 +29,21 @@ def entries(name: str, tensor: Tensor) -> Tensor:
 
 def entries_on_device(name: str, tensor: Tensor) -> Tensor:
     """`entries` on the tensor's own device."""
+    flat = unchecked(name, tensor)
+    # No sum with NaN or infinity in it is finite, and a sum takes less time; one of finite numbers may overflow.
+    if not math.isfinite(flat.sum()) and not math.isfinite(_magnitude(flat)):
+        raise ValueError(f"tensor {name!r} holds NaN or infinity in float32: lower the learning rate or clip gradients")
+    return flat
+
+
+def unchecked(name: str, tensor: Tensor) -> Tensor:
+    """`entries_on_device`, which may be NaN or infinite."""
     if not tensor.is_floating_point():
         raise RayflError(
             f"tensor {name!r} is {tensor.dtype}, only floating point can be encoded: "
             "send masks with mask_packet and counts with count_packet"
         )
-    flat = tensor.detach().to(torch.float32).reshape(-1)
-    # No sum with NaN or infinity in it is finite, and a sum takes less time; one of finite numbers may overflow.
-    if not math.isfinite(flat.sum()) and not math.isfinite(_magnitude(flat)):
-        raise ValueError(f"tensor {name!r} holds NaN or infinity in float32: lower the learning rate or clip gradients")
-    return flat
+    return tensor.detach().to(torch.float32).reshape(-1)
 
 
 def is_on_device(tensor: Tensor) -> bool:

@@ -1,9 +1,11 @@
 """Keeps the samples of a dataset on the device that a process computes on, and makes batches there.
 
 Copies to a GPU start in pinned memory, and the process does not wait for them. torch keeps such memory until the copy
-is done, so that the next copy gets another buffer.
+is done, so that the next copy gets another buffer. Copies from a GPU end in pinned memory; the process waits for several
+of them once.
 """
 
+from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
@@ -22,6 +24,15 @@ def upload(array: np.ndarray | Tensor, device: torch.device) -> Tensor:
     if device.type != "cuda" or tensor.device.type != "cpu":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def download(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Tensors of one GPU in main memory. They are not left in pinned memory, of which there is little."""
+    pinned = [torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in tensors]
+    for here, there in zip(pinned, tensors, strict=True):
+        here.copy_(there, non_blocking=True)
+    torch.cuda.synchronize(tensors[0].device)
+    return [here.clone() for here in pinned]
 
 
 class DeviceSamples:

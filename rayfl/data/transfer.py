@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from rayfl.data.device import upload
+from rayfl.data.device import download, upload
 
 # Any: tensors in dictionaries and lists.
 Nested = TypeVar("Nested", bound=Any)
@@ -41,7 +41,7 @@ def to_memory(nested: Nested, device: torch.device) -> Nested:
     if not moving:
         return nested
     shapes = [(torch.Size([1, *leaf.shape]), leaf.dtype) for leaf in moving]
-    copies = iter(unpack(pack([[leaf] for leaf in moving]).cpu(), shapes))
+    copies = iter(unpack(download([pack([[leaf] for leaf in moving])])[0], shapes))
     return tree_unflatten([next(copies)[0] if leaf.device.type != "cpu" else leaf for leaf in leaves], spec)
 
 
@@ -62,9 +62,23 @@ def stack(nested: Sequence[Nested], width: int, device: torch.device) -> Nested:
 
 
 def unstack(stacked: Nested, count: int) -> list[Nested]:
-    """The first `count` rows of a stack, on its device. Each row owns its memory."""
+    """The first `count` rows of a stack, on its device. In main memory each row owns its memory.
+
+    On a GPU all rows look at one copy of the stack, in which each tensor of a row begins as in CUDA's own allocations:
+    a row costs no operation.
+    """
     leaves, spec = tree_flatten(stacked)
-    return [tree_unflatten([leaf[row].clone() for leaf in leaves], spec) for row in range(count)]
+    if not leaves or leaves[0].device.type != "cuda":
+        return [tree_unflatten([leaf[row].clone() for leaf in leaves], spec) for row in range(count)]
+    starts, size = offsets([(leaf.shape[1:], leaf.dtype) for leaf in leaves])
+    buffer = torch.empty((len(leaves[0]), size), dtype=torch.uint8, device=leaves[0].device)
+    copies = [
+        buffer[:, start : start + leaf.nbytes // len(leaf)].view(leaf.dtype).view(leaf.shape)
+        for leaf, start in zip(leaves, starts, strict=True)
+    ]
+    torch._foreach_copy_(copies, leaves)
+    rows = zip(*(copy.unbind() for copy in copies), strict=True)
+    return [tree_unflatten(list(row), spec) for row, _ in zip(rows, range(count), strict=False)]
 
 
 def offsets(shapes: Sequence[tuple[torch.Size, torch.dtype]]) -> tuple[list[int], int]:
@@ -76,12 +90,13 @@ def offsets(shapes: Sequence[tuple[torch.Size, torch.dtype]]) -> tuple[list[int]
     return starts, end
 
 
-def pack(columns: Sequence[Sequence[Tensor]]) -> Tensor:
+def pack(columns: Sequence[Sequence[Tensor]], pinned: bool = False) -> Tensor:
     """One buffer of bytes, uint8 [size], in which each column's tensors are stacked."""
     shapes = _stacked_shapes(columns)
-    buffer = torch.empty(offsets(shapes)[1], dtype=torch.uint8, device=columns[0][0].device)
-    for column, leaf in zip(columns, unpack(buffer, shapes), strict=True):
-        torch.stack(list(column), out=leaf)
+    size = offsets(shapes)[1]
+    buffer = torch.empty(size, dtype=torch.uint8, device=columns[0][0].device, pin_memory=pinned)
+    rows = [row for leaf in unpack(buffer, shapes) for row in leaf.unbind()]
+    torch._foreach_copy_(rows, [tensor for column in columns for tensor in column])
     return buffer
 
 
@@ -96,7 +111,9 @@ def unpack(buffer: Tensor, shapes: Sequence[tuple[torch.Size, torch.dtype]]) -> 
 
 def _copied(columns: Sequence[Sequence[Tensor]], device: torch.device) -> list[Tensor]:
     """Each column, whose tensors lie in main memory, as one stacked tensor on the device."""
-    return unpack(upload(pack(columns), device), _stacked_shapes(columns)) if columns else []
+    if not columns:
+        return []
+    return unpack(upload(pack(columns, pinned=device.type == "cuda"), device), _stacked_shapes(columns))
 
 
 def _stacked_shapes(columns: Sequence[Sequence[Tensor]]) -> list[tuple[torch.Size, torch.dtype]]:
