@@ -38,14 +38,11 @@ class Node:
         return all(_allows(condition, self.labels.get(key)) for key, condition in selector.items())
 
     def holds(self, num_cpus: float, num_gpus: float) -> int:
-        """The number of actors of this size that fit on the node. A share below 1 is a part of one GPU."""
+        """The number of actors of this size that fit on the node. `num_gpus`: at most 1, a part of one GPU."""
         by_cpu = _steps(self.cpus) // _steps(num_cpus) if num_cpus else sys.maxsize
         if num_gpus == 0:
             return by_cpu
-        share = _steps(num_gpus)
-        on_one = _UNIT // share if share < _UNIT else 0
-        by_gpu = int(self.gpus) * on_one if on_one else _steps(self.gpus) // share
-        return min(by_cpu, by_gpu)
+        return min(by_cpu, int(self.gpus) * (_UNIT // _steps(num_gpus)))
 
 
 @dataclass(frozen=True)

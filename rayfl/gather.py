@@ -265,7 +265,7 @@ def _merged(a: Tree, b: Tree) -> Tree:
     if not a:
         return tree.map(torch.clone, b)
     if tree.at_once(a) and tree.at_once(b):
-        torch._foreach_add_(tree.tensors(a, b), tree.tensors(b, b))
+        tree.private._foreach_add_(tree.tensors(a, b), tree.tensors(b, b))
         return a
     for name, tensor in b.items():
         # One may be on a GPU and the other not, if only some clients' uplinks are dense.

@@ -28,15 +28,20 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     torch.from_numpy(np.frombuffer(b"\0", np.uint8))
 
+# Any: torch exports neither its functions on lists of tensors nor the stack of its transforms.
+private: Any = torch
+"""torch, with `private._foreach_add` and its like."""
+
 ALIGNMENT_BYTES = 64
 """Matrix products give other bits on buffers with a smaller alignment than that of torch's own memory."""
 
 
 def at_once(a: Tree) -> bool:
-    """Whether torch._foreach computes a tree: on a GPU, where starting an operation on each tensor takes longer than the
-    operation. It has no rules for vmap, and on a CPU it is no faster."""
+    """Whether one operation (torch._foreach) computes all tensors of a tree: on a GPU, where starting operations takes
+    long. These operations have no rules for vmap, and on a CPU they are no faster.
+    """
     on_gpu = next((tensor.device.type == "cuda" for tensor in a.values()), False)
-    return on_gpu and torch._C._functorch.peek_interpreter_stack() is None
+    return on_gpu and private._C._functorch.peek_interpreter_stack() is None
 
 
 def tensors(a: Tree, like: Tree) -> list[Tensor]:
@@ -47,14 +52,14 @@ def tensors(a: Tree, like: Tree) -> list[Tensor]:
 def add(a: Tree, b: Tree, scale: float = 1.0) -> Tree:
     """a + scale * b."""
     if at_once(a):
-        return dict(zip(a, torch._foreach_add(tensors(a, a), tensors(b, a), alpha=scale), strict=True))
+        return dict(zip(a, private._foreach_add(tensors(a, a), tensors(b, a), alpha=scale), strict=True))
     return {name: torch.add(tensor, b[name], alpha=scale) for name, tensor in a.items()}
 
 
 def sub(a: Tree, b: Tree) -> Tree:
     """a - b."""
     if at_once(a):
-        return dict(zip(a, torch._foreach_sub(tensors(a, a), tensors(b, a)), strict=True))
+        return dict(zip(a, private._foreach_sub(tensors(a, a), tensors(b, a)), strict=True))
     return {name: torch.sub(tensor, b[name]) for name, tensor in a.items()}
 
 
@@ -78,7 +83,7 @@ def mul(a: Tree, b: Tree) -> Tree:
 def scale(a: Tree, factor: float) -> Tree:
     """factor * a."""
     if at_once(a):
-        return dict(zip(a, torch._foreach_mul(tensors(a, a), factor), strict=True))
+        return dict(zip(a, private._foreach_mul(tensors(a, a), factor), strict=True))
     return {name: torch.mul(tensor, factor) for name, tensor in a.items()}
 
 

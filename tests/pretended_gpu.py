@@ -19,7 +19,10 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from rayfl.tree import private
 
 GPU = torch.device("cuda", 0)
 MEMORY = 80 * 10**9
@@ -30,7 +33,7 @@ _below = [GPU]
 
 
 def with_autograd() -> None:
-    """Let this process have gradients of tensors on the pretended GPU. For processes of their own: nothing undoes it."""
+    """Let this process have gradients of tensors on the pretended GPU. Nothing undoes it: use a process of its own."""
     below = ModuleType("torch.below")
     vars(below).update(
         _is_in_bad_fork=lambda: False,
@@ -42,7 +45,7 @@ def with_autograd() -> None:
         manual_seed_all=lambda seed: None,
     )
 
-    class Hooks(torch._C._acc.PrivateUse1Hooks):
+    class Hooks(private._C._acc.PrivateUse1Hooks):
         def is_available(self) -> bool:
             return True
 
@@ -52,15 +55,15 @@ def with_autograd() -> None:
         def is_built(self) -> bool:
             return True
 
-    class Guard(torch._C._acc.DeviceGuard):
+    class Guard(private._C._acc.DeviceGuard):
         # Any: an enumeration of torch's C code.
         def type_(self) -> Any:
-            return torch._C._autograd.DeviceType.PrivateUse1
+            return private._C._autograd.DeviceType.PrivateUse1
 
-    torch.utils.rename_privateuse1_backend("below")
+    private.utils.rename_privateuse1_backend("below")
     torch._register_device_module("below", below)
-    torch._C._acc.register_python_privateuseone_hook(Hooks())
-    torch._C._acc.register_python_privateuseone_device_guard(Guard())
+    private._C._acc.register_python_privateuseone_hook(Hooks())
+    private._C._acc.register_python_privateuseone_device_guard(Guard())
     _below[:] = [torch.device("below", 0)]
 
 
@@ -70,7 +73,12 @@ class OnGpu(Tensor):
     @staticmethod
     def __new__(cls, own: Tensor) -> "OnGpu":
         return torch.Tensor._make_wrapper_subclass(  # pyright: ignore[reportAttributeAccessIssue]
-            cls, own.size(), strides=own.stride(), storage_offset=own.storage_offset(), dtype=own.dtype, device=_below[0]
+            cls,
+            own.size(),
+            strides=own.stride(),
+            storage_offset=own.storage_offset(),
+            dtype=own.dtype,
+            device=_below[0],
         )
 
     def __init__(self, own: Tensor) -> None:
@@ -79,6 +87,10 @@ class OnGpu(Tensor):
     @property
     def device(self) -> torch.device:
         return GPU
+
+    @property
+    def is_cuda(self) -> bool:
+        return True
 
     # torch's own bindings of these ask for a guard of the device, which the CPU's build does not have.
     # Any: indices and numbers of all kinds.
@@ -140,7 +152,7 @@ class Driver:
     def begin(self) -> None:
         """What torch's C code leaves in `torch.cuda` when it begins."""
         assert self.visible, "no CUDA-capable device is detected"
-        vars(torch.cuda).update(
+        private.cuda.__dict__.update(
             _get_device_properties=self.properties,
             default_generators=tuple(torch.Generator() for _ in self.visible),
         )
@@ -201,6 +213,21 @@ class Driver:
         return patched
 
 
+class CurrentDevice(TorchFunctionMode):
+    """Names the current GPU where a device "cuda" has no index, for which torch's C code asks a guard of its own."""
+
+    # Any: torch's own signature.
+    def __torch_function__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        named = {name: self.indexed(value) for name, value in (kwargs or {}).items()}
+        return func(*map(self.indexed, args), **named)
+
+    # Any: an argument.
+    def indexed(self, value: Any) -> Any:
+        return GPU if isinstance(value, str | torch.device) and str(value) == "cuda" else value
+
+
 class PretendedGpu(TorchDispatchMode):
     """As long as it lasts, device "cuda" can be computed on.
 
@@ -223,6 +250,7 @@ class PretendedGpu(TorchDispatchMode):
         importlib.import_module("torch._inductor.config")
         self._before = torch.are_deterministic_algorithms_enabled()
         self._installed = self.driver.installed()
+        self._installed.enter_context(CurrentDevice())
         return super().__enter__()
 
     def __exit__(self, *raised: Any) -> None:

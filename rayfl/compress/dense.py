@@ -83,7 +83,9 @@ class UnwrittenDense(Packet):
 
     def add_to(self, total: Tree, weight: float) -> None:
         if self.can_be_added_on(device_of(total)):
-            torch._foreach_add_(tree.tensors(total, self.like), list(tree.scale(self.checked(), weight).values()))
+            tree.private._foreach_add_(
+                tree.tensors(total, self.like), list(tree.scale(self.checked(), weight).values())
+            )
         else:
             super().add_to(total, weight)
 
@@ -91,7 +93,7 @@ class UnwrittenDense(Packet):
         if "parts" in vars(self):
             return super().times(weight)
         products = tree.scale(self.checked(), weight)
-        torch._foreach_add_(list(products.values()), 0.0)
+        tree.private._foreach_add_(list(products.values()), 0.0)
         return products
 
     def can_be_added_on(self, device: torch.device) -> bool:
@@ -177,7 +179,7 @@ def plain(x: Tree) -> bool:
 
 def refuse_infinite(x: Tree) -> None:
     """Raise ValueError if a tree holds NaN or infinity; on a GPU it is waited for once."""
-    if x and not math.isfinite(torch.stack(list(torch._foreach_norm(list(x.values()), 1))).sum()):
+    if x and not math.isfinite(torch.stack(list(tree.private._foreach_norm(list(x.values()), 1))).sum()):
         # One of finite numbers may overflow.
         for name, tensor in x.items():
             entries_on_device(name, tensor)

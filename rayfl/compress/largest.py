@@ -42,8 +42,10 @@ def top_k_mask(flat: Tensor, k: int) -> Tensor:
 
 
 def top_k_of_each(flat: Tensor, sizes: Sequence[int], kept: Sequence[int]) -> Tensor:
-    """Increasing int64 positions of the largest |entries| of each piece of finite float32 `flat` [sum of `sizes`], on a
-    GPU: kept[i] of the piece of sizes[i], ties to the lowest position. The number of operations is that of one piece."""
+    """Increasing int64 positions of the largest |entries| of each piece of finite float32 `flat` [sum of `sizes`].
+
+    Keeps kept[i] of the piece of sizes[i], ties to the lowest position. All pieces are sorted by the same operations.
+    """
     pieces = np.stack([np.arange(len(sizes)) << 32, np.array(sizes)])
     keys, lengths = upload(pieces, flat.device).unbind()
     # Of finite numbers without a sign the bits have the order of the numbers. Pieces come one after another.

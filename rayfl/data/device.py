@@ -1,8 +1,8 @@
 """Keeps the samples of a dataset on the device that a process computes on, and makes batches there.
 
 Copies to a GPU start in pinned memory, and the process does not wait for them. torch keeps such memory until the copy
-is done, so that the next copy gets another buffer. Copies from a GPU end in pinned memory; the process waits for several
-of them once.
+is done, so that the next copy gets another buffer. Copies from a GPU end in pinned memory, and the process waits once
+for several of them.
 """
 
 from collections.abc import Sequence

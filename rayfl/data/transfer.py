@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from rayfl.data.device import download, upload
+from rayfl.tree import private
 
 # Any: tensors in dictionaries and lists.
 Nested = TypeVar("Nested", bound=Any)
@@ -76,7 +77,7 @@ def unstack(stacked: Nested, count: int) -> list[Nested]:
         buffer[:, start : start + leaf.nbytes // len(leaf)].view(leaf.dtype).view(leaf.shape)
         for leaf, start in zip(leaves, starts, strict=True)
     ]
-    torch._foreach_copy_(copies, leaves)
+    private._foreach_copy_(copies, leaves)
     rows = zip(*(copy.unbind() for copy in copies), strict=True)
     return [tree_unflatten(list(row), spec) for row, _ in zip(rows, range(count), strict=False)]
 
@@ -96,7 +97,7 @@ def pack(columns: Sequence[Sequence[Tensor]], pinned: bool = False) -> Tensor:
     size = offsets(shapes)[1]
     buffer = torch.empty(size, dtype=torch.uint8, device=columns[0][0].device, pin_memory=pinned)
     rows = [row for leaf in unpack(buffer, shapes) for row in leaf.unbind()]
-    torch._foreach_copy_(rows, [tensor for column in columns for tensor in column])
+    private._foreach_copy_(rows, [tensor for column in columns for tensor in column])
     return buffer
 
 

@@ -31,7 +31,7 @@ ON_CPU = (
     "variables",
 )
 """The entries that decide a process's results on its processor, such as a run's first parameters."""
-_ON_GPU = ("gpu", "cuda", "cudnn", "gpu_driver")
+_ON_GPU = ("gpu", "gpu_processors", "gpu_threads_percent", "cuda", "cudnn", "gpu_driver")
 DECISIVE = (*ON_CPU, *_ON_GPU, "threads_per_actor")
 """The entries that must be equal for equal bits. Those of a GPU are None if a process does not use one."""
 
@@ -62,6 +62,9 @@ def describe(threads: int, device: str = "cpu") -> dict[str, object]:
         "numpy_instructions": " ".join(np.show_config(mode="dicts")["SIMD Extensions"].get("found", [])),
         "variables": variables(),
         "gpu": torch.cuda.get_device_name(0) if on_gpu else None,
+        # A part of a GPU (MIG, MPS) has fewer of them, by which libraries choose their kernels.
+        "gpu_processors": torch.cuda.get_device_properties(0).multi_processor_count if on_gpu else None,
+        "gpu_threads_percent": os.environ.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE") if on_gpu else None,
         "cuda": torch.version.cuda if on_gpu else None,
         "cudnn": torch.backends.cudnn.version() if on_gpu else None,
         "gpu_driver": _gpu_driver() if on_gpu else None,

@@ -96,9 +96,10 @@ class Runtime(Settings):
                 "='cuda' needs a share of a GPU for every actor; set runtime.num_gpus, e.g. to 0.25",
             ),
             (
-                share > 1 and share != int(share),
+                share > 1,
                 "num_gpus",
-                f"={share:g} an actor is not allowed; give a share below 1, or a whole number",
+                f"={share:g} asks for several GPUs an actor, and an actor computes on one; give 1 or a share below 1, "
+                "and more actors",
             ),
             (
                 0 < share < LEAST_SHARE,

@@ -190,7 +190,8 @@ def _forked(method: Method, task: LocalTask) -> Iterator[None]:
     if not method.task.stochastic:
         yield
         return
-    with torch.random.fork_rng():
+    # Without their names every GPU of the node would begin, and torch warns if there are two.
+    with torch.random.fork_rng([task.device] if task.device.type == "cuda" else (), device_type="cuda"):
         torch.manual_seed(seeding.torch_seed(task.seed, task.round, task.client, f"{task.purpose}/dropout"))
         yield
 

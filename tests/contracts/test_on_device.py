@@ -15,7 +15,6 @@ from rayfl.compress.dense import Dense
 from rayfl.compress.feedback import ErrorFeedback
 from rayfl.compress.sparse import TopK
 from rayfl.data.batches import Batch
-from rayfl.data.device import DeviceData
 from rayfl.data.transfer import PAGE
 from rayfl.methods.base import Carry, Context, Finished, Method
 from rayfl.methods.fedavg import FedAvg
@@ -99,12 +98,6 @@ class Seen:
         # A single number may lie anywhere.
         found = [leaf for leaf in tree_leaves(found) if isinstance(leaf, Tensor) and leaf.dim()]
         self.devices.setdefault(name, set()).update(leaf.device.type for leaf in found)
-
-
-@pytest.fixture(autouse=True)
-def resident(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All samples lie on the pretended GPU, which has no memory to ask for."""
-    monkeypatch.setattr(DeviceData, "_most_bytes", property(lambda data: float("inf")))
 
 
 def made_up(setup: Setup, **changed: object) -> Setup:

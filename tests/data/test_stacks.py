@@ -1,7 +1,5 @@
 """The batches of a stack: those of its clients, padded, whatever the device that they are made on."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
@@ -12,7 +10,7 @@ from rayfl.data.partition import Partition, Shards
 from rayfl.data.stacks import ALIGNED, StackBatches
 from rayfl.determinism.seeding import generator
 from tests.data.toys import numbered_images
-from tests.pretended_gpu import GPU, PretendedGpu
+from tests.pretended_gpu import GPU, MEMORY, PretendedGpu
 
 SIZES = (5, 3, 4)
 
@@ -121,13 +119,14 @@ def test_a_split_that_is_too_large_stays_in_main_memory_and_gives_the_same():
 
 @pytest.mark.parametrize("resident", [True, False])
 def test_batches_of_a_gpu_are_those_of_main_memory_and_their_steps_wait_for_nothing(
-    resident: bool, monkeypatch: pytest.MonkeyPatch
+    resident: bool,
 ):
     """Raw samples lie there once, or come with each step from pinned memory where they are too large."""
-    monkeypatch.setattr(DeviceData, "_most_bytes", property(lambda data: 10**6 if resident else 10))
     data, given = clients(shape=(3, 8, 8), augment=True), {"epochs": 2, "batch_size": 2}
     wanted = StackBatches(data[0].store, "train", orders(data, **given), width=4, size=2)
     with PretendedGpu() as gpu:
+        # A part of the GPU in which nothing fits.
+        torch.cuda.set_per_process_memory_fraction(1.0 if resident else 4 / MEMORY)
         store = DeviceData(data[0].dataset, GPU)
         batches = StackBatches(store, "train", orders(data, **given), width=4, size=2)
         # The constants of the normalisation travel with a process's first batch.
@@ -148,17 +147,13 @@ def test_batches_of_a_gpu_are_those_of_main_memory_and_their_steps_wait_for_noth
 
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:0"])
-def test_a_gpu_holds_what_fits_into_the_share_of_its_memory(device: str, monkeypatch: pytest.MonkeyPatch):
-    # Pretended below torch's Python, which takes a device without an index in some places and not in others.
-    monkeypatch.setattr(torch.cuda, "_initialized", True)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    memory = SimpleNamespace(total_memory=1000)
-    monkeypatch.setattr(torch.cuda, "_get_device_properties", lambda index: memory, raising=False)
-    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
-    monkeypatch.setattr(torch._C, "_cuda_getMemoryFraction", lambda index: 0.25, raising=False)
-    store = DeviceData(clients()[0].dataset, torch.device(device))
-    assert store._most_bytes == RESIDENT_SHARE * 250
+def test_a_gpu_holds_what_fits_into_the_share_of_its_memory(device: str):
+    data = clients()[0].dataset
+    size = data.train.inputs.nbytes + data.train.labels.nbytes
+    for fits in (True, False):
+        with PretendedGpu():
+            torch.cuda.set_per_process_memory_fraction((size if fits else size - 4) / (RESIDENT_SHARE * MEMORY))
+            assert DeviceData(data, torch.device(device)).train.home.type == ("cuda" if fits else "cpu")
 
 
 def test_a_process_holds_the_samples_once_and_sends_them_to_nobody():

@@ -98,7 +98,8 @@ def test_a_long_file_name_is_cut(tmp_path: Path):
     ("runtime", "names"),
     [
         ({"device": "cuda"}, ["runtime.device='cuda'", "GPU", "runtime.num_gpus"]),
-        ({"num_gpus": 1.5}, ["runtime.num_gpus=1.5", "below 1", "whole number"]),
+        ({"num_gpus": 1.5}, ["runtime.num_gpus=1.5", "several GPUs", "below 1", "more actors"]),
+        ({"num_gpus": 2}, ["runtime.num_gpus=2", "several GPUs", "below 1", "more actors"]),
         ({"num_gpus": 0.00001}, ["runtime.num_gpus=1e-05", "Ray", "at least 0.0001"]),
         ({"precision": "tf32"}, ["runtime.precision='tf32'", "GPUs", "device", "cpu", "fp32", "bf16"]),
         ({"threads": 10**9}, ["runtime.threads=1000000000", "[1, 1024]"]),
