@@ -40,8 +40,8 @@ def at_once(a: Tree) -> bool:
     """Whether one operation (torch._foreach) computes all tensors of a tree: on a GPU, where starting operations takes
     long. These operations have no rules for vmap, and on a CPU they are no faster.
     """
-    on_gpu = next((tensor.device.type == "cuda" for tensor in a.values()), False)
-    return on_gpu and private._C._functorch.peek_interpreter_stack() is None
+    first = next(iter(a.values()), None)
+    return first is not None and first.is_cuda and private._C._functorch.peek_interpreter_stack() is None
 
 
 def tensors(a: Tree, like: Tree) -> list[Tensor]:

@@ -103,7 +103,7 @@ for method, model, engine in [
     assert others == metrics
     # But for the constants of the normalisation, in a process's first batch.
     assert gpu.uploads and gpu.downloads and sum(gpu.unpinned) <= 8, gpu.unpinned
-    assert (platform["gpu"], platform["gpu_processors"]) == ("pretended 1", 132)
+    assert [platform[name] for name in ("gpu", "gpu_processors", "gpu_threads_percent")] == ["pretended 1", 132, "50"]
 """
 
 
@@ -112,7 +112,7 @@ def test_a_run_on_a_gpu_has_the_bits_of_main_memory_with_real_gradients():
     done = subprocess.run(
         [sys.executable, "-c", CHILD],
         cwd=ROOT,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "1,2"},
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "1,2", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "50"},
         capture_output=True,
         text=True,
         check=False,
