@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import json
 import os
 import subprocess
 import sys
@@ -46,7 +47,8 @@ CALLS: Mapping[str, Callable[[Device], object]] = {
 def called() -> set[str]:
     """The names of torch.cuda in the sources."""
     files = [file for room in ("rayfl", "actors", "jobs", "benchmarks") for file in (ROOT / room).rglob("*.py")]
-    nodes = [node for file in files for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))]
+    texts = [text for file in files if "torch.cuda" in (text := file.read_text(encoding="utf-8"))]
+    nodes = [node for text in texts for node in ast.walk(ast.parse(text))]
     return {node.attr for node in nodes if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "torch.cuda"}
 
 
@@ -65,9 +67,11 @@ def test_torch_s_python_takes_every_call_of_ours(visible: str | None, device: st
 
 
 CHILD = """
+import json
 import warnings
 from tests.pretended_gpu import PretendedGpu, with_autograd
 with_autograd()
+from benchmarks.gpu_program import main
 from rayfl.determinism.platform import describe
 from rayfl.determinism.torch_flags import fixed
 from rayfl.experiment.prepare import prepare
@@ -81,18 +85,25 @@ warnings.simplefilter("error")
 
 def end(device, method, model, engine):
     runtime = {"executor": "inline", "device": device, "engine": engine}
-    clients = {"count": 3}
-    given = {"name": method, "batch_size": 64, "steps": 2}
+    clients = {"count": 2}
+    given = {"name": method, "batch_size": 8, "steps": 2}
     setup = prepare(experiment(method, rounds=2, clients=clients, model=model, method=given, runtime=runtime))
     with fixed(1, setup.device):
         records, states = play(setup)
     return contents(InlineExecutor(setup), states[-1]), [record.metrics for record in records]
 
 
+# The programs of `python -m benchmarks gpu`, on small parts of their work.
+for given in (
+    {"program": "codec", "workload": "topk", "entries": 2000},
+    {"program": "rayfl", "workload": "W1", "scale": 0.01, "part": 2},
+    {"program": "bare", "workload": "W1", "scale": 0.01},
+):
+    with PretendedGpu():
+        main(json.dumps({**given, "rounds": 1, "device": "cuda"}))
 for method, model, engine in [
     ("fedavg", "mlp", "auto"),
     ("scaffold", "mlp", "loop"),
-    ("fedpse", "mlp", "vmap"),
     ("fedavg", "emnist-cnn", "loop"),
 ]:
     wanted, metrics = end("cpu", method, model, "vmap" if engine == "auto" else engine)
@@ -108,7 +119,7 @@ for method, model, engine in [
 
 
 def test_a_run_on_a_gpu_has_the_bits_of_main_memory_with_real_gradients():
-    """In a process of its own, which sees the second and the third of three GPUs, and uses the first of these."""
+    """Beside the benchmark's programs, in a process of its own, which sees the second and the third of three GPUs."""
     done = subprocess.run(
         [sys.executable, "-c", CHILD],
         cwd=ROOT,
@@ -118,6 +129,10 @@ def test_a_run_on_a_gpu_has_the_bits_of_main_memory_with_real_gradients():
         check=False,
     )
     assert done.returncode == 0, done.stderr
+    codec, rayfl, bare = map(json.loads, done.stdout.splitlines())
+    assert codec["same_bytes"] and rayfl["width"] == 64
+    # What the pretended allocator says.
+    assert {found["peak_bytes"] for found in (codec, rayfl, bare)} == {2 * 10**6}
 
 
 @pytest.mark.ray

@@ -39,8 +39,8 @@ def operations(method: str, model: str, width: int) -> PretendedGpu:
     return gpu
 
 
-@pytest.mark.parametrize("model", ["mlp", "resnet20"])
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedpse", "ditto"])
-def test_a_client_costs_a_gpu_few_operations_outside_its_steps(method: str, model: str):
-    few, many = (len(operations(method, model, width).launched) for width in (2, 4))
+def test_a_client_costs_a_gpu_few_operations_outside_its_steps(method: str):
+    """However many tensors a model has: here 59."""
+    few, many = (len(operations(method, "resnet20", width).launched) for width in (2, 4))
     assert 0 < (many - few) / (2 * ROUNDS) <= MOST
