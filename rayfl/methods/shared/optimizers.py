@@ -56,7 +56,8 @@ class SGD(Optimizer):
         return tree.add(params, gradient, -lr), state
 
     def update_last(self, params: Tree, gradient: Tree, state: State, lr: float) -> tuple[Tree, State]:
-        if self.momentum or not tree.is_writable(gradient, params):
+        # On a GPU one operation makes all new parameters.
+        if self.momentum or tree.at_once(params) or not tree.is_writable(gradient, params):
             return self.update(params, gradient, state, lr)
         gradient = self.penalised(gradient, params)
         with torch.no_grad():
