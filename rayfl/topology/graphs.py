@@ -202,7 +202,8 @@ class RandomRegular(SparseTopology):
         if missing >= self.degree:
             return _paired(num_peers, self.degree, generator)
         # Nearly everyone is linked: pairing seldom ends well, and draws who is not linked instead.
-        return graph_of(num_peers, *np.argwhere(~_paired(num_peers, missing, generator).toarray()).T)
+        receivers, senders = np.nonzero(~_paired(num_peers, missing, generator).toarray())
+        return graph_of(num_peers, receivers, senders)
 
 
 class FixedGraph(SparseTopology):

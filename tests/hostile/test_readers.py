@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rayfl.population.availability import read_trace
 from rayfl.run_directory.states import load_states, save_states
 from rayfl.run_directory.tables import SCHEMAS, Stream, read_records, write_table
-from rayfl.topology.graph_file import read_adjacency
+from rayfl.topology.graph_file import read_links
 from rayfl.tree import PackedBits
 from tests.hostile.test_decoders import LONG, PACKETS, fuzz
 
@@ -45,8 +45,8 @@ FILES: Mapping[str, tuple[str, Callable[[Path], object], Callable[[Path], object
     "states": ("states.safetensors", state_file, lambda path: dict(load_states(path))),
     "table": ("records/rounds.parquet", table_file, lambda path: read_records(path.parents[1], "rounds")),
     "stream": ("records/metrics.arrows", stream_file, lambda path: read_records(path.parents[1], "metrics")),
-    "graph": ("graph.npy", npy_file, lambda path: read_adjacency(path, 4)),
-    "edges": ("graph.csv", lambda path: path.write_text("0 1\n1 2\n2,3\n"), lambda path: read_adjacency(path, 4)),
+    "graph": ("graph.npy", npy_file, lambda path: read_links(path, 4)),
+    "edges": ("graph.csv", lambda path: path.write_text("0 1\n1 2\n2,3\n"), lambda path: read_links(path, 4)),
     "trace": (
         "trace.csv",
         lambda path: path.write_text("client,first_round,last_round\n0,0,9\n1,3,5\n"),

@@ -9,7 +9,7 @@ import pytest
 from rayfl.run_directory.outputs import PARTITION_PICTURE, REPORT, OutputKind, write_output
 from tests.refusals import refused
 
-MARKED = {kind.name: kind.marks[0] for kind in (REPORT, PARTITION_PICTURE)}
+MARK = b" - rayfl report</title>"
 
 
 def unwritten(path: Path, kind: OutputKind, overwrite: bool, names: list[str]) -> None:
@@ -23,13 +23,13 @@ def unwritten(path: Path, kind: OutputKind, overwrite: bool, names: list[str]) -
 
 @pytest.mark.parametrize("kind", [REPORT, PARTITION_PICTURE])
 def test_only_its_own_kind_is_replaced_unasked(kind: OutputKind, tmp_path: Path):
+    """A picture has no mark, so that not even another picture is replaced."""
     path = tmp_path / "file"
-    write_output(path, b"<title>x" + MARKED[kind.name] + b"1", kind)
-    write_output(path, b"<title>x" + MARKED[kind.name] + b"2", kind)
+    write_output(path, b"<title>x" + MARK + b"1", REPORT)
+    write_output(path, b"<title>x" + MARK + b"2", REPORT)
     assert path.read_bytes().endswith(b"2")
-    for other in {REPORT, PARTITION_PICTURE} - {kind}:
-        unwritten(path, other, False, ["already", "--overwrite"])
-    for content in (b"", b"mine", b" " * (1 << 17) + MARKED[kind.name]):
+    unwritten(path, PARTITION_PICTURE, False, ["already", "--overwrite"])
+    for content in (b"", b"mine", b" " * (1 << 17) + MARK):
         path.write_bytes(content)
         unwritten(path, kind, False, ["already"])
     write_output(path, b"new", kind, overwrite=True)
@@ -38,7 +38,7 @@ def test_only_its_own_kind_is_replaced_unasked(kind: OutputKind, tmp_path: Path)
 
 def test_a_link_and_a_directory_are_never_written_to(tmp_path: Path):
     target = tmp_path / "mine"
-    target.write_bytes(MARKED[REPORT.name])
+    target.write_bytes(MARK)
     link, dangling, circle = (tmp_path / name for name in ("link", "dangling", "circle"))
     link.symlink_to(target)
     dangling.symlink_to(tmp_path / "nothing")
@@ -47,7 +47,7 @@ def test_a_link_and_a_directory_are_never_written_to(tmp_path: Path):
         unwritten(path, REPORT, True, ["regular file"])
     unwritten(tmp_path, REPORT, True, ["directory"])
     unwritten(circle / "page.html", REPORT, True, [os.strerror(errno.ELOOP).lower()])
-    assert target.read_bytes() == MARKED[REPORT.name] and not (tmp_path / "nothing").exists()
+    assert target.read_bytes() == MARK and not (tmp_path / "nothing").exists()
 
 
 def test_a_partial_file_of_somebody_else_stays(tmp_path: Path):
@@ -68,7 +68,7 @@ def test_a_run_directory_takes_its_report_and_nothing_else(lost: str | None, tmp
     for path in (*(run / name for name in names), tmp_path / "link" / "rounds.parquet", run / "records" / ".." / "x"):
         unwritten(path, REPORT, True, ["run directory", "run/report.html"])
     unwritten(run / "report.html", PARTITION_PICTURE, True, ["run directory"])
-    write_output(run / "report.html", MARKED[REPORT.name], REPORT)
+    write_output(run / "report.html", MARK, REPORT)
     write_output(tmp_path / "experiment.json", b"{}", REPORT)
     write_output(tmp_path / "page.html", b"beside a file of this name there is no run", REPORT)
 
