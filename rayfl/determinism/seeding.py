@@ -59,4 +59,4 @@ def coin(seed: int, round: int) -> float:
 def _sequence(seed: int, round: int, client: int, purpose: str) -> np.random.SeedSequence:
     key = [seed, round + 1, client + 1, zlib.crc32(purpose.encode())]
     # The same words; numpy takes three times as long to make them of a list.
-    return np.random.SeedSequence(np.array(key, np.uint32) if max(key) < 2**32 else key)
+    return np.random.SeedSequence(np.array(key, np.uint32) if min(key) >= 0 and max(key) < 2**32 else key)
