@@ -1,4 +1,4 @@
-"""Random and mutated packets: every codec refuses with ValueError what it does not read, and makes no room for lies."""
+"""Packets of every codec for tests of files, and random bytes in place of gamma codes."""
 
 import resource
 from collections.abc import Callable, Iterator
@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 
 from rayfl.compress import bits
 from rayfl.compress.base import Packet
-from rayfl.compress.golomb import decode_golomb
 from rayfl.compress.mask import mask_packet
-from rayfl.compress.positions import decode_counted, decode_mask, decode_positions
 from rayfl.compress.scalar import count_packet, scalar_packet
 from rayfl.compress.sparse import sparse_packet, top_k_support
 from rayfl.compress.votes import votes_packet
@@ -128,63 +126,7 @@ def no_room_for_lies() -> Iterator[None]:
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < MOST_BYTES
 
 
-@EXAMPLES
-def test_a_mutated_packet_is_read_or_refused(examples: int):
-    def check(data: st.DataObject) -> None:
-        packet = PACKETS[data.draw(st.sampled_from(sorted(PACKETS)))]
-        parts = dict(packet.parts)
-        for key in data.draw(st.lists(st.sampled_from([*parts, "more"]), min_size=1, max_size=3, unique=True)):
-            changed = data.draw(mutated(parts.get(key, np.zeros(3, np.uint8))))
-            parts = {name: part for name, part in parts.items() if name != key}
-            if changed is not None:
-                parts[key] = changed
-        read_in_every_way(Packet(parts, packet.codec))
-
-    fuzz(check, examples)
-
-
-@EXAMPLES
-def test_random_bytes_are_refused_or_have_the_known_shapes(examples: int):
-    def check(data: st.DataObject) -> None:
-        packet = PACKETS[data.draw(st.sampled_from(sorted(PACKETS)))]
-        random = {
-            key: np.frombuffer(data.draw(st.binary(min_size=part.nbytes, max_size=part.nbytes)), part.dtype)
-            for key, part in packet.parts.items()
-        }
-        read_in_every_way(Packet(random, packet.codec))
-
-    fuzz(check, examples)
-
-
 BUFFERS = st.binary(max_size=60).map(lambda content: np.frombuffer(content, np.uint8))
-SIZES = st.one_of(st.integers(0, 70), st.integers(0, 2**31))
-
-
-def increasing(positions: np.ndarray, size: int, count: int | None = None) -> None:
-    assert positions.dtype == np.int64 and (count is None or positions.size == count)
-    assert not positions.size or (positions[0] >= 0 and positions[-1] < size and (np.diff(positions) > 0).all())
-
-
-@EXAMPLES
-def test_codes_of_positions_give_positions_or_are_refused(examples: int):
-    def check(data: st.DataObject) -> None:
-        buffer, size, few = data.draw(BUFFERS), data.draw(SIZES), data.draw(st.integers(0, 70))
-        if data.draw(st.booleans()) and buffer.size:
-            buffer = np.append(buffer[:-1], np.uint8(data.draw(st.integers(0, 6))))
-        # Every position of a tensor is a buffer of the tensor's size, which both ends know.
-        count = min(few, size)
-        for decode in (
-            lambda: increasing(decode_positions(buffer, size, count), size, count),
-            lambda: increasing(decode_counted(buffer, min(size, 10_000)), min(size, 10_000)),
-            lambda: increasing(decode_golomb(buffer, size, count, data.draw(st.integers(0, 31))), size, count),
-            lambda: increasing(np.flatnonzero(decode_mask(buffer, min(size, 10_000), count)), size, count),
-        ):
-            try:
-                decode()
-            except ValueError as error:
-                assert "damaged" in str(error), error
-
-    fuzz(check, examples)
 
 
 @EXAMPLES
