@@ -132,9 +132,7 @@ class Packet:
 
     @cached_property
     def num_values(self) -> int:
-        """Entries whose value it carries, see `Codec`. TypeError if the codec does not count them."""
-        if not hasattr(self.codec, "num_values"):
-            raise TypeError(f"{type(self.codec).__name__} does not count what it sends; give it a method `num_values`")
+        """Entries whose value it carries, see `Codec`."""
         return self.codec.num_values(self.parts)
 
     def decode(self) -> Tree:
@@ -326,7 +324,7 @@ class Compressor(Choice, ABC):
         return self.on_device and all(one.takes_device for one in inner if isinstance(one, Compressor))
 
     def init(self, like: Tree) -> Tree:
-        """The memory before the first call; empty for compressors that remember nothing."""
+        """The memory before the first call, in which an error has its tensor's name; empty if nothing is remembered."""
         return {}
 
     @abstractmethod

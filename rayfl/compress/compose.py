@@ -31,14 +31,13 @@ class ComposeCodec(PositionedCodec):
     draw: Draw | None
     # Any: the codec of a Quantizer, a dataclass with the field `shapes`; without any here.
     inner: Any
-    factor: float
 
     def read(self, parts: Mapping[str, np.ndarray]) -> Iterator[tuple[str, Tensor, Tensor]]:
         positions = self._positions(parts)
         codec = replace(self.inner, shapes=tuple((name, (found.size,)) for name, found in positions.items()))
         inner = {name.removeprefix(INNER): part for name, part in parts.items() if name.startswith(INNER)}
         for name, values in codec.decode(inner).items():
-            yield name, torch.from_numpy(positions[name]), values if self.factor == 1 else values * self.factor
+            yield name, torch.from_numpy(positions[name]), values
 
     def num_values(self, parts: Mapping[str, np.ndarray]) -> int:
         return sum(found.size for found in self._positions(parts).values())
@@ -56,10 +55,8 @@ class Compose(Compressor, on_device=True):
 
     Bits: those of Q for vectors of as many entries as are kept, and the seed, or the positions in their cheapest code
     (one byte where all entries of a tensor are kept). The `values` of S have no meaning here.
-    `damped`: with an unbiased Q of constant w the receiver divides by 1 + w, with w for as many entries as S may keep.
-    That is biased, but a contraction in expectation whatever w is: wrap it in feedback.
     Source: Basu, Data, Karakus, Diggavi, "Qsparse-local-SGD: Distributed SGD with Quantization, Sparsification and
-    Local Computations", NeurIPS 2019, section 2 (there with top-k and rand-k, damped and not).
+    Local Computations", NeurIPS 2019, section 2 (there with top-k and rand-k).
     """
 
     name: ClassVar[str] = "compose"
@@ -69,17 +66,12 @@ class Compose(Compressor, on_device=True):
     inner: Annotated[Quantizer, from_table(Quantizer), TO_TABLE] = Field(
         default=QSGD(), description="encodes the chosen entries: any quantizer"
     )
-    damped: bool = Field(default=False, description="divide by 1 + omega of the quantizer, a contraction")
 
     @model_validator(mode="after")
     def _fits(self) -> "Compose":
         if self.outer.values != "fp32":
             raise RayflError(
                 f"={self.outer.values!r} has no meaning in compose: inner encodes the values", key=("outer", "values")
-            )
-        if self.damped and self.inner.omega(1) is None:
-            raise RayflError(
-                f" needs an unbiased inner compressor, and {self.inner.name!r} states no omega", key=("damped",)
             )
         return self
 
@@ -99,41 +91,26 @@ class Compose(Compressor, on_device=True):
                 for name, positions in selection.positions.items()
             }
         parts |= {INNER + name: part for name, part in inner.parts.items()}
-        num_entries = sum(tensor.numel() for tensor in x.values())
         # Any: see ComposeCodec.
         codec: Any = inner.codec
-        return Packet(
-            parts, ComposeCodec(shapes_of(x), selection.draw, replace(codec, shapes=()), self._factor(num_entries))
-        ), memory
+        return Packet(parts, ComposeCodec(shapes_of(x), selection.draw, replace(codec, shapes=()))), memory
 
     def omega(self, num_entries: int) -> float | None:
         """(1 + w1)(1 + w2) - 1 where both are unbiased: E||Q(S v)||^2 <= (1 + w2) E||S v||^2 <= (1 + w2)(1 + w1)
         ||v||^2."""
         first, second = self.outer.omega(num_entries), self.inner.omega(self.outer.most_kept(num_entries))
-        if first is None or second is None or self.damped:
-            return None
-        return (1 + first) * (1 + second) - 1
+        return None if first is None or second is None else (1 + first) * (1 + second) - 1
 
     def delta(self, num_entries: int) -> float | None:
         """delta1 * delta2, where S keeps entries as they are: ||v||^2 - ||S v||^2 is dropped, at most (1 - delta2)
         ||S v||^2 lost by Q, and ||S v||^2 >= delta1 ||v||^2."""
         first, second = self.outer.delta(num_entries), self.inner.delta(self.outer.most_kept(num_entries))
-        if first is None or second is None or self.damped or self.outer.scales:
-            return None
-        return first * second
-
-    def expected_delta(self, num_entries: int) -> float | None:
-        """delta1 * delta2 in expectation, by the same argument. An unbiased Q with omega = w has delta2 = 1 - w, or
-        1 / (1 + w) if damped: E||Q(u) / (1 + w) - u||^2 <= (1 / (1 + w) - 2 / (1 + w) + 1) ||u||^2."""
-        if self.outer.scales:
-            return None if self.damped else super().expected_delta(num_entries)
-        first = self.outer.expected_delta(num_entries)
-        second = self.inner.expected_delta(self.outer.most_kept(num_entries))
-        if self.damped:
-            second = self._factor(num_entries)
         return None if first is None or second is None else first * second
 
-    def _factor(self, num_entries: int) -> float:
-        """The factor by which the receiver multiplies."""
-        omega = self.inner.omega(self.outer.most_kept(num_entries)) if self.damped else None
-        return 1.0 if omega is None else 1 / (1 + omega)
+    def expected_delta(self, num_entries: int) -> float | None:
+        """delta1 * delta2 in expectation, by the same argument."""
+        if self.outer.omega(num_entries) is not None:
+            return super().expected_delta(num_entries)
+        first = self.outer.expected_delta(num_entries)
+        second = self.inner.expected_delta(self.outer.most_kept(num_entries))
+        return None if first is None or second is None else first * second

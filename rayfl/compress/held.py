@@ -6,22 +6,31 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from rayfl.compress.base import Codec, Shapes, WholeTensorCodec, masks_of
+from rayfl import tree
+from rayfl.compress.base import Codec, Packet, Shapes, WholeTensorCodec, masks_of, shapes_of
 from rayfl.tree import Tree
 
 
 @dataclass(frozen=True, eq=False)
 class HeldCodec:
-    """Adds what `inner` decodes to `held`, the float32 arrays that all receivers have; `held` is not billed."""
+    """Adds what `inner` decodes, times `factor`, to `held`, the float32 arrays that all receivers have.
+
+    `held` is not billed, unless a receiver missed packets: `num_whole` trees then say the same as all that it missed.
+    """
 
     shapes: Shapes
     held: Mapping[str, np.ndarray]
     inner: Codec
+    factor: float = 1.0
+    num_whole: int = 1
 
     def decode(self, parts: Mapping[str, np.ndarray]) -> Tree:
-        """held + difference: what the receivers hold from then on."""
+        """held + factor * difference: what the receivers hold from then on."""
         found = self.inner.decode(parts)
-        return {name: torch.from_numpy(self.held[name]) + found[name] for name, _ in self.shapes}
+        return {
+            name: torch.add(torch.from_numpy(self.held[name]), found[name], alpha=self.factor)
+            for name, _ in self.shapes
+        }
 
     def support(self, parts: Mapping[str, np.ndarray]) -> Tree:
         """True everywhere, as the receivers then have every entry."""
@@ -32,3 +41,8 @@ class HeldCodec:
         return self.inner.num_values(parts)
 
     add_to = WholeTensorCodec.add_to
+
+
+def added_to(held: Tree, packet: Packet, factor: float = 1.0, num_whole: int = 1) -> Packet:
+    """The same buffers, which decode to held + factor * packet.decode(); see `HeldCodec`."""
+    return Packet(packet.parts, HeldCodec(shapes_of(held), tree.to_arrays(held), packet.codec, factor, num_whole))

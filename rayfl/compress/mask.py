@@ -3,11 +3,9 @@
 from collections.abc import Iterator, Mapping
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from rayfl.compress.base import Packet, WholeTensorCodec, cuts, shapes_of
-from rayfl.errors import RayflError
 from rayfl.tree import Tree, pack_bits, unpack_bits
 
 
@@ -24,8 +22,5 @@ class MaskCodec(WholeTensorCodec):
 
 
 def mask_packet(mask: Tree) -> Packet:
-    """The packet of boolean tensors: ceil(n / 8) bytes a tensor of n entries. ValueError on other types."""
-    for name, tensor in mask.items():
-        if tensor.dtype != torch.bool:
-            raise RayflError(f"mask {name!r} is {tensor.dtype}; make it boolean, for example with `weights != 0`")
+    """The packet of boolean tensors: ceil(n / 8) bytes a tensor of n entries. TypeError for floats."""
     return Packet({name: pack_bits(tensor) for name, tensor in mask.items()}, MaskCodec(shapes_of(mask)))

@@ -85,10 +85,6 @@ class RandK(KeptShare, Sparsifier, on_device=True):
         scales = self._scales(sizes) if self.scale else {}
         return Selection(positions, scales, seed, rule) if self.positions == "seed" else Selection(positions, scales)
 
-    @property
-    def scales(self) -> bool:
-        return self.scale
-
     def omega(self, num_entries: int) -> float | None:
         """n / k - 1 if scaled, with fp32 values: an entry is kept with probability k / n, at n / k times its value."""
         if not self.scale or self.values != "fp32":

@@ -9,10 +9,6 @@ from torch import Tensor
 from rayfl.compress.base import Packet, WholeTensorCodec
 from rayfl.compress.dense import DenseCodec
 from rayfl.compress.values import encode_values, entries
-from rayfl.errors import RayflError
-
-LARGEST_COUNT = 2**53
-"""Beyond it float64 skips integers, and sums of counts would not be exact."""
 
 
 class CountCodec(WholeTensorCodec):
@@ -27,9 +23,7 @@ class CountCodec(WholeTensorCodec):
 
 
 def count_packet(name: str, count: int) -> Packet:
-    """64 bits; decodes to {name: float64 []}, so `int(packet.decode()[name])` is the count. ValueError beyond 2^53."""
-    if abs(count) > LARGEST_COUNT:
-        raise RayflError(f"{name}={count} is beyond 2^53, where sums of counts are no longer exact; send it in parts")
+    """64 bits; decodes to {name: float64 []}, so `int(packet.decode()[name])` is the count; sums are exact to 2^53."""
     return Packet({name: np.array([count], np.int64)}, CountCodec(((name, ()),)))
 
 

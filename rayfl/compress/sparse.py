@@ -207,11 +207,6 @@ class Sparsifier(Compressor):
     def most_kept(self, num_entries: int) -> int:
         """The largest number of entries kept of one tensor in a tree of `num_entries` entries."""
 
-    @property
-    def scales(self) -> bool:
-        """Whether `choose` may scale the values that it keeps."""
-        return False
-
     def encode(self, x: Tree, memory: Tree, generator: np.random.Generator) -> tuple[Packet, Tree]:
         """The kept values, and positions or a seed. ValueError on NaN, infinity, or values too large for their type."""
         values, selection = self.select(x, generator)

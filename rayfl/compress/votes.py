@@ -24,9 +24,7 @@ class VotesCodec(WholeTensorCodec):
     width: int
 
     def read(self, parts: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -> Tensor:
-        size = math.prod(shape)
-        codes = bits.unpack(parts[name], self.width, size)
-        return torch.from_numpy(NUMBERS[codes])
+        return torch.from_numpy(NUMBERS[bits.unpack(parts[name], self.width, math.prod(shape))])
 
 
 def votes_packet(x: Tree, ties: bool = False) -> Packet:

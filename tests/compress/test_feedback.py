@@ -10,6 +10,8 @@ from rayfl.compress.base import Compressor, Packet
 from rayfl.compress.dense import Dense
 from rayfl.compress.feedback import ErrorFeedback
 from rayfl.compress.sparse import TopK
+from rayfl.experiment.experiment import Experiment
+from rayfl.experiment.prepare import prepare
 from rayfl.tree import Tree
 from tests.refusals import refused
 
@@ -71,9 +73,14 @@ def test_memory_is_float32_even_for_float64():
 
 def test_feedback_around_feedback_is_refused():
     with refused(names=["feedback", "twice"]):
-        ErrorFeedback(inner=ErrorFeedback())
-    with refused(names=["feedback", "twice"]):
-        from_table({"name": "feedback"})
+        ErrorFeedback(inner=ErrorFeedback()).init({"w": torch.ones(2)})
+    clients = {"count": 4}
+    plain: dict[str, Any] = {"rounds": 1, "data": "digits", "partition": "iid", "clients": clients, "model": "logistic"}
+    plain["method"] = {"name": "fedavg", "lr": 0.1}
+    for direction in ("uplink", "downlink"):
+        table: dict[str, Any] = {direction: {"name": "feedback", "inner": {"name": "feedback"}}}
+        with refused(names=["feedback", "twice"]):
+            prepare(Experiment(**plain, **table))
 
 
 def test_a_table_names_the_inner_compressor_and_is_written_back():
@@ -97,6 +104,6 @@ class Remembering(Compressor):
         return Dense().encode(x, memory, generator)
 
 
-def test_a_compressor_with_a_memory_is_refused():
-    with refused(names=["remembering-of-this-test", "memory"]):
+def test_a_compressor_that_remembers_tensors_by_their_names_is_refused():
+    with refused(names=["remembering-of-this-test", "twice"]):
         ErrorFeedback(inner=Remembering()).init({"w": torch.ones(2)})

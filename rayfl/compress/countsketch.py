@@ -1,0 +1,98 @@
+"""Count sketch: sums of entries under random hashes and signs, from which the largest entries are estimated."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from rayfl.compress.base import Compressor, Packet, PositionedCodec, shapes_of
+from rayfl.compress.dense import Dense
+from rayfl.compress.largest import top_k_mask
+from rayfl.compress.sparse import SEED, KeepRatio, kept_entries, seed_of, sizes_of
+from rayfl.compress.values import entries
+from rayfl.settings import Settings
+from rayfl.tree import Tree, num_entries
+
+
+def hashes(num_rows: int, num_columns: int, num_entries: int, seed: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """By row the cell of every entry j, h_r(j), int64 [num_entries] in [0, num_columns), and its sign, s_r(j), float32.
+
+    All are independent and drawn from the seed, so they are not sent.
+    """
+    for row in range(num_rows):
+        draws = np.random.Generator(np.random.PCG64([seed, row])).integers(0, 2 * num_columns, num_entries)
+        yield draws >> 1, 1 - 2 * (draws & 1).astype(np.float32)
+
+
+def largest(table: np.ndarray, num_entries: int, keep_ratio: float, seed: int) -> Tensor:
+    """The k largest estimates where they belong, else zeros: float32 [num_entries], from a table of this seed,
+    float32 [R, C].
+
+    The estimate of entry j is the median over the rows of s_r(j) T[r, h_r(j)].
+    """
+    rows = zip(table, hashes(len(table), table.shape[1], num_entries, seed), strict=True)
+    estimates = torch.from_numpy(np.median([signs * row[cells] for row, (cells, signs) in rows], axis=0))
+    return estimates * top_k_mask(estimates, kept_entries(num_entries, keep_ratio))
+
+
+class Sketching(Settings):
+    """The size of a count sketch of a tree, and how many entries are estimated from it."""
+
+    rows: Literal[1, 3, 5, 7] = Field(default=5, description="rows of the table, R; their median is the estimate")
+    columns: int | None = Field(
+        default=None, ge=1, description="cells of a row, C; default: a fiftieth of the entries, rounded up"
+    )
+    keep_ratio: KeepRatio = Field(default=0.01, description="share of the entries that is estimated, k / n, in (0, 1]")
+
+    def table(self, x: Tree, seed: int) -> Tensor:
+        """T, float32 [R, C], on the CPU: T[r, h_r(j)] = the sum of s_r(j) x_j over the entries j of the whole tree.
+
+        Linear in x, but for rounding each sum once. ValueError on NaN and infinity in x; a sum may be infinite.
+        """
+        flat = np.concatenate([entries(name, tensor).numpy() for name, tensor in x.items()])
+        columns = self.columns or -(-flat.size // 50)
+        drawn = hashes(self.rows, columns, flat.size, seed)
+        return torch.from_numpy(np.stack([np.bincount(cells, signs * flat, columns) for cells, signs in drawn])).float()
+
+
+@dataclass(frozen=True)
+class CountSketchCodec(PositionedCodec):
+    """Reads "table", fp32 [R * C] row by row, and "seed", uint64 [1]; both are missing if there are no entries."""
+
+    rows: int
+    keep_ratio: float
+
+    def read(self, parts: Mapping[str, np.ndarray]) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """The largest estimates that are not 0."""
+        if parts:
+            sizes, table = sizes_of(self.shapes), parts["table"].reshape(self.rows, -1)
+            flat = largest(table, sum(sizes.values()), self.keep_ratio, seed_of(parts, SEED))
+            for name, own in zip(sizes, flat.split([*sizes.values()]), strict=True):
+                yield name, own.nonzero().view(-1), own[own != 0]
+
+
+class CountSketch(Sketching, Compressor, on_device=True):
+    """A table of R x C sums of the whole tree, from which the receiver estimates the k largest entries.
+
+    Entry j is added to one cell in each row, with a random sign; its estimate is the median over the rows of that cell
+    times the sign. Every estimate is unbiased, and that of one row has variance (||v||^2 - v_j^2) / C. What is decoded
+    is biased, because it has the largest estimates alone, and it is no contraction if many entries collide.
+    Bits: 32 R C, and a seed of 64, drawn anew for each packet. A method whose clients share a seed can add the tables
+    (`fetchsgd`); as a compressor each packet is decoded by itself.
+    Source: Charikar, Chen, Farach-Colton, "Finding Frequent Items in Data Streams", ICALP 2002.
+    """
+
+    name: ClassVar[str] = "countsketch"
+
+    def encode(self, x: Tree, memory: Tree, generator: np.random.Generator) -> tuple[Packet, Tree]:
+        """The table and its seed. ValueError on NaN, infinity, and sums too large for float32."""
+        codec = CountSketchCodec(shapes_of(x), self.rows, self.keep_ratio)
+        if not num_entries(x):
+            return Packet({}, codec), memory
+        seed = generator.integers(0, 1 << 64, 1, dtype=np.uint64)
+        table = Dense().encode({"table": self.table(x, int(seed[0]))}, {}, generator)[0].parts
+        return Packet({**table, SEED: seed}, codec), memory

@@ -1,0 +1,75 @@
+"""PowerSGD: a matrix as the product of two thin ones, found by one power iteration that goes on from the last one."""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from rayfl.compress.base import Compressor, Packet, WholeTensorCodec, shapes_of
+from rayfl.compress.values import decode_values, encode_values, entries
+from rayfl.tree import Tree
+
+
+class PowerCodec(WholeTensorCodec):
+    """Reads one fp32 buffer a tensor, under its name: P [n, r] and then Q [m, r], or all entries if it has as many."""
+
+    def read(self, parts: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        buffer, columns = decode_values(parts[name], "fp32"), torch.Size(shape[1:]).numel()
+        if buffer.numel() == torch.Size(shape).numel():
+            return buffer
+        left, right = buffer.double().view(shape[0] + columns, -1).split([shape[0], columns])
+        return (left @ right.T).float()
+
+
+class PowerSGD(Compressor, on_device=True):
+    """P Q^T with P = orth(M Q) and then Q = M^T P, for each tensor as a matrix M [n, m]: first dimension by the others.
+
+    orth: QR in float64, the diagonal of R positive. `rank`: r, the columns of P [n, r] and Q [m, r]. The next message
+    begins with this one's Q, the memory; the first one, and a column that has become 0, begins with normal numbers.
+    Bits: 32 r (n + m) a matrix. A tensor of one dimension or none, or with r (n + m) >= n m / 2, is sent whole.
+    Exactly ||C(M) - M||^2 = ||M||^2 - ||P^T M||^2, up to float32, so a matrix of rank r arrives as it is, and on a
+    matrix that stays the error falls to that of the best matrix of rank r. No constant holds: a Q from another matrix
+    may miss all of M. Biased: wrap it in feedback, whose error is then remembered beside Q.
+    Source: Vogels, Karimireddy, Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed
+    Optimization", NeurIPS 2019, Algorithm 1. There all workers share one Q and average P before orth, which takes two
+    exchanges a round; here each client has its own. Its Algorithm 2, error feedback, is the compressor feedback.
+    """
+
+    name: ClassVar[str] = "powersgd"
+    rank: int = Field(default=2, ge=1, description="columns of the two factors, r")
+
+    def init(self, like: Tree) -> Tree:
+        """Q = 0 of every tensor that is sent as factors, under "<name>.factor"."""
+        return {
+            f"{name}.factor": torch.zeros(tensor.shape[1:].numel(), self.rank)
+            for name, tensor in like.items()
+            if self._is_large(tensor)
+        }
+
+    def encode(self, x: Tree, memory: Tree, generator: np.random.Generator) -> tuple[Packet, Tree]:
+        """The factors, and Q as the new memory. ValueError on NaN, infinity, and factors too large for float32."""
+        parts, factors = {}, {**(memory or self.init(x))}
+        for name, tensor in x.items():
+            flat = entries(name, tensor)
+            if self._is_large(tensor):
+                matrix = flat.double().view(len(tensor), -1)
+                left = _left_factor(matrix, factors[f"{name}.factor"].cpu().double(), generator).float()
+                factors[f"{name}.factor"] = entries(name, matrix.T @ left.double()).view(-1, self.rank)
+                flat = torch.cat([left, factors[f"{name}.factor"]]).view(-1)
+            parts[name] = encode_values(name, flat, "fp32")
+        return Packet(parts, PowerCodec(shapes_of(x))), factors
+
+    def _is_large(self, tensor: torch.Tensor) -> bool:
+        """Whether the factors have fewer than half of the entries."""
+        return 2 * self.rank * (tensor.shape[:1].numel() + tensor.shape[1:].numel()) < tensor.numel()
+
+
+def _left_factor(matrix: torch.Tensor, start: torch.Tensor, generator: np.random.Generator) -> torch.Tensor:
+    """P [n, r] of M [n, m] and a Q [m, r], float64. Columns of Q that are 0 are drawn; those of P that are rounding
+    noise, shorter than 1e-12 ||M||, become 0."""
+    start = start.where(start.norm(dim=0) > 0, torch.from_numpy(generator.standard_normal(tuple(start.shape))))
+    # Columns of length 1, so that lengths in M Q compare with ||M||.
+    left, upper = torch.linalg.qr(matrix @ (start / start.norm(dim=0)))
+    return left * upper.diagonal().sign() * (upper.diagonal().abs() >= 1e-12 * matrix.norm())
