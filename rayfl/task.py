@@ -76,6 +76,18 @@ class BoundTask(ABC):
         """
         return {}
 
+    @property
+    def head(self) -> str:
+        """The name of the last linear layer, whose output is the network's (`models.flops`); "" if there is none."""
+        return getattr(self.weight_uses, "head", "")
+
+    def loss_and_features(self, params: Tree, batch: Batch, training: bool = True) -> tuple[Tensor, Tensor]:
+        """The mean loss, a scalar, and the representation of each example, float32 [batch, D]: the input of `head`.
+
+        training: False for the evaluation mode. Both can be differentiated. See `Method.needs_features`.
+        """
+        raise RayflError(f"{type(self).__name__} has no features")
+
     def grad(self, params: Tree, batch: Batch, objective: Objective | None = None) -> Tree:
         """Gradient of `objective` (default: the loss) at `params`."""
         return self.value_and_grad(params, batch, objective)[1]
@@ -158,6 +170,13 @@ class NetworkTask(BoundTask):
 
     def evaluated_loss(self, params: Tree, batch: Batch) -> Tensor:
         return self.task.mean_loss(self.evaluated(params, batch), batch.labels, batch.weights)
+
+    def loss_and_features(self, params: Tree, batch: Batch, training: bool = True) -> tuple[Tensor, Tensor]:
+        seen, head = list[Tensor](), self.network.module.get_submodule(self.head)
+        with head.register_forward_pre_hook(lambda _, given: seen.append(given[0])):
+            outputs = (self.outputs if training else self.evaluated)(params, batch)
+        # Under autocast the layer's input may be bf16.
+        return self.task.mean_loss(outputs, batch.labels, batch.weights), seen[-1].float()
 
     def losses(self, params: Tree, batch: Batch) -> tuple[Tensor, Tensor]:
         with torch.no_grad():

@@ -175,7 +175,7 @@ class ADIANA(ShiftedGradient, on_device=True):
     def update(self, server: ADIANAServer, received: Mapping[str, Aggregate], ctx: Context) -> ADIANAServer:
         numbers, x = self.parameters(ctx), self.point(server, ctx)
         gradient = tree.add(server["shift"], received["gradient"].result)
-        shift = shifted(server["shift"], received["shift"], numbers.alpha, self.hyper.weighting, ctx)
+        shift = shifted(server["shift"], received["shift"], numbers.alpha, ctx)
         y = soft_threshold(tree.add(x, gradient, -numbers.eta), numbers.eta * self.hyper.l1)
         z = tree.add(tree.scale(server["z"], numbers.beta), x, 1 - numbers.beta)
         z = tree.add(z, tree.sub(y, x), numbers.gamma / numbers.eta)

@@ -36,6 +36,7 @@ from rayfl.methods.hook_types import (
     Trees,
     Upload,
     Work,
+    encode_broadcast,
 )
 from rayfl.population.client import Traits
 from rayfl.settings import unused_with
@@ -113,6 +114,9 @@ class Method(Kind, ABC):
     """How messages are added up, by message name; {} if nothing is sent. Packets under other names are billed only."""
     uses_graph: bool = False
     """Whether a method with a server uses the experiment's topology, as a graph over its clients."""
+    needs_features: ClassVar[bool] = False
+    """Whether steps call `BoundTask.loss_and_features`: the task must be a classifier with a linear head that is
+    trained, with its bias, and with layers before it."""
     honours_retention: bool = False
     """Whether a client's retention ratio (`clients.retention_ratio`) changes what it keeps or sends."""
     own_retention: ClassVar[tuple[str, ...]] = ()
@@ -128,8 +132,10 @@ class Method(Kind, ABC):
     """Whether the server's model is one that all clients have. False if each of them trains parts of its own."""
     judged_after_training: bool = True
     """Whether a client is also evaluated right after its local work. False if that work leaves its model alone."""
+    needs_everyone: bool = False
+    """Whether every client must be in every round, and every message arrive: what may keep one away is then refused."""
     needs_one_omega: bool = False
-    """Whether the method depends on one omega of the uplink: clients then cannot have uplinks of their own."""
+    """Whether the method needs one omega of the uplink: clients cannot have their own (with `own_feedback`: one)."""
     metrics_with_variance: tuple[str, ...] = ()
     """Metrics of clients whose variance over a round's clients is also recorded, as <name>_variance."""
     on_device: bool = False
@@ -151,10 +157,12 @@ class Method(Kind, ABC):
     """The message whose mean the server subtracts from its model, x_received - x_trained; "" if there is none. A
     schedule that mixes models (FedAsync) needs one."""
     may_be_silent: bool = False
-    """Whether a client that has trained may send nothing in some rounds. Wrappers that must see what every client
-    sends, differential privacy among them, refuse such a method."""
+    """Whether a client that has trained may send nothing in some rounds, or nothing under some names of `gather`.
+    Wrappers that must see what every client sends, differential privacy among them, refuse such a method."""
     own_compression: bool = False
-    """Whether the method fixes its own compressors, so that `uplink` and `downlink` may not be set."""
+    """Whether the method fixes how its messages are encoded, so that `uplink` and `downlink` may not be set."""
+    own_feedback: ClassVar[tuple[str, ...]] = ()
+    """Of "uplink" and "downlink", those whose error the method sends later by itself: `feedback` is refused there."""
     hands_over_trees: bool = True
     """Whether all that `gather` names is handed over by `finish` as trees, or goes through `Context.outgoing`."""
 
@@ -209,7 +217,7 @@ class Method(Kind, ABC):
         if issubclass(cls, PeerHalf):
             found = dict.fromkeys(_OF_SERVERS, f"as {name} has no server, and all of its clients train every round")
         if cls.own_compression:
-            found |= dict.fromkeys(("uplink", "downlink"), f"as {name} compresses in its own way")
+            found |= dict.fromkeys(("uplink", "downlink"), f"as {name} encodes messages in its own way")
         if not cls.gather:
             found |= dict.fromkeys(_OF_EXCHANGES, f"as clients of {name} exchange nothing")
         if cls.for_newcomers() == "undefined":
@@ -231,9 +239,7 @@ class Method(Kind, ABC):
         """Raise ValueError if the settings do not fit the number of clients or their graph; called before round 0."""
 
     def check_model(self, params: Tree) -> None:
-        """Raise RayflError if the settings do not fit the model, whose initial parameters by name are `params`; called
-        before round 0.
-        """
+        """Raise RayflError before round 0 if the settings do not fit the model, initially `params`, by name."""
 
     @abstractmethod
     def plan(self, round: int, coin: float) -> Plan:
@@ -323,14 +329,6 @@ class Method(Kind, ABC):
         return state.get("mask")
 
 
-def encode_broadcast(parts: Download, ctx: Context) -> Message:
-    """A message of the server: its trees encoded with the experiment's downlink, its finished packets as they are."""
-    return {
-        name: part if isinstance(part, Packet) else ctx.downlink.encode(part, {}, ctx.generator)[0]
-        for name, part in parts.items()
-    }
-
-
 class ServerHalf(ABC):
     """The server's half. The server's memory of one client is a state of its own, like the client's state."""
 
@@ -389,6 +387,8 @@ class PeerHalf:
     """Whether a peer gathers its own message too."""
     weighs_links: ClassVar[bool] = False
     """Whether messages are weighed by `graphs.link_weights` instead of by mixing weights."""
+    symmetric: ClassVar[bool] = False
+    """Whether the mixing matrix must be symmetric, to keep the mean; with `needs_everyone`, the same in all rounds."""
     evaluated_from_mean: bool = False
     """Whether `eval_begin` gets the mean of all peers' models, which no peer could know (an oracle)."""
 

@@ -27,7 +27,6 @@ from rayfl.methods.base import (
     Finished,
     Gather,
     Message,
-    ModelState,
     Tree,
     WeightedMean,
 )
@@ -35,6 +34,7 @@ from rayfl.methods.shared.distributed_gradient import (
     GradientCarry,
     GradientStep,
     ShiftedGradient,
+    ShiftedServer,
     ShiftState,
     damping,
     shifted,
@@ -52,10 +52,9 @@ class DIANAHyper(GradientStep):
     start: Literal["zero", "gradient"] = Field(default="zero", description="h_i before round 0: 0, or its gradient")
 
 
-class DIANAServer(ModelState):
-    """Server state, beside x."""
+class DIANAServer(ShiftedServer):
+    """Server state, beside x and h."""
 
-    shift: Tree  # h
     velocity: Tree  # v
 
 
@@ -94,7 +93,7 @@ class DIANA(ShiftedGradient, on_device=True):
     def update(self, server: DIANAServer, received: Mapping[str, Aggregate], ctx: Context) -> DIANAServer:
         arrived = received["gradient"]
         gradient = tree.add(server["shift"], arrived.result)
-        shift = shifted(server["shift"], arrived, self.alpha(ctx), self.hyper.weighting, ctx)
+        shift = shifted(server["shift"], arrived, self.alpha(ctx), ctx)
         velocity = tree.add(gradient, server["velocity"], self.hyper.momentum)
         lr = self.hyper.rate(ctx.round)
         params = soft_threshold(tree.add(server["params"], velocity, -lr), lr * self.hyper.l1)

@@ -127,9 +127,8 @@ class FedFomo(OwnModel, GradientMethod, ServerHalf, on_device=True):
             return super().step(carry, batch, stage=stage)
         compared = (carry["received"], *candidates(carry))
         losses = torch.stack([self.task.losses(model, batch)[0].double() for model in compared])
-        losses = losses if batch.weights is None else losses * batch.weights
         # Sums, since only the end of the stage knows the number of examples.
-        return {**carry, "losses": carry["losses"] + losses.sum(dim=1)}
+        return {**carry, "losses": carry["losses"] + batch.without_padding(losses).sum(dim=1)}
 
     def finish(self, state: ModelState, carry: FedFomoCarry, ctx: Context) -> Finished:
         before = carry["received"]

@@ -44,7 +44,10 @@ Newcomer = Literal["model", "round", "undefined"]
 
 @dataclass(frozen=True)
 class Stage:
-    """Local work on one split: `epochs` or `steps`, in batches of `batch_size` (None: the whole split)."""
+    """Local work on one split: `epochs` or `steps`, in batches of `batch_size` (None: the whole split).
+
+    On the train split a client takes only the first `share` of these steps, rounded, and at least one.
+    """
 
     name: str = "train"
     split: Split = "train"
@@ -53,6 +56,7 @@ class Stage:
     batch_size: int | None = None
     batches_per_step: int = 1
     lr: float = 0.0
+    share: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -144,6 +148,14 @@ class Reply:
     message: Message
     server_memory: State
     metrics: Metrics = field(default_factory=dict)
+
+
+def encode_broadcast(parts: Download, ctx: Context) -> Message:
+    """A message of the server: its trees encoded with the experiment's downlink, its finished packets as they are."""
+    return {
+        name: part if isinstance(part, Packet) else ctx.downlink.encode(part, {}, ctx.generator)[0]
+        for name, part in parts.items()
+    }
 
 
 class HyperParameters(Settings):

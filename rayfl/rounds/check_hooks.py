@@ -4,7 +4,6 @@ An error says in one sentence which hook of which class returned the wrong type,
 """
 
 import functools
-import re
 import traceback
 from collections.abc import Callable, Mapping
 from numbers import Real
@@ -14,9 +13,8 @@ from typing import Any, NoReturn, ParamSpec, TypeVar
 
 from torch import Tensor
 
-from rayfl.compress.base import Packet
 from rayfl.errors import RayflError, did_you_mean, plugin_line
-from rayfl.methods.base import Finished, Plan, Reply, ServerHalf
+from rayfl.methods.base import Finished, Packet, Plan, Reply, ServerHalf
 from rayfl.rounds.errors import ClientError, HookError, error_text, out_of_memory
 from rayfl.tree import Difference
 
@@ -38,7 +36,8 @@ def checked_hook(hook: Callable[P, T]) -> Callable[P, T]:
         return hook
     kind, wanted, check = _CHECKS[name]
 
-    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+    # Any: P's arguments. Their types would be looked up for each client.
+    def call(*args: Any, **kwargs: Any) -> T:
         try:
             answer = hook(*args, **kwargs)
         except KeyboardInterrupt:
@@ -50,11 +49,12 @@ def checked_hook(hook: Callable[P, T]) -> Callable[P, T]:
             if of_executor or isinstance(error, ClientError | HookError | RayflError) or out_of_memory(error):
                 raise
             blamed = _innermost(method, error)
-            raise HookError(f"{_called(blamed, name, _line(blamed, error))}: {_explained(blamed, error)}") from error
+            raise HookError(f"{_called(blamed, name, _line(blamed, error))}: {error_text(error)}") from error
         try:
             if not isinstance(answer, kind):
                 _refuse(answer, wanted)
-            check(answer, method, args)
+            if check is not None:
+                check(answer, method, args)
         except _WrongAnswerError as wrong:
             code = getattr(hook.__func__, "__code__", None)
             place = (code.co_filename, code.co_firstlineno) if code is not None else None
@@ -114,18 +114,6 @@ def _innermost(method: object, error: BaseException) -> object:
     return _innermost(inner, error) if inner is not None and _line(inner, error) else method
 
 
-def _explained(method: object, error: BaseException) -> str:
-    """The error; if it is about devices of tensors, also what to change."""
-    if getattr(method, "on_device", False) and re.search("same device|device type tensor to numpy", str(error)):
-        name = type(method).__name__
-        return (
-            f"{error_text(error)}; {name}.on_device = True says that its hooks take tensors of a GPU: make others with "
-            "device=..., take packet.decode_beside(tree) for what was sent, or remove on_device to be given tensors of "
-            "main memory"
-        )
-    return error_text(error)
-
-
 class _WrongAnswerError(Exception):
     """Says what a hook returned and what it must return."""
 
@@ -152,10 +140,6 @@ def _refuse(found: Any, wanted: str) -> NoReturn:
     raise _WrongAnswerError(f"returns {what}; it must return {wanted}")
 
 
-def _any(found: Any, method: object, args: tuple[Any, ...]) -> None:
-    """Checks nothing: the type is enough, and a carry is checked at every step."""
-
-
 def _evaluated(found: Any, method: object, args: tuple[Any, ...]) -> None:
     if "params" not in found:
         raise _WrongAnswerError('returns a carry without "params", which is the model to evaluate; put it there')
@@ -178,21 +162,18 @@ def _require_state(found: Any, wanted: str, path: str = "") -> None:
             )
 
 
-def _message(found: Any, method: object, args: tuple[Any, ...]) -> None:
+def _each(found: Any, what: str, wanted: str, fits: Callable[[Any], bool]) -> None:
+    """Refuse `found` unless it has values by name that all fit. `what`: its name; `wanted`: the name of such values."""
     if not isinstance(found, Mapping):
-        _refuse(found, _MESSAGE)
-    for name, packet in found.items():
-        if not isinstance(packet, Packet):
-            raise _WrongAnswerError(
-                f"sends {name!r} as a value of type {type(packet).__name__}; what a server sends is a Packet, which "
-                "ctx.downlink or rayfl.compress makes"
-            )
+        raise _WrongAnswerError(f"returns {what} of type {type(found).__name__}; give {wanted} by name")
+    for name, value in found.items():
+        if not fits(value):
+            kind = type(value).__name__
+            raise _WrongAnswerError(f"returns {what} with {name!r} as a value of type {kind}; give {wanted} by name")
 
 
 def _download(found: Any, method: object, args: tuple[Any, ...]) -> None:
-    for name, part in found.items():
-        if not isinstance(part, Packet):
-            _require_state(part, f"tensors by name under {name!r}, or a Packet")
+    _each(found, "a download", "trees or packets", lambda part: isinstance(part, dict | Packet))
 
 
 def _is_number(value: Any) -> bool:
@@ -201,19 +182,12 @@ def _is_number(value: Any) -> bool:
 
 
 def _metrics(found: Any) -> None:
-    if not isinstance(found, Mapping):
-        raise _WrongAnswerError(
-            f"returns metrics as a value of type {type(found).__name__}; they must be numbers by name"
-        )
-    for name, value in found.items():
-        if not _is_number(value):
-            raise _WrongAnswerError(
-                f"returns metric {name!r} as a value of type {type(value).__name__}; it must be a number"
-            )
+    _each(found, "metrics", "numbers", _is_number)
 
 
 def _reply(found: Any, method: object, args: tuple[Any, ...]) -> None:
-    _message(found.message, method, args)
+    wanted = "packets, which ctx.downlink and rayfl.compress make,"
+    _each(found.message, "a message", wanted, lambda part: isinstance(part, Packet))
     _require_state(found.server_memory, "a Reply whose server_memory is tensors by name")
     _metrics(found.metrics)
 
@@ -225,20 +199,12 @@ def _finished(found: Any, method: Any, args: tuple[Any, ...]) -> None:
         raise _WrongAnswerError(f"returns a weight of type {type(found.weight).__name__}; it must be a number")
     if found.message is None:
         return
-    if not isinstance(found.message, Mapping):
-        raise _WrongAnswerError(
-            f"returns a message of type {type(found.message).__name__}; it must be trees or packets by name, or None"
-        )
+    wanted = "trees, Differences or packets"
+    _each(found.message, "a message", wanted, lambda part: isinstance(part, dict | Difference | Packet))
     read_alone = getattr(type(method), "store_uplink", ServerHalf.store_uplink) is not ServerHalf.store_uplink
     for name, part in found.message.items():
-        if isinstance(part, Packet):
-            continue
-        if not isinstance(part, dict | Difference):
-            raise _WrongAnswerError(
-                f"sends {name!r} as a value of type {type(part).__name__}; it must be a tree, a Difference or a Packet"
-            )
         # Nobody would read a tree under another name; a packet may be sent only to be billed.
-        if name not in method.gather and not read_alone:
+        if name not in method.gather and not read_alone and not isinstance(part, Packet):
             raise _WrongAnswerError(
                 f"sends {name!r}, which {type(method).__name__}.gather does not have: "
                 f"{did_you_mean(name, method.gather)}"
@@ -251,10 +217,6 @@ def _updated(found: Any, method: Any, args: tuple[Any, ...]) -> None:
     state, metrics = found
     _require_state(state, _UPDATE)
     _metrics(metrics)
-    if lost := _lost(args[0], state):
-        raise _WrongAnswerError(
-            f"returns a server state without {lost!r}, which it was given; it must return the whole state"
-        )
     if not args[3].plan.down:
         # PFNM's server never sends its model, which may grow.
         return
@@ -267,45 +229,31 @@ def _updated(found: Any, method: Any, args: tuple[Any, ...]) -> None:
         )
 
 
-def _lost(before: Mapping[str, Any], now: Mapping[str, Any], path: str = "") -> str | None:
-    """The first name in the state `before` that the state `now` lacks; None if it has all.
-
-    A table under a number may go, such as a broadcast that no client needs any more; nothing else may.
-    """
-    for name, value in before.items():
-        if name not in now and not (name.isdecimal() and isinstance(value, dict)):
-            return f"{path}{name}"
-        inner = now.get(name)
-        if isinstance(value, dict) and isinstance(inner, dict) and (lost := _lost(value, inner, f"{name}.")):
-            return f"{path}{lost}"
-    return None
-
-
 _CARRY, _STATE, _MODEL = "the carry, tensors by name", "a state, tensors by name", "a model, tensors by name"
-_MESSAGE, _DOWNLOAD = "a message, packets by name", "what goes down, trees or packets by name"
 _UPDATE = "the new server state and metrics: return {...}, {}"
 
-_CHECKS: Mapping[str, tuple[type | UnionType, str, Callable[[Any, Any, tuple[Any, ...]], None]]] = {
-    "check_model": (object, "anything", _any),
-    "plan": (Plan, "a Plan", _any),
+_CHECKS: Mapping[str, tuple[type | UnionType, str, Callable[[Any, Any, tuple[Any, ...]], None] | None]] = {
+    "check_model": (object, "anything", None),
+    "plan": (Plan, "a Plan", None),
     "init_params": (dict, _MODEL, _tree),
     "init_client": (dict, _STATE, _tree),
-    "has_work": (bool, "True or False", _any),
-    "begin": (dict, _CARRY, _any),
-    "step": (dict, _CARRY, _any),
-    "end_stage": (dict, _CARRY, _any),
+    "has_work": (bool, "True or False", None),
+    "begin": (dict, _CARRY, None),
+    "step": (dict, _CARRY, None),
+    "end_stage": (dict, _CARRY, None),
     "finish": (Finished, "a Finished", _finished),
     "receive_reply": (dict, _STATE, _tree),
     "eval_begin": (dict, _CARRY, _evaluated),
-    "final_model": (dict | None, f"{_MODEL}, or None", _any),
+    "final_model": (dict | None, f"{_MODEL}, or None", None),
     "init_server": (dict, _STATE, _tree),
     "init_server_memory": (dict, _STATE, _tree),
     "model": (dict, _MODEL, _tree),
-    "download": (Mapping, _DOWNLOAD, _download),
+    "download": (Mapping, "trees or packets by name", _download),
     "personal_message": (Reply, "a Reply", _reply),
     "store_uplink": (dict, _STATE, _tree),
     "server_update": (tuple, _UPDATE, _updated),
     "reply": (Reply, "a Reply", _reply),
     "mix": (dict, _STATE, _tree),
 }
-"""For each hook: the type of its return value, the words for this type, and the check of what the value holds."""
+"""For each hook: the type of its return value, the words for this type, and the check of what the value holds, unless
+the type is enough. A carry is checked at every step."""

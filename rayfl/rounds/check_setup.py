@@ -7,25 +7,36 @@ from rayfl.compress.dense import Dense
 from rayfl.data.partition import Partition
 from rayfl.determinism import seeding
 from rayfl.errors import RayflError
-from rayfl.methods.base import Method, Stage
-from rayfl.population.sampling import Clients
+from rayfl.methods.base import Method, PeerHalf, Stage
+from rayfl.population.sampling import DROPOUTS, Clients
 from rayfl.rounds.check_hooks import A_STATE, checked, checked_hook
 from rayfl.rounds.setup import Setup
-from rayfl.topology.graphs import mixing_weights
+from rayfl.tasks.supervised import Classification
+from rayfl.topology.graphs import Topology, is_symmetric, mixing_weights
 
 
 def check_setup(setup: Setup) -> None:
     """Raise RayflError if the method and the rest of the experiment do not go together."""
-    method = setup.method.innermost
+    method, clients = setup.method.innermost, setup.population.settings
     name = type(method).__name__
     check_splits(setup.method, setup.partition)
-    check_retention(method, setup.uplink, setup.population.settings)
+    check_retention(method, setup.uplink, clients)
+    check_feedback(setup, method)
+    if method.needs_features and not (
+        isinstance(getattr(method.task, "task", None), Classification)
+        and {f"{method.task.head}.weight", f"{method.task.head}.bias"} < setup.initial.keys()
+    ):
+        raise RayflError(
+            f"{name} compares representations, the input of a classifier's last linear layer; take task "
+            "'classification' and a model that ends with such a layer, trained with its bias and with layers before "
+            "it, for example 'mlp'"
+        )
     if setup.evaluation.masks and setup.method.mask(setup.first_state(0)) is None:
         raise RayflError(
             f"=true compares masks, but clients of {name} keep none; remove it",
             ("evaluation", "masks"),
         )
-    if setup.population.settings.sparse_speedup and (
+    if clients.sparse_speedup and (
         not setup.forward_flops or setup.method.trains_under(setup.first_state(0), Stage()) is None
     ):
         raise RayflError(
@@ -33,7 +44,7 @@ def check_setup(setup: Setup) -> None:
             "has no convolution or linear layer; remove it",
             ("clients", "sparse_speedup"),
         )
-    if setup.selection.name != "uniform" and setup.population.settings.num_selected >= setup.num_clients:
+    if setup.selection.name != "uniform" and clients.num_selected >= setup.num_clients:
         raise RayflError(
             f"={setup.selection.name!r} chooses among clients, and all of them are asked; lower clients.per_round",
             ("selection",),
@@ -42,10 +53,19 @@ def check_setup(setup: Setup) -> None:
     if half and setup.downlink.init(setup.initial) and (half.overrides("reply") or half.overrides("personal_message")):
         raise RayflError(
             f"={setup.downlink.name!r} keeps one memory for all clients, and {name} sends each a message of its own; "
-            "give the inner compressor alone",
+            "give a compressor without a memory",
             ("downlink",),
         )
     check_schedule(setup, name)
+    fewer = ("per_round", "fraction") if clients.num_selected < setup.num_clients else ()
+    ways = (*DROPOUTS, "availability", "deadline_s", "take_first", "work", *fewer)
+    if half and method.needs_everyone and (away := [key for key in ways if clients.is_given(key)]):
+        how = "" if type(method).needs_everyone else " with method.weighting='samples'"
+        raise RayflError(
+            f" keeps clients, or steps of theirs, out of rounds, and {name}{how} needs every client in every round; "
+            "remove it" + (", or set weighting='uniform'" if how else ""),
+            ("clients", away[0]),
+        )
     check_evaluation(setup)
     if setup.unseen:
         check_unseen(setup, name)
@@ -55,11 +75,35 @@ def check_setup(setup: Setup) -> None:
         if setup.method.uses_graph:
             raise RayflError(f"{name} has a graph over its clients; add a [topology] table")
     else:
-        # The first graph, so that one that cannot be drawn or weighted is refused before anything starts.
-        mixing_weights(setup.topology.sparse(setup.num_clients, setup.seed, 0), setup.topology.weights)
+        check_graph(setup, setup.topology, name)
     assert setup.metric_facts
     setup.method.check(setup.num_clients, setup.topology, setup.seed)
     checked_hook(setup.method.check_model)(setup.initial)
+
+
+def check_graph(setup: Setup, topology: Topology, name: str) -> None:
+    """Reject a graph that cannot be drawn or weighted, and mixing matrices that do not fit the method."""
+    if setup.num_clients < 2:
+        raise RayflError("=1 client has no graph of peers; give at least 2", ("clients", "count"))
+    # A directed graph that is drawn every round is hardly symmetric eight times.
+    matrices = [
+        mixing_weights(topology.sparse(setup.num_clients, setup.seed, round), topology.weights)
+        for round in range(8 if topology.varying else 1)
+    ]
+    method, clients = setup.method.innermost, setup.population.settings
+    away = "".join(f", clients.{key}" for key in (*DROPOUTS, "availability") if clients.is_given(key))
+    if (isinstance(method, PeerHalf) and method.symmetric) and (
+        (method.needs_everyone and (away or topology.varying))
+        or (away and topology.weights == "uniform")
+        or not all(map(is_symmetric, matrices))
+    ):
+        raise RayflError(
+            f"={topology.name!r}, weights={topology.weights!r}{away} do not fit {name}, whose mixing matrix must be "
+            f"symmetric{', and the same in all rounds' if method.needs_everyone else ' whoever is away'}; take "
+            "weights='metropolis' and a graph such as ring, whose links go both ways"
+            + (" and stay, with all clients in every round" if method.needs_everyone else ""),
+            ("topology",),
+        )
 
 
 def check_schedule(setup: Setup, name: str) -> None:
@@ -142,8 +186,23 @@ def check_retention(method: Method, uplink: Compressor, clients: Clients) -> Non
             "sends a share of the model, or an uplink that does, for example topk",
             key,
         )
-    if method.needs_one_omega:
+    if method.needs_one_omega and not (
+        method.own_feedback and uplink.omega(1) is None and not isinstance(method, PeerHalf)
+    ):
         raise RayflError(f" gives every client an uplink of its own, but {name} needs the same for all; remove it", key)
+
+
+def check_feedback(setup: Setup, method: Method) -> None:
+    """Reject compressors that remember what a method remembers by itself, or whose memory its server does not keep."""
+    for key, compressor in (("uplink", setup.uplink), ("downlink", setup.downlink)):
+        # Raises an error for feedback around feedback. An error has its tensor's name.
+        memory = compressor.init(setup.initial)
+        if key in method.own_feedback and (memory.keys() & setup.initial.keys() or (key == "downlink" and memory)):
+            raise RayflError(
+                f"={compressor.name!r} has a memory, and {type(method).__name__} itself sends later what {key} leaves "
+                "out; give a compressor without a memory, for example the one inside feedback",
+                (key,),
+            )
 
 
 def check_splits(method: Method, partition: Partition) -> None:

@@ -7,6 +7,10 @@ from typing import Any, Self
 from rayfl import tree
 from rayfl.tree import State
 
+OBJECT_BYTES = 1_000_000
+"""States of several clients share an object up to this size: to fetch it takes hardly longer than to fetch one of them,
+since every object takes about a millisecond."""
+
 
 @dataclass(frozen=True)
 class Slots:
@@ -22,6 +26,12 @@ class Slots:
 
     def __len__(self) -> int:
         return self.state + self.memory + self.message + len(self.packets)
+
+    def kept(self, num_clients: int) -> tuple[range, ...]:
+        """The places of the states of all clients, and of the memories."""
+        return tuple(
+            range(at, num_clients * len(self), len(self)) for at in range(self.state + self.memory) if num_clients
+        )
 
 
 # Any: the caller has references; the worker has the objects behind them.

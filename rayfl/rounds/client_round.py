@@ -7,7 +7,7 @@ from dataclasses import replace
 from rayfl.compress.base import Message, message_bits
 from rayfl.data.transfer import to_memory
 from rayfl.errors import plugin_line
-from rayfl.methods.base import Carry, Context, Reply, Work
+from rayfl.methods.base import Carry, Context, Reply, State, Work
 from rayfl.models import flops
 from rayfl.population.fate import Fate
 from rayfl.rounds import evaluation
@@ -21,7 +21,6 @@ from rayfl.rounds.paper_comm import num_values
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.uplink_memory import encode_upload, with_memory, without_memory
 from rayfl.rounds.worker_jobs import ClientResult, Missed, RoundInputs
-from rayfl.tree import State
 
 
 class ClientRound:
@@ -63,6 +62,8 @@ class ClientRound:
         deadline; None if it trains."""
         if not self.has_work:
             return self.idle()
+        if self.fate.trains and self.setup.population.settings.deadline_s is None:
+            return None
         work: dict[str, Work] = {}
         costs: dict[str, float] = {}
         if self.fate is not Fate.DROPPED_AFTER_DOWNLOAD:

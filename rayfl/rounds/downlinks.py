@@ -1,10 +1,12 @@
 """Broadcasts through a compressed downlink: C(x - h) is sent, h being what all clients hold.
 
 The first broadcast of a tree goes whole. After it, every broadcast is an encoded difference, and h moves by what its
-receivers decode; what C leaves out is therefore in the next difference. A compressor with a memory (`feedback`) is
-given the change of x since the last broadcast, as its memory has what was left out.
-A client that missed broadcasts is sent, and billed, all of them, or h as it is, whichever is smaller. Messages to
-single clients (`personal_message`, `reply`) do not come this way: the method encodes them.
+receivers decode; what C leaves out is therefore in the next difference. A compressor that remembers its error
+(`feedback`) is given the change of x since the last broadcast, as its memory has what was left out.
+A client that missed broadcasts is sent, and billed, all of them, or h as it is, whichever is smaller. So it is with the
+packets of a method that says itself what its clients hold (`held.added_to`), compressed or not; these clients all hold
+the same before round 0. Messages to single clients (`personal_message`, `reply`) do not come this way: the method
+encodes them.
 """
 
 from collections.abc import Iterable
@@ -12,42 +14,42 @@ from collections.abc import Iterable
 import torch
 
 from rayfl import tree
-from rayfl.compress.base import Message, Packet, encode_trees, shapes_of
+from rayfl.compress.base import Message, Packet, decoded_bytes, encode_trees
 from rayfl.compress.dense import Dense
-from rayfl.compress.held import HeldCodec
-from rayfl.methods.base import Context, encode_broadcast
+from rayfl.compress.held import HeldCodec, added_to
+from rayfl.methods.base import Context, State, Tree, encode_broadcast
 from rayfl.rounds.check_hooks import checked_hook
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.worker_jobs import Missed
-from rayfl.tree import State, Tree
 
 
 def broadcast(setup: Setup, server: State, state: State, ctx: Context) -> tuple[Message, State]:
-    """The message to every participant, and the state of the downlink once it is sent; {} without compression.
+    """The message to every participant, and the state of the downlink once it is sent; {} if clients need hold nothing.
 
-    State: "held", h, and for a compressor with a memory that "memory" and "last", x at the last broadcast, each with a
-    tree for each name in the message. "sent": int64 [2], bits and values of all broadcasts; "had": int64
-    [num_clients, 2], the same when a client last received one, -1 before that.
+    State: "held", h, the compressor's "memory", and if it remembers its error "last", x at the last broadcast, each
+    with a tree for each name in the message. "sent": int64 [2], bits and values of all broadcasts; "had": int64
+    [num_clients, 2], the same when a client last received one; before that -1, or 0 if all begin with the same.
     """
     download = checked_hook(setup.server_half.download)(server, ctx)
-    if isinstance(setup.downlink, Dense) and setup.downlink.dtype == "fp32":
-        return encode_broadcast(download, ctx), {}
     message = {name: part for name, part in download.items() if isinstance(part, Packet)}
+    steps = [name for name, part in message.items() if isinstance(part.codec, HeldCodec)]
+    if isinstance(setup.downlink, Dense) and setup.downlink.dtype == "fp32" and not steps:
+        return encode_broadcast(download, ctx), {}
     trees = {name: part for name, part in download.items() if not isinstance(part, Packet)}
     held: dict[str, Tree] = dict(state.get("held", {}))
     memory: dict[str, Tree] = dict(state.get("memory", {}))
-    remembers = bool(setup.downlink.init(setup.initial))
+    # An error has the name of its tensor; what else is remembered (PowerSGD's factor) is no part of x.
+    remembers = bool(setup.downlink.init(setup.initial).keys() & setup.initial.keys())
     for name, x in trees.items():
         if name in held:
             since = state["last"] if remembers else held
             packets, memory = encode_trees(setup.downlink, {name: tree.sub(x, since[name])}, memory, ctx.generator)
-            codec = HeldCodec(shapes_of(x), tree.to_arrays(held[name]), packets[name].codec)
-            message[name] = Packet(packets[name].parts, codec)
+            message[name] = added_to(held[name], packets[name])
         else:
             message[name], _ = Dense().encode(x, {}, ctx.generator)
         held[name] = message[name].decode()
-    nobody = torch.full((setup.num_clients, 2), -1)
-    sent = state.get("sent", torch.zeros(2, dtype=torch.int64)) + _size(message, trees)
+    nobody = torch.full((setup.num_clients, 2), -1 if trees else 0)
+    sent = state.get("sent", torch.zeros(2, dtype=torch.int64)) + _size(message, [*trees, *steps])
     last = {**state.get("last", {}), **trees} if remembers else {}
     return message, {"held": held, "last": last, "memory": memory, "sent": sent, "had": state.get("had", nobody)}
 
@@ -59,14 +61,14 @@ def missed(state: State, message: Message, clients: Iterable[int]) -> dict[int, 
     """
     if not state:
         return {}
-    names = [name for name in message if name in state["held"]]
-    whole = 32 * (entries := sum(tree.num_entries(state["held"][name]) for name in names))
+    names = [name for name, one in message.items() if name in state["held"] or isinstance(one.codec, HeldCodec)]
+    whole = 8 * sum(decoded_bytes(message[name]) * getattr(message[name].codec, "num_whole", 1) for name in names)
     now, found = _size(message, names), dict[int, Missed]()
     for client in clients:
         had = state["had"][client]
         bits, values = (state["sent"] - now - had).tolist()
         if had[0] < 0 or bits > whole - now[0]:
-            bits, values = whole - int(now[0]), entries - int(now[1])
+            bits, values = whole - int(now[0]), whole // 32 - int(now[1])
         found[client] = Missed(bits, values)
     return found
 

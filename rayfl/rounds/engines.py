@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten_with_path, tree_map
+from torch.utils._pytree import tree_map
 
 from rayfl.data.batches import Batch, ClientData, Order, amount
 from rayfl.data.stacks import StackBatches
@@ -63,7 +63,7 @@ class LocalTask:
         return self.data.batches(stage.split, **self._drawn(stage))
 
     def _share(self, stage: Stage) -> float:
-        return self.share if stage.split == "train" else 1.0
+        return self.share * stage.share if stage.split == "train" else 1.0
 
     # Any: arguments of `ClientData.order`.
     def _drawn(self, stage: Stage) -> dict[str, Any]:
@@ -196,9 +196,14 @@ def _forked(method: Method, task: LocalTask) -> Iterator[None]:
         yield
 
 
-def _shape(carry: Carry) -> Hashable:
+# Any: a carry, or a part of it.
+def _shape(carry: Any) -> Hashable:
     """Names, shapes and types of all leaves."""
-    return tuple((path, leaf.shape, leaf.dtype) for path, leaf in tree_flatten_with_path(carry)[0])
+    if isinstance(carry, Tensor):
+        return carry.shape, carry.dtype
+    if isinstance(carry, dict):
+        return tuple((name, _shape(part)) for name, part in carry.items())
+    return tuple(map(_shape, carry))
 
 
 def _where(active: Tensor, new: Carry, old: Carry) -> Carry:

@@ -18,12 +18,11 @@ Where clients form groups of one retention ratio, each metric that ranks runs ha
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from inspect import signature
 
 import numpy as np
 
 from rayfl.data.transfer import to_memory
-from rayfl.methods.base import Carry, Context
+from rayfl.methods.base import Carry, Context, State, Tree
 from rayfl.metrics.facts import PLACES
 from rayfl.metrics.fairness import RECORDED, fairness
 from rayfl.rounds.check_hooks import checked_hook
@@ -31,7 +30,6 @@ from rayfl.rounds.engines import LocalTask, run_loop
 from rayfl.rounds.model_sums import ModelSums, model_sums, of_client, values
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.worker_jobs import ClientResult, SplitSums
-from rayfl.tree import State, Tree
 
 Values = Mapping[str, float | None]
 """Values by name, None where they are undefined."""
@@ -43,17 +41,17 @@ def evaluate_client(setup: Setup, state: State, model: Tree | None, carry: Carry
     """The metrics of one client's model; `carry` is given if it is evaluated right after local training."""
     suffix = "" if carry is None else "_after_training"
     params = _adapted(setup, state, model, carry, ctx)
-    test, adapts = setup.dataset.test, setup.method.personalized or bool(setup.method.eval_stages(ctx.round))
+    adapts = setup.method.personalized or bool(setup.method.eval_stages(ctx.round))
     is_unseen = ctx.traits.id in setup.unseen
     where = "unseen" if is_unseen else "own"
     own, trained_on = setup.partition.test[ctx.traits.id], setup.partition.train[ctx.traits.id]
     judged: dict[str, SplitSums] = {}
     if (setup.evaluation.own or is_unseen) and len(own):
-        judged[f"{where}{suffix}"] = model_sums(setup, params, test, own).total
+        judged[f"{where}{suffix}"] = model_sums(setup, params, "test", own).total
     if setup.evaluation.train and len(trained_on):
-        judged[f"{where}_train{suffix}"] = model_sums(setup, params, setup.dataset.train, trained_on).total
+        judged[f"{where}_train{suffix}"] = model_sums(setup, params, "train", trained_on).total
     if setup.evaluation.personal_on_pooled and adapts and not is_unseen:
-        judged[f"personal_pooled{suffix}"] = model_sums(setup, params, test, np.arange(len(test))).total
+        judged[f"personal_pooled{suffix}"] = model_sums(setup, params, "test", np.arange(len(setup.dataset.test))).total
     # A page draws the clients' own models together.
     return client_result(setup, ctx.traits.id, judged, setup.drawn_metrics if carry is None else ())
 
@@ -75,10 +73,7 @@ def client_result(
 
 def personal_model(setup: Setup, state: State, server: State, model: Tree | None, ctx: Context) -> Tree:
     """A client's model at the end of the run: the method's `final_model`, else what `evaluate_client` judges."""
-    hook = setup.method.final_model
-    # A method that was written before the server's state was given takes the client's alone.
-    given = (state, server)[: len(signature(hook).parameters)]
-    own = checked_hook(hook)(*given)
+    own = checked_hook(setup.method.final_model)(state, server)
     return own if own is not None else to_memory(_adapted(setup, state, model, None, ctx), setup.device)
 
 

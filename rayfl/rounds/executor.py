@@ -19,12 +19,18 @@ Ref = Any
 
 @dataclass(frozen=True)
 class Job:
-    """One call on a worker: what to do, references to the objects it reads, and the number of objects it returns."""
+    """One call on a worker: what to do, references to the values it reads, and the number of values it returns.
+
+    kept: positions of the values that later rounds read, one range for each kind. `together`: how many of a kind may
+    share an object of the store.
+    """
 
     # Any: a `worker_jobs.WorkerJob`; whoever made the job knows its class.
     work: Any
     inputs: tuple[Ref, ...] = ()
     num_outputs: int = 0
+    kept: tuple[range, ...] = ()
+    together: int = 1
 
     @property
     def kind(self) -> str:
@@ -74,6 +80,10 @@ class Executor(Protocol):
         """Store `value` once, so that every worker can read it."""
         ...
 
+    def put_all(self, values: Iterable[Any]) -> list[Ref]:
+        """Store values that later rounds read, each with a reference of its own."""
+        ...
+
     def get(self, ref: Ref) -> Any:
         """The value behind a reference."""
         ...
@@ -115,6 +125,10 @@ class InlineExecutor:
     def put(self, value: Any) -> Ref:
         """The value itself."""
         return value
+
+    def put_all(self, values: Iterable[Any]) -> list[Ref]:
+        """The values themselves."""
+        return [self.put(value) for value in values]
 
     def get(self, ref: Ref) -> Any:
         """The value itself."""

@@ -180,7 +180,8 @@ class Window:
                 own_numbers = {client: numbers[client] for client in part}
                 work = TrainJob(((0, len(part)),), part, numbers=own_numbers, own_inputs=bool(own))
                 inputs = (*own, *round.run_state.inputs(setup.memory_slots, work.clients))
-                jobs.append(Job(work, inputs, len(setup.output_slots) * len(work.trained)))
+                kept = setup.output_slots.kept(len(work.trained))
+                jobs.append(Job(work, inputs, len(setup.output_slots) * len(work.trained), kept, setup.together))
         for job, answer in zip(jobs, round.run(jobs), strict=True):
             outputs = ClientOutputs.unpack(setup.output_slots, job.work.trained, answer.outputs)
             for result in answer.result.results:

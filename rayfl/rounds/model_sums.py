@@ -11,11 +11,10 @@ import numpy as np
 import torch
 
 from rayfl.data.batches import Batch
-from rayfl.data.datasets import Samples
 from rayfl.data.transfer import to_device
 from rayfl.metrics.base import PerExample, Sums, are_finite
 from rayfl.rounds.setup import Setup
-from rayfl.rounds.worker_jobs import SplitSums
+from rayfl.rounds.worker_jobs import Split, SplitSums
 from rayfl.task import NetworkTask
 from rayfl.tree import Arrays, Tree
 
@@ -43,26 +42,24 @@ class ModelSums(NamedTuple):
         return SplitSums(self.others.num_examples, {**sums, **self.others.sums})
 
 
-def model_sums(
-    setup: Setup, params: Tree, samples: Samples, indices: np.ndarray, keep_outputs: bool = False
-) -> ModelSums:
-    """What the model `params` gives the metrics on the examples `indices`, batch by batch."""
+def model_sums(setup: Setup, params: Tree, split: Split, indices: np.ndarray, keep_outputs: bool = False) -> ModelSums:
+    """What the model `params` gives the metrics on the examples `indices` of a split, batch by batch."""
     params = to_device(params, setup.device)
     with torch.no_grad():
-        return joined([_of_batch(setup, params, batch, keep_outputs) for batch in batches(setup, samples, indices)])
+        return joined([_of_batch(setup, params, batch, keep_outputs) for batch in batches(setup, split, indices)])
 
 
-def mean_loss(setup: Setup, params: Tree, samples: Samples, indices: np.ndarray) -> float:
-    """The task's mean loss of the model `params` on the examples `indices`, of which there is at least one."""
+def mean_loss(setup: Setup, params: Tree, indices: np.ndarray) -> float:
+    """The task's mean loss of the model `params` on the train examples `indices`, of which there is at least one."""
     params, task = to_device(params, setup.device), setup.method.task
-    parts = [torch.stack(task.losses(params, batch)).double().sum(1) for batch in batches(setup, samples, indices)]
+    parts = [torch.stack(task.losses(params, batch)).double().sum(1) for batch in batches(setup, "train", indices)]
     total, count = torch.stack(parts).sum(0).tolist()
     return total / count
 
 
-def batches(setup: Setup, samples: Samples, indices: np.ndarray) -> Iterator[Batch]:
-    """The examples `indices`, in batches for evaluation."""
-    held = setup.device_data.of(samples)
+def batches(setup: Setup, split: Split, indices: np.ndarray) -> Iterator[Batch]:
+    """The examples `indices` of a split, in batches for evaluation."""
+    held = setup.device_data.split(split)
     for rows in held.order(indices).split(BATCH):
         inputs, labels = held.take(rows)
         yield Batch(setup.device_data.normalise(inputs), labels)

@@ -151,7 +151,7 @@ def reply(round: Round, delivered: Sequence[int]) -> None:
     """Send the server's replies to the clients that delivered, which receive them in the same round."""
     slots = round.setup.memory_slots
     round.change_inputs(message={}, server=tree.to_arrays(round.run_state.server))
-    jobs = round.client_jobs(ReplyJob, delivered, slots, len(slots))
+    jobs = round.client_jobs(ReplyJob, delivered, slots, len(slots), kept=True)
     answers = round.run(jobs)
     for answer in answers:
         round.ledger.add(answer.result)
@@ -183,7 +183,7 @@ def mix(round: Round, messages: Mapping[int, Ref]) -> None:
     for part in in_calls(receivers, weights, round.executor.num_workers, 4 * tree.num_entries(setup.initial)):
         work = mix_job(part, weights, present)
         inputs = (*round.run_state.inputs(slots, part), *(messages[sender] for sender in work.senders))
-        jobs.append(Job(work, inputs, len(slots) * len(part)))
+        jobs.append(Job(work, inputs, len(slots) * len(part), slots.kept(len(part)), setup.together))
     round.keep(slots, jobs, round.run(jobs))
 
 
@@ -194,7 +194,7 @@ def evaluate(round: Round) -> None:
         return
     model = ship_model(round)
     personal = setup.method.personalized or bool(setup.method.eval_stages(round.number))
-    splits = (settings.own and not personal) or bool(setup.unseen)
+    splits = (settings.own and not personal) or (bool(setup.unseen) and setup.method.has_global_model)
     pooled: ModelSums | None = None
     if model and (settings.pooled or splits):
         pooled = evaluate_pooled(round, "test", splits)

@@ -5,16 +5,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rayfl import tree
-from rayfl.compress.base import Message
 from rayfl.determinism.addition_order import runs
-from rayfl.methods.base import Context
+from rayfl.methods.base import Context, Message, State
 from rayfl.rounds.client_outputs import ClientOutputs, Slots
 from rayfl.rounds.executor import Executor, Job, JobResult, Ref
 from rayfl.rounds.ledger import Ledger
 from rayfl.rounds.run_state import RunState
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.worker_jobs import ClientJob, RoundInputs
-from rayfl.tree import State
 
 LARGE_MODEL = 2_000_000
 """Above this number of parameters, sending a partial sum costs more than waiting for the slowest call."""
@@ -78,13 +76,21 @@ class Round:
         """Whether calls cost more than what they even out."""
         return self.executor.num_workers > MANY_WORKERS
 
-    def client_jobs(self, kind: type[ClientJob], clients: Sequence[int], slots: Slots, outputs: int = 0) -> list[Job]:
+    def client_jobs(
+        self, kind: type[ClientJob], clients: Sequence[int], slots: Slots, outputs: int = 0, kept: bool = False
+    ) -> list[Job]:
         """Jobs of one kind that together cover `clients`, with what is kept of each client.
 
-        `outputs`: the number of objects that a call leaves behind per client.
+        `outputs`: the number of values that a call leaves behind per client; `kept`: whether they are those of `slots`.
         """
         return [
-            Job(kind(part), self.run_state.inputs(slots, part), outputs * len(part))
+            Job(
+                kind(part),
+                self.run_state.inputs(slots, part),
+                outputs * len(part),
+                slots.kept(len(part)) if kept else (),
+                self.setup.together if kept else 1,
+            )
             for part in runs(clients, self.calls_per_wave)
         ]
 

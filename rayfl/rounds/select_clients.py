@@ -101,7 +101,7 @@ def clients_named(
     """The clients that a hook names, ascending. Raise HookError unless each is available, and named once."""
     named = checked(hook, "clients, by their numbers", lambda found: [*map(int, found)] == [*found])
     clients = sorted(int(client) for client in named(state, seen, available, wanted, draws))
-    if len({*clients}) < len(clients) or not np.isin(clients, available).all():
+    if len({*clients}) < len(clients) or not np.isin(np.array(clients, np.int64), available, kind="table").all():
         raise HookError(f"{hook.__qualname__} names clients {clients}; name available clients, each once")
     return clients
 

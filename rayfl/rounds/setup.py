@@ -23,17 +23,16 @@ from rayfl.determinism import seeding
 from rayfl.determinism.process import Precision
 from rayfl.errors import RayflError
 from rayfl.gather import Relay, RobustMean
-from rayfl.methods.base import Context, Method, PeerHalf, Plan, ServerHalf
+from rayfl.methods.base import Context, Method, PeerHalf, Plan, ServerHalf, Traits
 from rayfl.metrics.base import Metric, PerExample
 from rayfl.metrics.check import checked_facts
 from rayfl.metrics.facts import LOSS, Facts
 from rayfl.metrics.loss import Loss
 from rayfl.models import flops
-from rayfl.population.client import Traits
 from rayfl.population.sampling import Population
 from rayfl.rounds import engines, stacking
 from rayfl.rounds.check_hooks import checked_hook
-from rayfl.rounds.client_outputs import Slots
+from rayfl.rounds.client_outputs import OBJECT_BYTES, Slots
 from rayfl.schedules.base import Schedule
 from rayfl.schedules.synchronous import Synchronous
 from rayfl.selections.base import Selection
@@ -292,6 +291,14 @@ class Setup:
     def output_slots(self) -> Slots:
         """The objects that a client's training returns."""
         return Slots(self.stateful, self.has_server_memory, self.keeps_messages, self.relayed)
+
+    @cached_property
+    def together(self) -> int:
+        """How many clients' states share an object of the store: 1 if they hold handles of packets."""
+        memory = self.first_server_memory(0) if self.has_server_memory else {}
+        states = (memory, {"state": self.first_state(0), "uplink": self.uplink.init(self.initial)})
+        most = max(tree.num_bytes(tree.to_arrays(state)) for state in states)
+        return 1 if self.relayed else max(1, OBJECT_BYTES // max(1, most))
 
     @cached_property
     def engine(self) -> engines.Engine:

@@ -4,10 +4,9 @@ import torch
 
 from rayfl import tree
 from rayfl.errors import RayflError
-from rayfl.methods.base import Method
+from rayfl.methods.base import Method, Tree
 from rayfl.models import flops
 from rayfl.rounds.engines import Engine, run_loop, run_vmap
-from rayfl.tree import Tree
 
 MOST_STACKED = 64
 """The widest stack that the rule chooses on a GPU."""

@@ -6,7 +6,7 @@ import numpy as np
 
 from rayfl.determinism.addition_order import Node, cut, nodes_within
 from rayfl.gather import Aggregate, Handle, RobustMean
-from rayfl.methods.base import Plan
+from rayfl.methods.base import Plan, Tree
 from rayfl.population.fate import Fate
 from rayfl.population.sampling import Participation
 from rayfl.rounds.client_outputs import ClientOutputs
@@ -17,7 +17,6 @@ from rayfl.rounds.robust_means import robust_mean
 from rayfl.rounds.running_round import Round
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.worker_jobs import AddJob, TrainJob
-from rayfl.tree import Tree
 
 FEW_WORKERS, EVEN = 2, 1.05
 """With at most FEW_WORKERS workers, each gets one call, if the longest call takes at most EVEN times the mean."""
@@ -76,7 +75,9 @@ def train_jobs(round: Round, fates: Mapping[int, Fate]) -> list[Job]:
         work = TrainJob(tuple(nodes), drawn, packets=round.executor.num_workers > MOST_ALONE)
         inputs = round.run_state.inputs(setup.memory_slots, work.clients)
         num_sums = 0 if setup.keeps_messages else len(nodes)
-        jobs.append(Job(work, inputs, len(setup.output_slots) * len(work.trained) + num_sums))
+        size = len(work.trained)
+        kept = setup.output_slots.kept(size)
+        jobs.append(Job(work, inputs, len(setup.output_slots) * size + num_sums, kept, setup.together))
     return jobs
 
 
@@ -115,7 +116,7 @@ def planned_examples(setup: Setup, plan: Plan, fates: Mapping[int, Fate]) -> np.
         held = setup.partition.split(stage.split).sizes[clients]
         a_step = np.minimum(held, stage.batch_size or held) * stage.batches_per_step
         examples = held * stage.epochs if stage.epochs else a_step * (stage.steps or 0)
-        total += examples * (shares if stage.split == "train" else 1.0)
+        total += examples * (shares * stage.share if stage.split == "train" else 1.0)
     return total * [fate.trains for fate in fates.values()]
 
 

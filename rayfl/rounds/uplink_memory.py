@@ -4,8 +4,7 @@ from typing import Any
 
 from rayfl.compress.base import Message, Packet, encode_trees
 from rayfl.compress.dense import Dense
-from rayfl.methods.base import Context, Upload
-from rayfl.tree import State
+from rayfl.methods.base import Context, State, Upload
 
 UPLINK_MEMORY = "uplink memory"
 """The memory's name in a client's stored state; no method may use this name."""

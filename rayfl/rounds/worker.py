@@ -44,6 +44,7 @@ from rayfl.rounds.worker_jobs import (
     PollJob,
     PooledJob,
     ReplyJob,
+    RewriteJob,
     RobustJob,
     RoundInputs,
     Trained,
@@ -165,6 +166,11 @@ class Worker:
         return None, [on_wire(self.summing.summed(job.node, dict(zip(job.parts, inputs, strict=True))))]
 
     @do.register
+    def rewrite(self, job: RewriteJob, round_inputs: RoundInputs, inputs: Sequence[Any]) -> tuple[None, Sequence[Any]]:
+        """Return the inputs."""
+        return None, inputs
+
+    @do.register
     def robust(
         self, job: RobustJob, round_inputs: RoundInputs, inputs: Sequence[Any]
     ) -> tuple[np.ndarray | None, list[Any]]:
@@ -263,7 +269,7 @@ class Worker:
             if most != "all" and most < len(rows):
                 rows = generator(setup.seed, round_inputs.round, client, "poll").choice(rows, most, replace=False)
             with naming_round_and_client(round_inputs.round, client):
-                loss = mean_loss(setup, model, setup.dataset.train, rows) if len(rows) else 0.0
+                loss = mean_loss(setup, model, rows) if len(rows) else 0.0
             done, costs = {"poll": Work(0, len(rows))}, {"poll": FORWARD}
             found.append(ClientResult(client, work=done, costs=costs, metrics={"poll/loss": loss}))
         return tuple(found), []
@@ -300,13 +306,13 @@ class Worker:
     ) -> tuple[ModelSums, list[Any]]:
         """Evaluate the global model on a part of the pooled test set or of all train splits."""
         assert round_inputs.model is not None
-        model, dataset = tree.to_tensors(round_inputs.model), self.setup.dataset
+        model = tree.to_tensors(round_inputs.model)
         if job.split == "test":
             rows = np.arange(job.first, job.last)
-            found = model_sums(self.setup, model, dataset.test, rows, job.by_client and self.setup.needs_outputs)
+            found = model_sums(self.setup, model, "test", rows, job.by_client and self.setup.needs_outputs)
             return found if self.setup.outputs_fit else cut_up(self.setup, found, job.first), []
         rows = self.setup.judged_rows[job.first : job.last]
-        return model_sums(self.setup, model, dataset.train, rows), []
+        return model_sums(self.setup, model, "train", rows), []
 
     @do.register
     def masks(

@@ -6,9 +6,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from rayfl.compress.base import Message
 from rayfl.determinism.addition_order import Node
-from rayfl.methods.base import Plan, Work
+from rayfl.methods.base import Message, Plan, Work
 from rayfl.population.fate import Fate
 from rayfl.tree import Arrays
 
@@ -134,6 +133,11 @@ class MergeJob:
 
 
 @dataclass(frozen=True)
+class RewriteJob:
+    """Returns its inputs as outputs, so that they lie in new objects."""
+
+
+@dataclass(frozen=True)
 class RobustJob:
     """Reads a slice of all messages called `name`: measures it, or combines it by the rule's `decision`.
 
@@ -146,6 +150,9 @@ class RobustJob:
     decision: np.ndarray | None
 
 
+Split = Literal["test", "train"]
+
+
 @dataclass(frozen=True)
 class PooledJob:
     """Evaluates the global model on a part of the pooled test set, or of all clients' training examples.
@@ -155,11 +162,11 @@ class PooledJob:
 
     first: int
     last: int
-    split: Literal["test", "train"] = "test"
+    split: Split = "test"
     by_client: bool = False
 
 
-WorkerJob = TrainJob | ClientJob | MixJob | AddJob | MergeJob | RobustJob | PooledJob
+WorkerJob = TrainJob | ClientJob | MixJob | AddJob | MergeJob | RewriteJob | RobustJob | PooledJob
 """A job for a worker; the job's class decides which method of the worker does it."""
 
 

@@ -6,11 +6,10 @@ import pytest
 
 from rayfl.choices.kinds import find
 from rayfl.determinism.process import prepare_process
-from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare
 from rayfl.experiment.table import override
-from rayfl.methods.base import Method, PeerHalf
+from rayfl.methods.base import Method, PeerHalf, RayflError
 from rayfl.rounds.setup import Setup
 from rayfl.testing.contracts import Make, Played
 from rayfl.testing.executors import play
@@ -27,7 +26,7 @@ def method(request: pytest.FixtureRequest) -> type[Method]:
     if not name and (request.config.getoption("--experiment") or request.config.getoption("--metric")):
         pytest.skip("no --method is named")
     if not name:
-        raise pytest.UsageError("name a method: pytest --pyargs rayfl.testing --method my_methods.py:FedNova")
+        raise pytest.UsageError("name a method: pytest --pyargs rayfl.testing --method my_methods.py:FedExP")
     try:
         return find(Method, name)
     except RayflError as error:
@@ -55,7 +54,7 @@ def make(method: type[Method], request: pytest.FixtureRequest) -> Make:
         }
         tables["clients"] = {"count": NUM_CLIENTS, **options.get("clients", {})}
         if issubclass(method, PeerHalf) and method.gather:
-            tables.setdefault("topology", "ring")
+            tables.setdefault("topology", {"name": "ring", "weights": "metropolis"} if method.symmetric else "ring")
         return prepare(Experiment(**tables))
 
     return made

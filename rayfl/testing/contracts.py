@@ -1,7 +1,7 @@
 """The contract of every method. `make` builds setups of a method; it takes engine, seed, rounds, ... by name."""
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,26 +11,24 @@ import pytest
 from torch import Tensor, nn
 
 from rayfl.compress.base import Message
-from rayfl.compress.scalar import CountCodec
 from rayfl.compress.sparse import TopK
 from rayfl.data.partition import Partition, Shards
 from rayfl.determinism.seeding import NOBODY, FirstDraws
-from rayfl.errors import RayflError
-from rayfl.methods.base import PeerHalf
+from rayfl.methods.base import PeerHalf, RayflError
 from rayfl.methods.shared.own_parts import OwnParts
 from rayfl.population.sampling import Population
+from rayfl.rounds import downlinks
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.ledger import RoundRecord
 from rayfl.rounds.rounds import RunState
 from rayfl.rounds.setup import Evaluation, Setup
+from rayfl.rounds.worker_jobs import Missed
 from rayfl.run_directory import checkpoint
 from rayfl.testing.comparison import assert_close, assert_same_bits, contents, rows
 from rayfl.testing.executors import Shuffled, play
 from rayfl.testing.watching import Log, buffer_bits, watched
 
 Make = Callable[..., Setup]
-COMM = ("busiest_megabytes", "busiest_received_megabytes", "mean_megabytes")
-"""Of the busiest node, of the busiest receiver, and the mean; not recorded in a round without an exchange."""
 Played = tuple[list[RoundRecord], list[RunState]]
 
 
@@ -61,14 +59,17 @@ def several_workers_give_the_bits_of_one(here: Setup, played: Played | None = No
     assert_same_bits(contents(one, run_states[-1]), contents(many, other_states[-1]))
 
 
-def all_but_one(make: Make, num_clients: int) -> dict[str, int]:
-    """The setting of all clients but one a round; none for peers, who all train."""
-    return {} if make().is_peer else {"per_round": num_clients - 1}
+def absences(make: Make, num_clients: int, **chances: float) -> dict[str, float]:
+    """Settings by which clients miss rounds: all but one are asked (not of peers, who all train), and `chances` to drop
+    out. None for a method that needs everyone.
+    """
+    settings = chances if (here := make()).is_peer else {"per_round": num_clients - 1, **chances}
+    return {} if here.method.innermost.needs_everyone else settings
 
 
 def a_run_goes_on_from_its_checkpoint(make: Make, num_clients: int, folder: Path) -> None:
     """A checkpoint after two of four rounds, with clients missing, holds all that the other two need."""
-    clients = {**all_but_one(make, num_clients), "dropout_after_training": 0.2}
+    clients = absences(make, num_clients, dropout_after_training=0.2)
     here = make(rounds=4, clients=clients)
     records, run_states = play(here)
     executor = InlineExecutor(here)
@@ -141,57 +142,43 @@ def no_hook_modifies_what_it_was_given(setup: Setup, played: Played, unread: Col
     assert_same_bits(contents(InlineExecutor(here), run_states[-1]), contents(InlineExecutor(setup), played[1][-1]))
 
 
-def the_bill_is_the_size_of_the_buffers(make: Make, num_clients: int) -> None:
+def the_bill_is_the_size_of_the_buffers(make: Make, num_clients: int) -> tuple[Setup, Log, Played]:
     """Of every client in every round, also where clients drop out: eight times the bytes that it sent and received.
 
-    Comm is the entries that the receivers see, times 4 bytes.
+    Returns the setup that was played, what the watch saw, the records, and the state after each round.
     """
-    clients = {**all_but_one(make, num_clients), "dropout_after_training": 0.2, "dropout_before_download": 0.2}
+    clients = absences(make, num_clients, dropout_after_training=0.2, dropout_before_download=0.2)
     here, log = watched(make(seed=1, rounds=4, clients=clients, evaluation=Evaluation(every=0)))
-    records, _ = play(here)
+    records, run_states = play(here)
     messages = [*log.up.values(), *log.broadcasts.values(), *(m for row in log.down.values() for m in row)]
     for packet in (packet for message in messages for packet in message.values()):
         assert packet.num_bits == buffer_bits({"packet": packet})
         assert all(isinstance(part, np.ndarray) and part.ndim == 1 for part in packet.parts.values())
     statuses = {client.status for record in records for client in record.clients}
-    assert {"dropped_after_training", "dropped_before_download"} <= statuses
+    assert not clients or {"dropped_after_training", "dropped_before_download"} <= statuses
     for round, record in enumerate(records):
+        late = owed(run_states, round, log.broadcasts.get(round, {}))
         for row in record.clients:
             sent, expected = row.status == "delivered", [0, 0]
             if isinstance(here.method, PeerHalf):
                 expected = peer_bits(here, log, record, round, row.client) if sent else [0, 0]
             elif row.status != "dropped_before_download":
                 down = [log.broadcasts.get(round, {}), *log.down.get((round, row.client), [])]
-                expected = [buffer_bits(log.up[round, row.client]) if sent else 0, sum(map(buffer_bits, down))]
+                expected = [
+                    buffer_bits(log.up[round, row.client]) if sent else 0,
+                    sum(map(buffer_bits, down)) + late.get(row.client, Missed()).bits,
+                ]
             assert [row.uplink_bits, row.downlink_bits] == expected, (round, row)
-        comm = [record.means.get(f"comm/{name}", 0.0) for name in COMM]
-        assert comm == pytest.approx(comm_by_hand(here, log, record, round)), round
         assert record.row.uplink_bits == sum(row.uplink_bits for row in record.clients)
         assert record.row.downlink_bits == sum(row.downlink_bits for row in record.clients)
+    return here, log, (records, run_states)
 
 
-def comm_by_hand(here: Setup, log: Log, record: RoundRecord, round: int) -> list[float]:
-    """`COMM` from the entries that every receiver sees, counts of examples aside, and the round's links."""
-
-    def seen(messages: Iterable[Message]) -> int:
-        packets = [packet for one in messages for packet in one.values() if not isinstance(packet.codec, CountCodec)]
-        return sum(int(mask.sum()) for packet in packets for mask in packet.support().values())
-
-    up = {row.client: seen([log.up[round, row.client]]) for row in record.clients if row.status == "delivered"}
-    if isinstance(here.method, PeerHalf):
-        if here.topology is None:
-            return [0.0, 0.0, 0.0]
-        graph = here.topology.receives(here.num_clients, here.seed, round)
-        links = [(one, other) for one in up for other in up if graph[one, other]]
-        received = [sum(up[other] for one, other in links if one == peer) for peer in up]
-        sent = [sum(up[other] for _, other in links if other == peer) for peer in up]
-        busiest, mean = (max(received, default=0), max(sent, default=0)), sum(sent) / here.num_clients
-    else:
-        reached = [row.client for row in record.clients if row.status != "dropped_before_download"]
-        down = [seen([log.broadcasts.get(round, {}), *log.down.get((round, client), [])]) for client in reached]
-        arrived, sent = sum(up.values()), sum(down)
-        busiest, mean = (max(arrived, *down, 0), max(sent, *up.values(), 0)), max(arrived, sent) / here.num_clients
-    return [4e-6 * max(busiest), 4e-6 * busiest[0], 4e-6 * mean]
+def owed(run_states: Sequence[RunState], round: int, message: Message) -> Mapping[int, Missed]:
+    """What each client lacked when a round's message went down; {} if nobody can have missed anything."""
+    before = run_states[round - 1].downlink if round else {}
+    state = before and {**run_states[round].downlink, "had": before["had"]}
+    return downlinks.missed(state, message, range(len(state.get("had", ()))))
 
 
 def peer_bits(here: Setup, log: Log, record: RoundRecord, round: int, client: int) -> list[int]:

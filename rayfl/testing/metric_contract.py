@@ -12,20 +12,15 @@ from torch import Tensor
 from rayfl.choices.kinds import resolve
 from rayfl.metrics.base import Metric, Sums, Targets, measured
 from rayfl.metrics.check import checked_facts
+from rayfl.tasks.base import Task
+from rayfl.tasks.supervised import Classification, Regression
 
 NUM_EXAMPLES, NUM_CLASSES = 240, 6
 
 
-class CrossEntropy:
-    """A task, as far as metrics need it."""
-
-    def loss(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """The cross-entropy, or the squared error of targets that are no classes."""
-        if targets.is_floating_point():
-            losses = (outputs - targets).square().mean(dim=1)
-        else:
-            losses = torch.nn.functional.cross_entropy(outputs, targets, reduction="none")
-        return losses, torch.ones_like(losses)
+def task_for(targets: Tensor) -> Task:
+    """A task that takes these targets."""
+    return Regression() if targets.is_floating_point() else Classification()
 
 
 def examples(kind: Targets, seed: int) -> tuple[Tensor, Tensor]:
@@ -78,7 +73,9 @@ def a_pickled_metric_measures_the_same(metric: Metric, outputs: Tensor, targets:
     """Actors get metrics as bytes."""
     twin = pickle.loads(pickle.dumps(metric))  # noqa: S301 (made here)
     assert twin.to_table() == metric.to_table() and resolve(Metric, metric.to_table()).to_table() == metric.to_table()
-    assert same_bits(twin.for_data(CrossEntropy(), targets).measure(outputs, targets), metric.measure(outputs, targets))
+    assert same_bits(
+        twin.for_data(task_for(targets), targets).measure(outputs, targets), metric.measure(outputs, targets)
+    )
 
 
 def same_bits(one: Sums, other: Sums) -> bool:

@@ -6,8 +6,7 @@ from typing import Any
 import torch
 
 from rayfl.choices.kinds import find
-from rayfl.data.batches import Batch
-from rayfl.methods.base import Method, PeerHalf
+from rayfl.methods.base import Batch, Method, PeerHalf
 from rayfl.rounds.setup import Setup
 from rayfl.task import NetworkTask
 from rayfl.testing import contracts

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rayfl.experiment.experiment import make_experiment, read
+from rayfl.experiment.experiment import Experiment, read
 from rayfl.experiment.prepare import prepare
 from rayfl.rounds.setup import Setup
 from rayfl.testing import contracts, task_contract
@@ -25,7 +25,7 @@ def experiment(request: pytest.FixtureRequest) -> Make:
     def made(**tables: Any) -> Setup:
         # A contract chooses numbers of clients for experiments of its own.
         kept = {key: table for key, table in tables.items() if key != "clients"}
-        return prepare(make_experiment({**read(Path(name)).as_dict(), "rounds": 2, **kept}))
+        return prepare(Experiment(**{**read(Path(name)).as_dict(), "rounds": 2, **kept}))
 
     return made
 

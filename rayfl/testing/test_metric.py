@@ -22,7 +22,7 @@ def judged(request: pytest.FixtureRequest) -> Judged:
         override(table, one)
     metric = resolve(Metric, table)
     outputs, targets = contract.examples(metric.judges[0], request.param)
-    return metric.for_data(contract.CrossEntropy(), targets), outputs, targets
+    return metric.for_data(contract.task_for(targets), targets), outputs, targets
 
 
 @pytest.mark.parametrize("holds", contract.CONTRACT, ids=lambda holds: holds.__name__)

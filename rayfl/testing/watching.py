@@ -11,10 +11,9 @@ import numpy as np
 from torch import Tensor
 
 from rayfl.compress.base import Compressor, Message, Packet
-from rayfl.methods.base import Context, Finished, Method, PeerHalf, Reply, ServerHalf
+from rayfl.methods.base import Context, Finished, Method, PeerHalf, Reply, ServerHalf, Tree
 from rayfl.rounds.setup import Setup
 from rayfl.settings import Settings
-from rayfl.tree import Tree
 
 CLIENT_HOOKS = (
     *("init_client", "has_work", "begin", "step", "end_stage", "finish", "receive_reply", "eval_begin", "final_model"),

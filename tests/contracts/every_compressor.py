@@ -14,8 +14,11 @@ import rayfl.compress
 from rayfl.compress.base import Compressor, Packet
 from rayfl.compress.compose import Compose
 from rayfl.compress.dense import Dense
+from rayfl.compress.eden import Eden
 from rayfl.compress.feedback import ErrorFeedback
+from rayfl.compress.lossless import Lossless
 from rayfl.compress.natural import Natural
+from rayfl.compress.powersgd import PowerSGD
 from rayfl.compress.quantize import QSGD, Quantize, TernGrad
 from rayfl.compress.random import Bernoulli, RandK
 from rayfl.compress.sign import ScaledSign
@@ -95,11 +98,16 @@ VARIANTS = [
     Compose(outer=RandK(keep_ratio=0.4), inner=Dense()),
     Compose(outer=RandK(keep_ratio=0.5, scale=False), inner=ScaledSign()),
     Compose(outer=RandK(keep_ratio=0.5, scale=False), inner=Natural()),
-    Compose(outer=RandK(keep_ratio=0.5, scale=False), inner=QSGD(levels=1), damped=True),
-    Compose(outer=TopK(keep_ratio=0.5, scope="model"), inner=TernGrad(), damped=True),
+    Compose(outer=TopK(keep_ratio=0.5, scope="model"), inner=TernGrad()),
     Compose(outer=Threshold(threshold=0.3, relative=True), inner=ScaledSign()),
     Compose(outer=Threshold(threshold=0.3, relative=True), inner=Natural()),
     ErrorFeedback(inner=Compose(outer=TopK(), inner=QSGD())),
+    # Several bits, one rotation, and a memory under feedback and around it.
+    Eden(bits=3, scale="least", rotations=1),
+    Eden(bits=4),
+    PowerSGD(rank=1),
+    ErrorFeedback(inner=Lossless(inner=PowerSGD())),
+    Lossless(inner=ErrorFeedback(inner=PowerSGD())),
 ]
 every_compressor = pytest.mark.parametrize("compressor", VARIANTS, ids=label)
 

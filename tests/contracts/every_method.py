@@ -46,6 +46,7 @@ HYPER: Mapping[str, Options] = {
     # Few steps of those that take two gradients a step, or many steps by default.
     **{name: {"steps": 3, "inner_steps": 2} for name in ("pfedme", "pfedmac")},
     "perfedavg": {"steps": 3},
+    "fedala": {"first_passes": 3},
     # Both chance and affinity choose.
     "fedfomo": {"num_candidates": 3, "epsilon": 0.6},
 }
@@ -89,7 +90,9 @@ def experiment(name: str, **options: Any) -> Experiment:
     tables["clients"] = {"count": 6, **options.get("clients", {})}
     kind = named(Method)[name]
     if kind.uses_graph or (kind.gather and issubclass(kind, PeerHalf)):
-        tables.setdefault("topology", "ring")
+        # Weights that keep the mean, where a method needs them, whoever is away.
+        kept = getattr(kind, "symmetric", False)
+        tables.setdefault("topology", {"name": "ring", "weights": "metropolis"} if kept else "ring")
     return Experiment(**tables)
 
 
@@ -164,6 +167,7 @@ SEAMS = [
 ]
 VARIED = [variant(label, name, hyper) for label, (name, hyper) in VARIANTS.items()]
 CASES = [*REGISTERED, *SEAMS, *VARIED]
+PARTIAL_CASES = [case for case in CASES if not case.kind.needs_everyone]
 SERVER_CASES = [case for case in CASES if issubclass(case.kind, ServerHalf)]
 FREE_CASES = [case for case in CASES if not case.kind.own_compression]
 # What peers send is uplink.

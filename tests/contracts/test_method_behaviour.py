@@ -12,8 +12,17 @@ from rayfl.testing import contracts
 from rayfl.testing.comparison import assert_same_bits, contents, leaves
 from rayfl.testing.executors import play
 from rayfl.testing.watching import watched
-from tests.contracts.every_method import SERVER_CASES, Case, cases, every_method, played
+from tests.contracts.every_method import (
+    CASES,
+    PARTIAL_CASES,
+    SERVER_CASES,
+    Case,
+    cases,
+    every_method,
+    played,
+)
 from tests.contracts.seams.quadratic import Quadratic, setup
+from tests.refusals import refused
 
 NOBODY = 1 - 1e-12
 """A chance of dropping out that everyone meets."""
@@ -52,7 +61,7 @@ def test_the_watch_sees_keys_that_are_not_declared():
     assert set(log.undeclared) == {"init_client: return", "begin: state", "finish: state"}
 
 
-@every_method
+@cases(PARTIAL_CASES)
 def test_a_client_that_drops_keeps_its_state_and_its_link(case: Case):
     clients = {"dropout_after_training": 0.3, "dropout_before_download": 0.2}
     here = case.make(seed=1, rounds=5, clients=clients, evaluation=Evaluation(every=0))
@@ -71,7 +80,7 @@ def test_a_client_that_drops_keeps_its_state_and_its_link(case: Case):
     assert dropped > 0
 
 
-@cases(SERVER_CASES)
+@cases([case for case in SERVER_CASES if case in PARTIAL_CASES])
 @pytest.mark.parametrize("when", ["dropout_before_download", "dropout_after_training"])
 def test_a_round_in_which_nothing_arrives(case: Case, when: str):
     here, log = watched(case.make(rounds=4, clients={when: NOBODY}))
@@ -87,7 +96,14 @@ def test_a_round_in_which_nothing_arrives(case: Case, when: str):
     assert all(np.isfinite(a).all() for a in contents(InlineExecutor(healthy), run_states[-1]).values())
 
 
-@every_method
+@cases([case for case in CASES if case not in PARTIAL_CASES])
+@pytest.mark.parametrize("setting", ["dropout_after_training", "dropout_before_download", "availability"])
+def test_a_method_that_needs_everyone_refuses_absences(case: Case, setting: str):
+    with refused(names=[case.kind.__name__, f"clients.{setting}"]):
+        case.make(clients={setting: {"probability": 0.9} if setting == "availability" else 0.1})
+
+
+@cases(PARTIAL_CASES)
 def test_peers_and_servers_survive_a_round_without_anybody(case: Case):
     here = case.make(rounds=2, clients={"dropout_before_download": NOBODY})
     records, run_states = play(here)
@@ -95,7 +111,7 @@ def test_peers_and_servers_survive_a_round_without_anybody(case: Case):
     assert all(np.isfinite(a).all() for a in contents(InlineExecutor(here), run_states[-1]).values())
 
 
-@cases(SERVER_CASES)
+@cases([case for case in SERVER_CASES if case in PARTIAL_CASES])
 def test_only_the_selected_take_part(case: Case):
     here = case.make(rounds=3, clients={"per_round": 2}, evaluation=Evaluation(every=0))
     plans = [here.plan(round) for round in range(3)]

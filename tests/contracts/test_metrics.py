@@ -38,7 +38,7 @@ def label(given: object) -> str:
 @pytest.mark.parametrize(("metric", "kind"), JUDGED, ids=label)
 def test_every_metric_keeps_the_contract(metric: Metric, kind: Targets, seed: int):
     outputs, targets = contract.examples(kind, seed)
-    bound = metric.for_data(contract.CrossEntropy(), targets)
+    bound = metric.for_data(contract.task_for(targets), targets)
     contract.any_split_gives_the_same_value(bound, outputs, targets, seed)
     contract.padding_adds_nothing(bound, outputs, targets)
     contract.a_pickled_metric_measures_the_same(bound, outputs, targets)
@@ -132,7 +132,7 @@ def test_regression_is_that_of_numpy_also_around_another_centre():
         "r2": np.mean(1 - (errors**2).sum(axis=0) / ((y - y.mean(axis=0)) ** 2).sum(axis=0)),
     }
     for name, value in wanted.items():
-        metric = make(Metric, {"name": name}).for_data(contract.CrossEntropy(), torch.from_numpy(y) + 0.5)
+        metric = make(Metric, {"name": name}).for_data(contract.task_for(targets), torch.from_numpy(y) + 0.5)
         assert metric.value(metric.measure(torch.from_numpy(found), torch.from_numpy(y)))[name] == pytest.approx(value)
 
 
@@ -155,7 +155,7 @@ def test_what_is_divided_by_nothing_is_undefined():
         "recall/2": None,
     }
     r2, same = make(Metric, {"name": "r2"}), torch.ones(4, 2)
-    assert r2.for_data(contract.CrossEntropy(), same).value(r2.measure(same, same))["r2"] is None
+    assert r2.for_data(contract.task_for(same), same).value(r2.measure(same, same))["r2"] is None
     one_class = make(Metric, {"name": "auroc"})
     assert one_class.value(one_class.measure(torch.eye(3), torch.zeros(3, dtype=torch.int64)))["auroc"] is None
 

@@ -63,9 +63,23 @@ def rand_k(x: np.ndarray, generator: np.random.Generator) -> np.ndarray:
     return sent
 
 
+def top_k(x: np.ndarray, generator: object = None) -> np.ndarray:
+    """TopK(0.3) of a quadratic's parameters [10]: the 3 largest of 8 entries, then the larger of 2."""
+    sent = np.zeros_like(x)
+    for part, count in zip(TENSORS, (3, 1), strict=True):
+        chosen = part.start + np.argsort(-np.abs(x[part]))[:count]
+        sent[chosen] = x[chosen]
+    return sent
+
+
 def draws(here: Setup, round: int, client: int) -> np.random.Generator:
     """The generator from which a client's compressor draws in a round."""
     return seeding.generator(here.seed, round, client, "client")
+
+
+def server_draws(here: Setup, round: int) -> np.random.Generator:
+    """The generator from which the server's compressor draws in a round."""
+    return seeding.generator(here.seed, round, purpose="server")
 
 
 def gradient(here: Setup, client: int, x: np.ndarray, l2: float = 0.0) -> np.ndarray:

@@ -90,12 +90,6 @@ def test_the_servers_shift_stays_the_mean_of_all_where_some_are_away(begin: Lite
     assert_shift_is_the_mean(here, executor, run_states)
 
 
-def test_weights_by_samples_need_everyone():
-    here = setup(DIANA(Quadratic(), DIANA.Hyper(weighting="samples")), clients={"per_round": 3})
-    with refused(names=["weighting='samples'", "3 of 4", "round 0", "weighting='uniform'"]):
-        play(here)
-
-
 def test_alpha_must_be_given_where_the_uplink_states_no_omega():
     with refused(names=["topk", "method.alpha", "unbiased"]):
         play(setup(DIANA(Quadratic()), uplink=TopK(keep_ratio=0.5)))

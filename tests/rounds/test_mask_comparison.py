@@ -72,7 +72,7 @@ def test_a_method_without_masks_is_refused():
 
 
 def test_groups_of_one_retention_ratio_have_means():
-    _, record, _ = last_round("dispfl", clients={"retention_ratio": {"groups": [0.2, 0.5]}}, evaluation={"every": 1})
+    _, record, _ = last_round("dispfl", clients={"retention_ratio": [0.2, 0.5]}, evaluation={"every": 1})
     for where in ("own", "own_after_training"):
         values = {client: found[0] for client, found in of_clients(record, f"{where}/accuracy").items()}
         for ratio, group in ((0.2, [0, 2, 4]), (0.5, [1, 3, 5])):

@@ -10,6 +10,7 @@ from rayfl.compress.base import Compressor
 from rayfl.compress.compose import Compose
 from rayfl.compress.dense import Dense
 from rayfl.compress.feedback import ErrorFeedback
+from rayfl.compress.lossless import Lossless
 from rayfl.compress.random import RandK
 from rayfl.compress.sparse import TopK, kept_entries
 from rayfl.compress.structured import Structured
@@ -78,9 +79,10 @@ def test_every_compressor_with_a_share_gives_it_away():
     for compressor in shares.values():
         assert compressor.keeping(0.3) == compressor
     assert ErrorFeedback(inner=Ternary()).keeping(0.3) == ErrorFeedback(inner=shares["stc"])
+    assert Lossless(inner=Ternary()).keeping(0.3) == Lossless(inner=shares["stc"])
     assert Compose(outer=RandK()).keeping(0.3) == Compose(outer=shares["randk"])
     without = {name for name, kind in named(Compressor).items() if "keep_ratio" not in kind.model_fields}
-    for name in without - {"feedback", "compose"}:
+    for name in without - {"feedback", "compose", "lossless"}:
         assert find(Compressor, name)().keeping(0.3) is None
     assert Structured(threshold=0.2).keeping(0.3) is None and ErrorFeedback(inner=Dense()).keeping(0.3) is None
 

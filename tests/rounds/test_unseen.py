@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rayfl.choices.kinds import named
-from rayfl.experiment.experiment import make_experiment
+from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare
 from rayfl.population.availability import Trace
 from rayfl.population.sampling import Clients, Population
@@ -49,7 +49,7 @@ def digits(**tables: Any) -> Setup:
         "method": "fedavg",
         **tables,
     }
-    return prepare(make_experiment(given))
+    return prepare(Experiment(**given))
 
 
 def test_the_global_model_is_judged_on_the_unseen_clients_test_splits():
@@ -144,7 +144,7 @@ def test_which_clients_are_unseen_is_drawn_from_the_seed_and_changes_no_clients_
 
 
 def test_traits_of_the_others_do_not_depend_on_the_unseen_clients():
-    ratios = {"groups": [0.2, 1.0], "order": "blocks"}
+    ratios = [0.2, 0.4, 0.6, 1.0]
     speeds = {"median": 100.0, "sigma": 1.0}
     clients = {"retention_ratio": ratios, "examples_per_s": speeds, "work": "capacity"}
     some, alone = (
@@ -153,8 +153,8 @@ def test_traits_of_the_others_do_not_depend_on_the_unseen_clients():
     )
     assert len(some) == len(alone) == 6
     assert [some.traits(client) for client in range(6)] == [alone.traits(client) for client in range(6)]
-    # In blocks the unseen clients would all be of the last group.
-    assert [some.traits(client).retention_ratio for client in (6, 7, 8)] == [0.2, 0.2, 1.0]
+    # For the unseen clients the list begins again.
+    assert [some.traits(client).retention_ratio for client in (6, 7, 8)] == [0.2, 0.4, 0.6]
 
 
 def test_groups_by_retention_and_the_comparison_of_masks():
@@ -200,7 +200,7 @@ def test_a_trace_has_the_clients_that_rounds_ask(tmp_path: Path):
     trace = tmp_path / "trace.csv"
     trace.write_text("client,first_round,last_round\n3,0,9\n")
     clients = Clients(count=4, unseen=0.25, availability=Trace(trace=str(trace)))
-    refused(lambda: Population(clients, 1, np.full(4, 5)), names=["client 3", "0 to 2", "clients.count", "unseen"])
+    refused(lambda: Population(clients, 1, np.full(4, 5)), names=["3,0,9", "0 to 2", "clients.count", "unseen"])
 
 
 def test_sums_over_the_unseen_clients_are_theirs():

@@ -77,9 +77,9 @@ class GatedPruning(GradientMethod):
         if stage.name != GATE:
             return super().step(carry, batch, stage=stage)
         right: Tensor = self.task.score(self.judged(carry), batch)
-        weights = torch.ones_like(right) if batch.weights is None else batch.weights
-        correct = carry["correct"] + (right * weights).sum()
-        return cast(Gated, {**carry, "correct": correct, "evaluated": carry["evaluated"] + weights.sum()})
+        correct = carry["correct"] + batch.without_padding(right).sum()
+        evaluated = carry["evaluated"] + batch.without_padding(torch.ones_like(right)).sum()
+        return cast(Gated, {**carry, "correct": correct, "evaluated": evaluated})
 
     def descend(self, carry: Gated, loss: Tensor, gradient: Tree, stage: Stage) -> Gated:
         # An entry whose weight and gradient are 0 has no weight decay and no momentum: it stays exactly 0.

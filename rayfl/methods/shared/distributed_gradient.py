@@ -5,7 +5,7 @@ whole train split (batch_size = 0, as the theory of these methods needs), or on 
 """
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, TypedDict, TypeVar, cast
 
 import torch
@@ -14,10 +14,13 @@ from torch import Tensor
 
 from rayfl import tree
 from rayfl.compress.base import Compressor
+from rayfl.compress.held import added_to
+from rayfl.determinism.seeding import LazyGenerator
 from rayfl.methods.base import (
     Aggregate,
     Batch,
     Context,
+    Download,
     Finished,
     FirstDraws,
     Gather,
@@ -25,6 +28,7 @@ from rayfl.methods.base import (
     Message,
     Method,
     ModelState,
+    Packet,
     Plan,
     RayflError,
     Stage,
@@ -37,7 +41,8 @@ from rayfl.methods.base import (
 from rayfl.methods.shared.local_training import Weighting, weighed
 from rayfl.methods.shared.lr_schedules import LearningRate
 from rayfl.methods.shared.model_server import ModelServer
-from rayfl.methods.shared.uplink import UplinkMemory
+from rayfl.methods.shared.uplink import UplinkMemory, contracting
+from rayfl.task import BoundTask
 
 
 class GradientCarry(TypedDict):
@@ -52,13 +57,35 @@ OneStep = TypeVar("OneStep", bound=GradientCarry)
 """The carry of a method that adds to `GradientCarry`."""
 
 
+class OneBatch(HyperParameters):
+    """Hyper-parameters of a client that computes one gradient a round."""
+
+    batch_size: int = Field(default=0, ge=0, description="examples of the gradient, b; 0: the whole split")
+
+    def stage(self, lr: float = 0.0) -> Stage:
+        """One step on one batch."""
+        return Stage(steps=1, batch_size=self.batch_size or None, lr=lr)
+
+
 class OneGradient(Method):
     """A client whose one step stores the gradient and leaves the model alone."""
+
+    hyper: OneBatch
 
     # Any: see Method.
     @classmethod
     def unused(cls, hyper: Any) -> Mapping[str, str]:
         return {**super().unused(hyper), "clients.work": f"as clients of {cls.__name__} do one step a round"}
+
+    def plan(self, round: int, coin: float) -> Plan:
+        return Plan(stages=(self.hyper.stage(),), coin=coin)
+
+    def begin(self, state: State, received: Message, ctx: Context) -> GradientCarry:
+        return self.start(received["model"].decode() if "model" in received else state["params"])
+
+    def start(self, params: Tree) -> GradientCarry:
+        """The carry of a client that has computed nothing yet."""
+        return {"params": params, "gradient": tree.zeros_like(params), "loss": torch.zeros(())}
 
     def step(self, carry: OneStep, batch: Batch, *, stage: Stage) -> OneStep:
         loss, gradient = self.value_and_grad(carry["params"], batch)
@@ -69,16 +96,11 @@ class OneGradient(Method):
         return self.task.value_and_grad(params, batch)
 
 
-class GradientWork(HyperParameters):
-    """Hyper-parameters of a client that computes one gradient a round."""
+class GradientWork(OneBatch):
+    """Hyper-parameters of such a client in distributed gradient methods."""
 
-    batch_size: int = Field(default=0, ge=0, description="examples of the gradient, b; 0: the whole split")
     l2: float = Field(default=0.0, ge=0, description="l2 / 2 ||x||^2 is part of every client's objective")
     weighting: Weighting = Field(default="uniform", description="weight of a client in the mean")
-
-    def stage(self, lr: float = 0.0) -> Stage:
-        """One step on one batch."""
-        return Stage(steps=1, batch_size=self.batch_size or None, lr=lr)
 
 
 class GradientStep(GradientWork, LearningRate):
@@ -96,16 +118,6 @@ class DistributedGradient(OneGradient, ModelServer):
     judged_after_training: bool = False
     Hyper = GradientStep
     hyper: GradientWork
-
-    def plan(self, round: int, coin: float) -> Plan:
-        return Plan(stages=(self.hyper.stage(),), coin=coin)
-
-    def begin(self, state: State, received: Message, ctx: Context) -> GradientCarry:
-        return self.start(received["model"].decode() if "model" in received else state["params"])
-
-    def start(self, params: Tree) -> GradientCarry:
-        """The carry of a client that has computed nothing yet."""
-        return {"params": params, "gradient": tree.zeros_like(params), "loss": torch.zeros(())}
 
     def value_and_grad(self, params: Tree, batch: Batch) -> tuple[Tensor, Tree]:
         """The objective's value (scalar) and its gradient, with l2."""
@@ -167,8 +179,51 @@ class ShiftedGradient(DistributedGradient):
 
     needs_one_omega: ClassVar[bool] = True
 
+    # Any: see Method.
+    def __init__(self, task: BoundTask | None = None, hyper: HyperParameters | None = None, **settings: Any) -> None:
+        super().__init__(task, hyper, **settings)
+        # The server does not know the examples of all clients, so it cannot weigh some of them among all.
+        self.needs_everyone = self.hyper.weighting == "samples"
+
     def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> ShiftState:
         return {"shift": tree.zeros_like(params)}
+
+
+class ShiftedServer(ModelState):
+    """The state of a server of such clients, beside x."""
+
+    shift: Tree  # h, the mean of all h_i
+
+
+class SteppingServer(DistributedGradient):
+    """A server that sends compressed steps instead of its model, which every client keeps from x^0 on.
+
+    A client that missed steps is sent, and billed, all of them, or what they lead to, whichever is smaller
+    (rayfl/rounds/downlinks.py).
+    """
+
+    own_feedback: ClassVar[tuple[str, ...]] = ("uplink", "downlink")
+    num_held: ClassVar[int] = 1
+    """Number of trees that clients keep, x among them."""
+
+    def begin(self, state: State, received: Message, ctx: Context) -> GradientCarry:
+        return self.start(received["step"].decode() if "step" in received else ctx.initial)
+
+    @abstractmethod
+    def steps(self, server: Any, ctx: Context) -> Sequence[Packet]:
+        """The round's step, made by `encoded`: the packet that decodes to the new x, and others for the server."""
+
+    def encoded(self, step: Tree, ctx: Context, *held: tuple[Tree, float]) -> Sequence[Packet]:
+        """C_down(step), for each (tree, factor) of `held` as a packet that decodes to tree + factor * C_down(step).
+
+        It is the same whenever it is made in a round.
+        """
+        packet, _ = ctx.downlink.encode(step, {}, LazyGenerator(*ctx.draws.key).generator)
+        damped = contracting(ctx.downlink, step)
+        return [added_to(one, packet, factor * damped, self.num_held) for one, factor in held]
+
+    def download(self, server: ModelState, ctx: Context) -> Download:
+        return {"step": self.steps(server, ctx)[0]} if ctx.round else {}
 
 
 def soft_threshold(x: Tree, threshold: float) -> Tree:
@@ -192,14 +247,9 @@ def damping(alpha: float | None, ctx: Context) -> float:
     return 1 / (1 + stated_omega(ctx, "alpha")) if alpha is None else alpha
 
 
-def shifted(shift: Tree, arrived: Aggregate, alpha: float, weighting: Weighting, ctx: Context) -> Tree:
+def shifted(shift: Tree, arrived: Aggregate, alpha: float, ctx: Context) -> Tree:
     """The server's h + alpha sum_i p_i D_i over those i that delivered, with p_i of all clients, so h = sum_i p_i h_i.
 
-    Raises ValueError with weights by samples if clients are away: the server does not know the examples of all.
+    If p_i is not 1 / n, everyone must have delivered (`ShiftedGradient`).
     """
-    if weighting == "samples" and arrived.count < ctx.num_clients:
-        raise RayflError(
-            f"weighting='samples' needs every client in every round, and {arrived.count} of {ctx.num_clients} "
-            f"delivered in round {ctx.round}; use weighting='uniform'"
-        )
-    return tree.add(shift, arrived.result, alpha * arrived.count / ctx.num_clients)
+    return tree.add(shift, arrived.result, alpha * arrived.count / ctx.num_clients) if arrived.count else shift

@@ -80,9 +80,10 @@ class Elastic(Wrapping, on_device=True, keeps_parts=True):
     # Any: see Method.
     def __init__(self, inner: Method, hyper: HyperParameters | None = None, **settings: Any) -> None:
         super().__init__(inner, hyper, **settings)
-        if isinstance(inner.gather.get("delta", Relay()), Relay):
+        if isinstance(inner.gather.get("delta", Relay()), Relay) or inner.needs_everyone:
             raise RayflError(
-                f"elastic rescales the delta that a server aggregates, and {type(inner).__name__} has none; remove it"
+                f"elastic rescales the delta that a server aggregates, and {type(inner).__name__} has none, or "
+                "needs it unchanged; remove it"
             )
         if self.sees_all:
             raise RayflError("elastic sends a message past a wrapper that must see all; put it before that one, or out")
@@ -113,8 +114,7 @@ class Elastic(Wrapping, on_device=True, keeps_parts=True):
 
     def squared_output(self, params: Tree, batch: Batch) -> Tensor:
         """The mean over the batch of ||F(x)||^2, a scalar."""
-        squares = self.task.evaluated(params, batch).square().flatten(1).sum(dim=1)
-        return squares.mean() if batch.weights is None else (squares * batch.weights).sum() / batch.weights.sum()
+        return batch.mean(self.task.evaluated(params, batch).square().flatten(1).sum(dim=1))
 
     def end_stage(self, carry: Carry, *, stage: Stage) -> Carry:
         return carry if stage.name == SENSITIVITY else _beside(carry, super().end_stage(carry, stage=stage))

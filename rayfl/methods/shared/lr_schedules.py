@@ -39,17 +39,12 @@ class LearningRate(HyperParameters):
     )
 
     def rate(self, round: int) -> float:
-        """The learning rate of round `round`, from 0. Raises ValueError if a cosine has no length, or has ended."""
+        """The learning rate of round `round`, from 0; `for_num_rounds` must have given a cosine its length."""
         if self.lr_schedule == "constant":
             return self.lr
         if self.lr_schedule == "exponential":
             return self.lr * self.lr_decay**round
-        if self.lr_rounds is None:
-            raise RayflError(
-                f"lr_schedule={self.lr_schedule!r} needs the number of rounds; set lr_rounds, as an experiment does"
-            )
-        if round >= self.lr_rounds:
-            raise RayflError(f"lr_rounds={self.lr_rounds} ends before round {round}; set lr_rounds to all rounds")
+        assert self.lr_rounds is not None and round < self.lr_rounds, "see for_num_rounds"
         wave = 1 + math.cos(math.pi * round / self.lr_rounds)
         return self.lr * (0.5 * wave if self.lr_schedule == "cosine" else wave)
 

@@ -2,11 +2,10 @@
 
 from typing import ClassVar, TypedDict
 
-import torch
 from pydantic import Field
 
-from rayfl.methods.base import Context, Message, ModelState, PeerHalf, Plan, Stage, State, Tree, unused_with
-from rayfl.methods.shared.distributed_gradient import GradientCarry, OneGradient
+from rayfl.methods.base import Context, Message, ModelState, PeerHalf, Plan, State, Tree, unused_with
+from rayfl.methods.shared.distributed_gradient import GradientCarry, OneBatch, OneGradient
 from rayfl.methods.shared.lr_schedules import LearningRate
 from rayfl.models import flops
 
@@ -17,7 +16,7 @@ class Masked(TypedDict):
     mask: Tree  # the entries that its model keeps
 
 
-class MaskedPeerHyper(LearningRate):
+class MaskedPeerHyper(OneBatch, LearningRate):
     """Hyper-parameters of a peer whose round is one minibatch, and of what it keeps of each layer."""
 
     batch_size: int = Field(default=128, ge=0, description="examples of a round's one batch, b; 0: the whole split")
@@ -46,12 +45,10 @@ class MaskedPeer(OneGradient, PeerHalf):
     own_retention: ClassVar[tuple[str, ...]] = ("retention_ratio",)
 
     def plan(self, round: int, coin: float) -> Plan:
-        hyper = self.hyper
-        return Plan(stages=(Stage(steps=1, batch_size=hyper.batch_size or None, lr=hyper.rate(round)),))
+        return Plan(stages=(self.hyper.stage(self.hyper.rate(round)),))
 
     def begin(self, state: State, received: Message, ctx: Context) -> GradientCarry:
-        params = self.own_model(state)
-        return {"params": params, "gradient": params, "loss": torch.zeros(())}
+        return self.start(self.own_model(state))
 
     def trained(self, state: Masked, carry: GradientCarry, ctx: Context) -> dict[str, float]:
         """The metrics of a round's training: the batch's loss, and the operations under the mask of the training."""

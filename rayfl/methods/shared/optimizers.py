@@ -97,7 +97,9 @@ class Adam(Optimizer):
         def step(name: str) -> Tensor:
             return params[name] - lr * (mean[name] / first) / ((square[name] / second).sqrt() + self.epsilon)
 
-        return {name: step(name) for name in params}, {"mean": mean, "square": square, "count": count}
+        # A parameter without dimensions would become float64, which the count is.
+        moved = {name: step(name).to(tensor.dtype) for name, tensor in params.items()}
+        return moved, {"mean": mean, "square": square, "count": count}
 
 
 class AdamW(Adam):

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import NotRequired, TypedDict, TypeVar, cast
 
-from rayfl.compress.base import encode_trees
+from rayfl.compress.base import Compressor, encode_trees
 from rayfl.compress.dense import Dense
 from rayfl.methods.base import Context, Packet, State, Tree
 
@@ -31,3 +31,11 @@ def compressed(state: Sender, trees: Mapping[str, Tree], ctx: Context) -> tuple[
 def uncompressed(trees: Mapping[str, Tree], ctx: Context) -> dict[str, Packet]:
     """Encode trees as they are, whatever the uplink is."""
     return encode_trees(Dense(), ctx.outgoing(trees), {}, ctx.generator)[0]
+
+
+def contracting(compressor: Compressor, like: Tree) -> float:
+    """The factor that makes a contraction of C: 1 / (1 + omega) if C is unbiased, else 1.
+
+    C(v) / (1 + omega) is within omega / (1 + omega) ||v||^2 of v, in expectation.
+    """
+    return 1 / (1 + (compressor.omega(sum(tensor.numel() for tensor in like.values())) or 0.0))

@@ -19,7 +19,6 @@ from rayfl.experiment.table import read_table
 from rayfl.gather import Aggregate
 from rayfl.methods.base import Method, PeerHalf, Stage
 from rayfl.methods.fedavg import FedAvg
-from rayfl.methods.fedpse import FedPSE
 from rayfl.methods.shared.elastic import Elastic, ElasticHyper
 from rayfl.rounds.setup import Setup
 from tests.bound_tasks import classification
@@ -229,7 +228,8 @@ def test_dropout_is_off_while_sensitivity_is_measured():
 DELTA_METHODS = [
     name
     for name, kind in named(Method).items()
-    if not issubclass(kind, PeerHalf) and kind is not FedPSE and "delta" in kind.gather
+    if not (issubclass(kind, PeerHalf) or isinstance(kind.gather, property) or kind.needs_everyone)
+    and "delta" in kind.gather
 ]
 
 

@@ -35,7 +35,7 @@ CASES = {
 
 def gradients(count: int) -> list[tree.Tree]:
     generator = torch.Generator().manual_seed(1)
-    shapes = {"w": (4, 3), "b": (3,)}
+    shapes = {"w": (4, 3), "b": (3,), "temperature": ()}
     return [{name: torch.randn(shape, generator=generator) for name, shape in shapes.items()} for _ in range(count)]
 
 

@@ -1,0 +1,67 @@
+"""BEER: Zhao, Li, Li, Richtarik, Chi, BEER: Fast O(1/T) Rate for Decentralized Nonconvex Optimization with
+Communication Compression, NeurIPS 2022, Algorithm 1.
+
+Peer i has a model x_i, a tracker v_i of the mean gradient, and of both the public copies h_i and g_i, which its
+neighbours know too, with s_i = sum_j w_ij h_j and z_i = sum_j w_ij g_j. A round, with u_i the gradient of one batch at
+x_i: v_i += gamma (z_i - g_i) + u_i - (the u_i of the round before) and r_i = C(v_i - g_i); then
+x_i += gamma (s_i - h_i) - eta v_i and q_i = C(x_i - h_i). Both go to every neighbour: g_i += r_i,
+z_i += sum_j w_ij r_j, h_i += q_i, s_i += sum_j w_ij q_j.
+
+- These are the paper's steps, whose rounds end where the half of ours about v ends. So v_i = u_i and no r_i is sent in
+  round 0, and no round takes two gradients.
+- The state has d_i = v_i - u_i, which moves by gamma (z_i - g_i) alone. Its mean is 0, so mean_i v_i = mean_i u_i for
+  any C, gamma and eta. The authors' torch code takes both gradients of a difference on one batch.
+- Where all x_i = x*, v_i = 0 and g_i = 0 nothing moves, though the gradients of single peers are not 0 there: exact
+  convergence with a constant eta and unlike data, with the gradient of the whole train split (batch_size = 0).
+- A link costs two messages a round and direction, in round 0 one.
+- gamma is half of the uplink's delta unless given (delta as in `choco`); theory: gamma = c delta rho and
+  eta = c' gamma rho^2 / L, with rho the spectral gap of W.
+- h_i begins at the common model, g_i at 0. All that CHOCO refuses is refused here too.
+"""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from pydantic import Field
+
+from rayfl import tree
+from rayfl.methods.base import Context, Finished, FirstDraws, Gather, State, Traits, Tree, WeightedMean
+from rayfl.methods.shared.distributed_gradient import GradientCarry, OneBatch, OneGradient
+from rayfl.methods.shared.gossip import Gossip, GossipStep, PublicCopies
+from rayfl.methods.shared.lr_schedules import LearningRate
+
+
+class BEERHyper(OneBatch, LearningRate, GossipStep):
+    """Hyper-parameters of BEER; its mixing weights are the topology's."""
+
+    lr: float = Field(default=0.01, gt=0, description="step size, eta")
+
+
+class BEERState(PublicCopies):
+    """A peer's state."""
+
+    drift: Tree  # d_i = v_i - u_i
+
+
+class BEER(OneGradient, Gossip, on_device=True):
+    """A peer sends compressed differences of its model and of its tracker of the mean gradient."""
+
+    hyper: BEERHyper
+    paper: ClassVar[str] = "Zhao et al., NeurIPS 2022"
+    judged_after_training: bool = False
+    share: ClassVar[float] = 0.5
+    gather: Mapping[str, Gather] = {"model": WeightedMean(), "tracker": WeightedMean()}
+
+    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> State:
+        return {**super().init_client(client, params, draws), "drift": tree.zeros_like(params)}
+
+    def finish(self, state: BEERState, carry: GradientCarry, ctx: Context) -> Finished:
+        drift = self.pulled("tracker", state["drift"], state, ctx)
+        tracker = tree.add(drift, carry["gradient"])
+        x = tree.add(self.pulled("model", state["params"], state, ctx), tracker, -self.hyper.rate(ctx.round))
+        return self.told(
+            {**state, "params": x, "drift": drift},
+            {"model": x} | ({"tracker": tracker} if ctx.round else {}),
+            {"train/loss": float(carry["loss"])},
+            ctx,
+        )

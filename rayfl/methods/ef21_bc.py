@@ -1,0 +1,63 @@
+"""EF21-BC, compressed both ways: Fatkhullin, Sokolov, Gorbunov, Li, Richtarik, EF21 with Bells & Whistles: Six
+Algorithmic Extensions of Modern Error Feedback, arXiv 2110.03294, 2021 (JMLR 2025).
+
+EF21 whose server sends no model. Server and clients have x, and w for what clients know of G. A round:
+b = C_down(G - w) goes down, everybody: w <- w + b, x <- x - gamma w; client: c_i = C(grad f_i(x) - h_i),
+h_i <- h_i + c_i, up c_i; server: G <- G + mean_i c_i. At the fixed point w = G = grad f(x) = 0, though the gradients of
+single clients differ.
+
+- C is the experiment's uplink, C_down its downlink; `feedback` is refused around both, and any memory in C_down. An
+  unbiased one is divided by 1 + omega by who receives it, as in `ef21`.
+- x^0 comes from the seed and w = h_i = G = 0, so nothing goes down in round 0, where x stays.
+- The judged model is x, at which the gradients of the round were computed; b of them goes down in the next round.
+- A step size by theory is in the paper; the default is half of EF21's.
+- Where clients are away, G moves as in `ef21`, and the server goes on: w and x move in every round. A client that
+  missed rounds gets all b that it missed, or x and w (8 bytes an entry), whichever is smaller, and is billed for it.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from pydantic import Field
+
+from rayfl import tree
+from rayfl.methods.base import Aggregate, Context, Metrics, Packet, Tree
+from rayfl.methods.ef21 import EF21
+from rayfl.methods.shared.distributed_gradient import GradientStep, ShiftedServer, SteppingServer, contracting, shifted
+
+
+class EF21BCHyper(GradientStep):
+    """Hyper-parameters of EF21-BC."""
+
+    lr: float = Field(default=0.025, gt=0, description="step size, gamma")
+
+
+class EF21BCServer(ShiftedServer):
+    """Server state, beside x and G."""
+
+    known: Tree  # w
+
+
+class EF21BC(SteppingServer, EF21, on_device=True):
+    """Clients as in EF21, but for x, which they move by themselves."""
+
+    hyper: EF21BCHyper
+    paper: ClassVar[str] = "Fatkhullin et al., JMLR 2025"
+    num_held: ClassVar[int] = 2
+
+    def init_server(self, params: Tree) -> EF21BCServer:
+        return {**super().init_server(params), "known": tree.zeros_like(params)}
+
+    def steps(self, server: EF21BCServer, ctx: Context) -> Sequence[Packet]:
+        """b, as packets that decode to the new x and to the new w."""
+        known, lr = server["known"], self.hyper.rate(ctx.round)
+        x = tree.add(server["params"], known, -lr)
+        return self.encoded(tree.sub(server["shift"], known), ctx, (x, -lr), (known, 1.0))
+
+    def server_update(
+        self, server: EF21BCServer, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context
+    ) -> tuple[EF21BCServer, Metrics]:
+        x, known = (packet.decode() for packet in self.steps(server, ctx))
+        factor = contracting(ctx.uplink, known)
+        shift = shifted(server["shift"], received["gradient"], factor, ctx)
+        return {"params": x, "known": known, "shift": shift}, {}

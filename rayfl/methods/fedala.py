@@ -1,0 +1,110 @@
+"""FedALA: Zhang et al., FedALA: Adaptive Local Aggregation for Personalized Federated Learning, AAAI 2023, Algorithm 1.
+
+Client i keeps u_i, the model that it trained last, and weights W_i in [0, 1], at first 1, for the last tensors of the
+model. When x comes down it takes the other tensors from x, and mixes the last ones entry by entry:
+
+t = u_i + (x - u_i) o W_i,   W_i <- cut(W_i - eta_w g(t) o (x - u_i), 0, 1), batch by batch,
+
+with all else frozen. Then it trains from t as in FedAvg, keeps the result as u_i, and sends x - u_i.
+
+- One pass a round, over the first `share` of the batches of a fresh permutation of the train split (the authors' code:
+  a fixed window of the examples). In round 0 there is none, as u_i = x.
+- In round 1, when each client meets for the first time an x that is not its own, the pass is repeated until the
+  standard deviation of the last 10 losses is below 0.1, as in the authors' code, whose losses are those of passes; ours
+  are those of batches. The plan has `first_passes` for everyone, and a client that stops earlier masks the rest of
+  its updates. Work and simulated time count all of the plan. A client that comes for the first time in a later round
+  does one pass a round, like the others.
+- A client is judged, after the exchange, by t for the new x and its last W_i: an evaluation trains nothing. Right after
+  its training it is judged by u_i. The global model is x.
+- A client that is not selected, or whose round is lost, keeps u_i and W_i.
+- Entries in which x = u_i have no gradient, and their W_i do not move. W_i = 1 is FedAvg.
+"""
+
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+
+from rayfl import tree
+from rayfl.methods.base import Batch, Context, Finished, FirstDraws, Message, ModelState, Plan, Stage, Traits, Tree
+from rayfl.methods.fedavg import FedAvg
+from rayfl.methods.shared.local_training import LocalCarry, LocalTraining, OwnModel
+
+
+class FedALAHyper(LocalTraining):
+    """Hyper-parameters of FedALA."""
+
+    num_mixed: int = Field(default=2, ge=1, description="tensors at the end of the model that are mixed entry by entry")
+    weights_lr: float = Field(default=1.0, ge=0, description="step size of the weights, eta_w")
+    share: float = Field(default=0.8, gt=0, le=1, description="share of the train split's batches in a pass")
+    first_passes: int = Field(default=20, ge=1, description="most passes in round 1; later rounds have one")
+
+
+class FedALAState(ModelState):
+    """Client state; "params" are u_i."""
+
+    weights: Tree  # W_i, of the tensors that are mixed
+
+
+class FedALACarry(LocalCarry, FedALAState):
+    """A client's carry."""
+
+    own: Tree  # u_i
+    losses: torch.Tensor  # float32 [10]: the last ones of the stage; NaN where there were fewer
+
+
+class FedALA(OwnModel, FedAvg, on_device=True, takes_stale=True):
+    """FedAvg from a start that each client mixes of x and its last model."""
+
+    hyper: FedALAHyper
+    paper: ClassVar[str] = "Zhang et al., AAAI 2023"
+
+    def plan(self, round: int, coin: float) -> Plan:
+        hyper, passes = self.hyper, self.hyper.first_passes if round == 1 else 1
+        fitting = Stage("weights", epochs=passes, batch_size=hyper.batch_size or None, share=hyper.share)
+        return Plan(stages=(fitting, hyper.stage(round)) if round else (hyper.stage(round),))
+
+    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> FedALAState:
+        last = dict(list(params.items())[-self.hyper.num_mixed :])
+        return {"params": params, "weights": tree.map(torch.ones_like, last)}
+
+    def begin(self, state: FedALAState, received: Message, ctx: Context) -> FedALACarry:
+        carry, own, weights = super().begin(state, received, ctx), state["params"], state["weights"]
+        return {
+            **carry,
+            "params": {**carry["params"], **tree.blend(carry["params"], own, weights)},
+            "own": own,
+            "weights": weights,
+            "losses": next(iter(weights.values())).new_full((10,), torch.nan),
+        }
+
+    def step(self, carry: FedALACarry, batch: Batch, *, stage: Stage) -> FedALACarry:
+        if stage.name != "weights":
+            return super().step(carry, batch, stage=stage)
+        params, x, own, eta = carry["params"], carry["received"], carry["own"], self.hyper.weights_lr
+        loss, gradient = self.task.value_and_grad(
+            {name: params[name] for name in carry["weights"]},
+            batch,
+            lambda last, batch: self.task.loss({**params, **last}, batch),
+        )
+        # Until there are ten losses the deviation is NaN, which is not below anything.
+        calm = (carry["losses"].std(correction=0) < 0.1) & (stage.epochs != 1)
+        weights = {
+            name: torch.where(calm, old, old - eta * gradient[name] * (x[name] - own[name])).clamp(0, 1)
+            for name, old in carry["weights"].items()
+        }
+        return {
+            **carry,
+            "params": {**params, **tree.blend(x, own, weights)},
+            "weights": weights,
+            "losses": torch.where(calm, carry["losses"], torch.cat([carry["losses"][1:], loss[None]])),
+        }
+
+    def finish(self, state: FedALAState, carry: FedALACarry, ctx: Context) -> Finished:
+        return self.finished(
+            {"params": carry["params"], "weights": carry["weights"]}, {"delta": self.delta(carry)}, carry, ctx, "train"
+        )
+
+    def eval_begin(self, state: FedALAState, model: Tree | None, carry: FedALACarry | None, ctx: Context) -> ModelState:
+        x, weights = (model or {}, state["weights"]) if carry is None else (carry["params"], {})
+        return {"params": {**x, **tree.blend(x, state["params"], weights)}}

@@ -1,0 +1,94 @@
+"""FedDyn: Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021, Algorithm 1.
+
+Client i keeps h_i, its estimate of its own gradient, and minimises f_i(y) - <h_i, y> + alpha / 2 ||y - x||^2 by local
+steps from the x that came down; delta_i = x - y_i goes up. Then
+
+h_i <- h_i + alpha delta_i,   h <- h + (alpha / N) sum_S delta_i,   x <- x - mean_S delta_i - h / alpha,
+
+with S those who delivered and N all clients. At the fixed point h = 0 and each h_i is the gradient of f_i at x, the
+minimiser of the plain mean of the f_i. So the mean is uniform, and there is no `weighting`.
+
+- States hold h_i / alpha and h / alpha, sums of deltas, as "shift". The paper's h has the other sign.
+- h = mean_i h_i over all N after every round, whoever took part: a client that is absent, or whose upload is lost,
+  keeps its h_i. A lossy uplink sends C(delta_i), with error feedback or without, and h_i moves by alpha C(delta_i).
+- A round in which nothing arrives changes nothing.
+- The authors' code divides alpha by a client's share of the examples; here all clients have the same alpha.
+- x is judged. The paper also judges the mean of the models of S, x + h / alpha after the update, which varies less
+  under partial participation.
+- Any local optimizer that comes near the minimum will do. Weight decay is a part of f_i.
+- The recorded training loss is f_i, without the other two terms.
+- The message is called "shift" and not "delta", so that no rule that rescales a delta at the server (elastic) moves h
+  without the h_i. Robust rules and central noise change the mean that arrives, and h moves by the changed one.
+"""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from pydantic import Field
+
+from rayfl import tree
+from rayfl.methods.base import (
+    Aggregate,
+    Batch,
+    Context,
+    Finished,
+    FirstDraws,
+    Gather,
+    Message,
+    ModelState,
+    Stage,
+    Traits,
+    Tree,
+    WeightedMean,
+)
+from rayfl.methods.shared.distributed_gradient import ShiftState
+from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, LocalWork
+from rayfl.methods.shared.model_server import ModelServer
+from rayfl.methods.shared.uplink import compressed
+
+
+class FedDynHyper(LocalWork):
+    """Hyper-parameters of FedDyn."""
+
+    alpha: float = Field(default=0.1, gt=0, description="strength of the dynamic regularization")
+
+
+class FedDynCarry(LocalCarry, ShiftState):
+    """A client's carry; "shift" is h_i / alpha."""
+
+
+class FedDynServer(ModelState, ShiftState):
+    """Server state: x, and h / alpha as "shift"."""
+
+
+class FedDyn(GradientMethod, ModelServer, on_device=True, keeps_parts=True):
+    """Client: y <- y - eta_l (g_i(y) - h_i + alpha (y - x)). Down: x. Up: delta_i. Client state: h_i / alpha."""
+
+    hyper: FedDynHyper
+    paper: ClassVar[str] = "Acar et al., ICLR 2021"
+    gather: Mapping[str, Gather] = {"shift": WeightedMean()}
+
+    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> ShiftState:
+        return {"shift": tree.zeros_like(params)}
+
+    def begin(self, state: ShiftState, received: Message, ctx: Context) -> FedDynCarry:
+        return {**super().begin(state, received, ctx), "shift": state["shift"]}
+
+    def step(self, carry: FedDynCarry, batch: Batch, *, stage: Stage) -> FedDynCarry:
+        loss, gradient = self.task.value_and_grad(carry["params"], batch)
+        pull = tree.sub(tree.sub(carry["params"], carry["received"]), carry["shift"])
+        return self.descend(carry, loss, tree.add(gradient, pull, self.hyper.alpha), stage)
+
+    def finish(self, state: ShiftState, carry: FedDynCarry, ctx: Context) -> Finished:
+        message, state = compressed(state, {"shift": self.progress(carry)}, ctx)
+        for packet in message.values():
+            state = {**state, "shift": tree.add(state["shift"], packet.decode_beside(state["shift"]))}
+        return Finished(state, message, metrics=self.train_loss(carry, ctx))
+
+    def init_server(self, params: Tree) -> FedDynServer:
+        return {"params": params, "shift": tree.zeros_like(params)}
+
+    def update(self, server: FedDynServer, received: Mapping[str, Aggregate], ctx: Context) -> FedDynServer:
+        mean, share = received["shift"].result, received["shift"].count / ctx.num_clients
+        shift = tree.add(server["shift"], mean, share)
+        return {"params": tree.sub(tree.sub(server["params"], mean), shift), "shift": shift}

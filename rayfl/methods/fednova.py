@@ -1,0 +1,75 @@
+"""FedNova: Wang, Liu, Liang, Joshi, Poor, Tackling the Objective Inconsistency Problem in Heterogeneous Federated
+Optimization, NeurIPS 2020, Algorithm 1 and equation (7).
+
+Clients that take more steps than others pull FedAvg's model towards themselves. Client i divides its change by
+a_i = ||a_i||_1, the sum of the weights that its optimizer gives to the gradients of its tau_i steps:
+
+d_i = (x - x_i) / a_i,   x <- x - tau_eff sum_i p_i d_i,   tau_eff = sum_i p_i a_i, over the i that delivered.
+
+- a_i is the distance, in units of the learning rate, that the client's optimizer moves if every gradient is 1: tau_i
+  for plain SGD, (tau - rho (1 - rho^tau) / (1 - rho)) / (1 - rho) with momentum rho, (1 - (1 - eta mu)^tau) / (eta mu)
+  with the proximal term mu / 2 ||y - x||^2. One recurrence gives all of them, and those of momentum and mu together,
+  which the authors' code counts twice. Adam's steps are not linear in gradients, so it is refused.
+- `clip_norm` clips gradients before the optimizer has them, and weight decay is a part of f_i: a_i stays.
+- With mu, tau_eff is sum_i p_i tau_i, as in the authors' code.
+- If all clients take the same number of steps, this is FedAvg up to rounding. `clients.work = "capacity"` gives
+  clients unequal numbers of steps.
+- Clients and server remember nothing of a round, so an absent client or a lost upload only changes the p_i.
+"""
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from rayfl import tree
+from rayfl.compress.scalar import scalar_packet
+from rayfl.methods.base import Aggregate, Context, Finished, Gather, ModelState, RayflError, State, WeightedMean
+from rayfl.methods.fedprox import FedProx, FedProxHyper
+from rayfl.methods.shared.local_training import LocalCarry
+
+
+class FedNovaHyper(FedProxHyper):
+    """Hyper-parameters of FedNova."""
+
+    optimizer: Literal["sgd", "nesterov"] = Field(
+        default="sgd", description="client optimizer, fresh every round: one that is linear in gradients"
+    )
+    mu: float = Field(default=0.0, ge=0, description="weight of the proximal term mu / 2 ||y - x_t||^2")
+
+
+class FedNova(FedProx, on_device=True, keeps_parts=True):
+    """Up: d_i, and a_i (or tau_i) in 4 bytes."""
+
+    hyper: FedNovaHyper
+    paper: ClassVar[str] = "Wang et al., NeurIPS 2020"
+    gather: Mapping[str, Gather] = {"direction": WeightedMean(), "steps": WeightedMean()}
+    difference: str = ""
+    hands_over_trees: bool = False
+
+    def finish(self, state: State, carry: LocalCarry, ctx: Context) -> Finished:
+        num_steps = ctx.work["train"].num_steps
+        norm = self.norm(num_steps, lr := ctx.plan.stages[-1].lr)
+        if norm <= 0:
+            raise RayflError(
+                f"mu={self.hyper.mu:g} pulls too hard at lr={lr:g}: a_i={norm:g} after {num_steps} steps "
+                "is not above 0; lower one of them"
+            )
+        message = {
+            "direction": tree.scale(self.progress(carry), 1 / norm),
+            "steps": scalar_packet("steps", num_steps if self.hyper.mu else norm),
+        }
+        return self.finished(state, message, carry, ctx)
+
+    def norm(self, num_steps: int, lr: float) -> float:
+        """a_i after `num_steps` steps of rate `lr`."""
+        momentum, moved, velocity = self.hyper.momentum, 0.0, 0.0
+        for _ in range(num_steps):
+            gradient = 1.0 - lr * self.hyper.mu * moved
+            velocity = momentum * velocity + gradient
+            moved += gradient + momentum * velocity if self.hyper.optimizer == "nesterov" else velocity
+        return moved
+
+    def update(self, server: ModelState, received: Mapping[str, Aggregate], ctx: Context) -> ModelState:
+        effective_steps = float(received["steps"].result["steps"])
+        return {"params": tree.add(server["params"], received["direction"].result, -effective_steps)}

@@ -1,0 +1,149 @@
+"""IFCA: Ghosh, Chung, Yin, Ramchandran, An Efficient Framework for Clustered Federated Learning, NeurIPS 2020,
+Algorithm 1.
+
+The server has k models x^1, ..., x^k. A client downloads all of them, chooses j_i = argmin_j f_i(x^j) on its train
+split (the lowest number if several are equal), and trains x^{j_i}. Up: delta_i, and j_i in 1 byte (none if k = 1).
+Server: x^j <- x^j - sum_{j_i = j} w_i delta_i / sum_{j_i = j} w_i, with w_i by samples or uniform.
+
+- This is the paper's model averaging. Its gradient averaging divides by the weights of all participants instead, and
+  the paper's shared layers below k heads are not here.
+- The models begin at different draws, because equal models are never told apart: x^1 is the experiment's first model,
+  and the others are drawn in the same way. So `model.start` is refused. Adapters start at 0: without another trained
+  layer all models begin equal, and every client chooses the first one.
+- The choice is made in evaluation mode, and costs k forward passes over the train split; a slow client of
+  `clients.work` sees a share of it.
+- A client, an unseen one too, is judged on its test split by the model that it chooses on its train split. The
+  authors' code chooses by the test loss, which is a leak. No model is global, so nothing is `pooled`.
+- A model that nobody chose, or of which nothing arrived, stays. Clients remember nothing, so a client that is away, or
+  whose upload is lost, chooses anew.
+- Recorded for every client: `ifca/cluster`, j_i counted from 0.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+
+from rayfl.compress.scalar import CountCodec
+from rayfl.methods.base import (
+    Aggregate,
+    Batch,
+    Context,
+    Finished,
+    FirstDraws,
+    Gather,
+    Message,
+    ModelState,
+    Packet,
+    Plan,
+    Stage,
+    State,
+    Tree,
+    WeightedMean,
+)
+from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, LocalTraining
+from rayfl.methods.shared.model_server import ModelServer
+
+
+class IFCAHyper(LocalTraining):
+    """Hyper-parameters of IFCA."""
+
+    num_clusters: int = Field(default=2, ge=1, le=256, description="models of the server, k")
+
+
+class IFCACarry(LocalCarry):
+    """A client's carry."""
+
+    models: dict[str, Tree]  # x^1, ..., x^k, until one is chosen
+    losses: torch.Tensor  # of these, sums over the train examples, float64 [k]
+    cluster: torch.Tensor  # j_i once it is chosen, int64 [1]
+
+
+class IFCA(GradientMethod, ModelServer, on_device=True):
+    """Down: the k models. Up: the delta of the chosen one, under a name of its own, and the choice."""
+
+    hyper: IFCAHyper
+    paper: ClassVar[str] = "Ghosh et al., NeurIPS 2020"
+    has_global_model: bool = False
+    may_be_silent: bool = True
+
+    @property
+    def gather(self) -> Mapping[str, Gather]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return {f"delta {cluster}": WeightedMean() for cluster in range(self.hyper.num_clusters)}
+
+    def plan(self, round: int, coin: float) -> Plan:
+        return Plan(stages=(*self.eval_stages(round), self.hyper.stage(round)))
+
+    def eval_stages(self, round: int) -> tuple[Stage, ...]:
+        # The models are compared on this number of examples at once.
+        return (Stage("choose", epochs=1, batch_size=1000),)
+
+    def gradients_per_example(self, stage: Stage, ctx: Context) -> float:
+        return 1.0 if stage.name == "train" else self.hyper.num_clusters / 3
+
+    def init_params(self, params: Tree, draws: FirstDraws) -> Tree:
+        # A copy: by that a model whose weights come from a file is refused.
+        first = {name: tensor.clone() for name, tensor in of_cluster(params, 0).items()}
+        seeds = draws.common("models of clusters").integers(2**63, size=self.hyper.num_clusters - 1).tolist()
+        return first | {
+            named(name, cluster): weights[name]
+            for cluster, weights in enumerate(map(self.task.init, seeds), 1)
+            for name in first
+        }
+
+    def begin(self, state: State, received: Message, ctx: Context) -> IFCACarry:
+        return self.eval_begin(state, received["model"].decode(), None, ctx)
+
+    def eval_begin(self, state: State, model: Tree | None, carry: IFCACarry | None, ctx: Context) -> IFCACarry:
+        params = (model or {}) if carry is None else carry["params"]
+        models = {str(j): of_cluster(params, j) for j in range(len(params) // len(of_cluster(params, 0)))}
+        return {
+            **self.start(models["0"]),
+            "models": models,
+            "losses": torch.zeros(len(models), dtype=torch.float64),
+            "cluster": torch.zeros(1, dtype=torch.int64),
+        }
+
+    def step(self, carry: IFCACarry, batch: Batch, *, stage: Stage) -> IFCACarry:
+        if stage.name == "train":
+            return super().step(carry, batch, stage=stage)
+        losses = torch.stack([self.task.losses(one, batch)[0].double() for one in carry["models"].values()])
+        return {**carry, "losses": carry["losses"] + batch.without_padding(losses).sum(dim=1)}
+
+    def end_stage(self, carry: IFCACarry, *, stage: Stage) -> IFCACarry:
+        if stage.name == "train":
+            return carry
+        # As a tensor, so that on a GPU nobody waits for the number.
+        cluster, models = carry["losses"].argmin(dim=0, keepdim=True), carry["models"].values()
+        params = {name: torch.stack([one[name] for one in models])[cluster][0] for name in carry["params"]}
+        return {**carry, "params": params, "received": params, "cluster": cluster, "models": {}}
+
+    def finish(self, state: State, carry: IFCACarry, ctx: Context) -> Finished:
+        cluster = int(carry["cluster"])
+        # Of one model nothing is chosen.
+        choice = carry["cluster"].cpu().byte().numpy()[: self.hyper.num_clusters - 1]
+        message = {
+            f"delta {cluster}": self.delta(carry),
+            "cluster": Packet({"cluster": choice}, CountCodec((("cluster", ()),))),
+        }
+        finished = self.finished(state, message, carry, ctx, "train")
+        return replace(finished, metrics={**finished.metrics, "ifca/cluster": cluster})
+
+    def update(self, server: ModelState, received: Mapping[str, Aggregate], ctx: Context) -> ModelState:
+        params = dict(server["params"])
+        for cluster, arrived in enumerate(received[name] for name in self.gather):
+            moved = arrived.taken_from(of_cluster(params, cluster)) if arrived.count else {}
+            params |= {named(name, cluster): tensor for name, tensor in moved.items()}
+        return {"params": params}
+
+
+def named(name: str, cluster: int) -> str:
+    """The name of a parameter of a cluster's model among those of all; the first model has the plain names."""
+    return f"cluster {cluster}/{name}" if cluster else name
+
+
+def of_cluster(params: Tree, cluster: int) -> Tree:
+    """The model of a cluster, by plain names, among those of all."""
+    return {name: params[named(name, cluster)] for name in params if not name.startswith("cluster ")}

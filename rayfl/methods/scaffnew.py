@@ -1,0 +1,94 @@
+"""Scaffnew (ProxSkip for federated learning): Mishchenko, Malinovsky, Stich, Richtarik, ProxSkip: Yes! Local Gradient
+Steps Provably Lead to Communication Acceleration! Finally!, ICML 2022, Algorithm 2.
+
+An iteration: y_i = x_i - gamma (g_i(x_i) - h_i); then, by a coin of chance p that all share, x_i = mean_j y_j and
+h_i += (p / gamma) (x_i - y_i), else x_i = y_i. The sum of the h_i is 0, and h_i learns the gradient of client i at the
+minimiser of the plain mean of the f_i, which is then reached with a constant gamma, however unlike the clients are.
+
+- A round is one communication and the iterations before it: K of them for all clients, geometric of chance p by the
+  round's coin. `steps` fixes K instead, with p = 1 / K; no theorem covers that.
+- Up: x - y_i. A client keeps y_i and moves h_i when it gets the next x, so nothing is sent in reply.
+- On L-smooth, mu-strongly convex f_i take gamma = 1 / L and p = sqrt(mu / L). An iteration then multiplies
+  sum_i ||x_i - x*||^2 + (gamma / p)^2 sum_i ||h_i - grad f_i(x*)||^2 by at most 1 - mu / L on average, and only one in
+  sqrt(L / mu) iterations communicates. That needs full gradients (`batch_size = 0`); with minibatches x stays in a
+  neighbourhood of x*. With p = 1 it is gradient descent.
+- If the rate changes with the rounds, h_i moves by the gamma of the steps that led to y_i.
+- Steps are plain SGD; weight decay is a part of f_i.
+- If a client missed one communication, the sum of the h_i would not be 0 for the rest of the run. So everything that
+  keeps clients or messages away is refused, and so is what changes messages: compressors and wrappers.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import ClassVar
+
+from pydantic import Field
+
+from rayfl import tree
+from rayfl.methods.base import Batch, Context, Finished, FirstDraws, Message, ModelState, Plan, Stage, Traits, Tree
+from rayfl.methods.fedavg import FedAvg
+from rayfl.methods.shared.local_training import NOT_PLAIN, LocalCarry, LocalWork
+
+
+class ScaffnewHyper(LocalWork):
+    """Hyper-parameters of Scaffnew; lr is gamma."""
+
+    p: float = Field(default=0.2, gt=0, le=1, description="chance of a communication after a step")
+    steps: int | None = Field(
+        default=None, ge=1, description="local steps of every round, K, in place of random ones; p is then 1 / K"
+    )
+
+    def default_work(self) -> dict[str, int]:
+        return {}
+
+    def unused(self) -> Mapping[str, str]:
+        return {
+            **super().unused(),
+            **dict.fromkeys(NOT_PLAIN, "as Scaffnew corrects plain SGD steps"),
+            "epochs": "as all clients of Scaffnew take the same number of steps",
+            **({"p": f"beside steps={self.steps}"} if self.steps else {}),
+        }
+
+
+class ScaffnewState(ModelState):
+    """Client state, beside the y_i that it sent last."""
+
+    shift: Tree  # h_i, before its move by that communication
+
+
+class ScaffnewCarry(ScaffnewState, LocalCarry):
+    """A client's carry."""
+
+
+class Scaffnew(FedAvg, on_device=True):
+    """FedAvg of all clients with corrected local steps. Server: x."""
+
+    hyper: ScaffnewHyper
+    paper: ClassVar[str] = "Mishchenko et al., ICML 2022"
+    own_compression: ClassVar[bool] = True
+    needs_everyone: ClassVar[bool] = True
+
+    def plan(self, round: int, coin: float) -> Plan:
+        # The coin c, uniform in [0, 1), has K - 1 >= n with probability (1 - p)^n. At p = 1 K is 1.
+        steps = self.hyper.steps or 1 + int(math.log(1 - coin) / math.log(max(1 - self.hyper.p, 1e-300)))
+        return Plan(stages=(Stage(steps=steps, batch_size=self.hyper.batch_size or None, lr=self.hyper.rate(round)),))
+
+    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> ScaffnewState:
+        return {"params": params, "shift": tree.zeros_like(params)}
+
+    def begin(self, state: ScaffnewState, received: Message, ctx: Context) -> ScaffnewCarry:
+        carry, p = super().begin(state, received, ctx), 1 / self.hyper.steps if self.hyper.steps else self.hyper.p
+        moved, lr = tree.sub(carry["params"], state["params"]), self.hyper.rate(max(0, ctx.round - 1))
+        # Before round 0 nothing was sent, and nothing has moved.
+        return {**carry, "shift": tree.add(state["shift"], moved, p / lr)}
+
+    def step(self, carry: ScaffnewCarry, batch: Batch, *, stage: Stage) -> ScaffnewCarry:
+        loss, gradient = self.task.value_and_grad(carry["params"], batch)
+        return self.descend(carry, loss, tree.sub(gradient, carry["shift"]), stage)
+
+    def finish(self, state: ScaffnewState, carry: ScaffnewCarry, ctx: Context) -> Finished:
+        return Finished(
+            {"params": carry["params"], "shift": carry["shift"]},
+            {"delta": self.delta(carry)},
+            metrics=self.train_loss(carry, ctx),
+        )

@@ -1,0 +1,79 @@
+"""Methods that compare representations, on a small network; and the same network in float64, in plain torch."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from rayfl import tree
+from rayfl.models.dense import MLP
+from rayfl.rounds.check_setup import check_setup
+from rayfl.rounds.executor import InlineExecutor
+from rayfl.rounds.rounds import RunState
+from rayfl.rounds.setup import Evaluation, Setup
+from rayfl.tree import Tree
+from tests.bound_tasks import classification
+from tests.methods.reference import DIM, NUM_CLASSES, setup_of
+
+WIDTH = 5
+
+
+def small(method: str, hyper: Mapping[str, Any], engine: str = "loop", **options: Any) -> Setup:
+    """Five clients with unequal numbers of examples; 50 parameters behind relu and before softmax."""
+    build = MLP(hidden=(WIDTH,)).builder((DIM,), NUM_CLASSES)
+    here = setup_of(method, {"lr": 0.3, "batch_size": 4, **hyper}, build=build, rounds=4, **options)
+    evaluation = Evaluation(pooled=False)
+    method_here = here.method.with_task(classification(build, (DIM,)))
+    made = replace(here, method=method_here, evaluation=evaluation, engine_name=engine, stack_width=5)
+    check_setup(made)
+    return made
+
+
+def doubled(params: Mapping[str, Any]) -> Tree:
+    """The parameters in float64."""
+    return {name: torch.as_tensor(np.asarray(value)).double() for name, value in params.items()}
+
+
+def representation(params: Tree, inputs: Tensor) -> Tensor:
+    """relu(W_1 a + b_1), [batch, WIDTH]."""
+    return (inputs @ params["1.weight"].T + params["1.bias"]).relu()
+
+
+def cross_entropy(params: Tree, features: Tensor, labels: Tensor) -> Tensor:
+    return functional.cross_entropy(features @ params["3.weight"].T + params["3.bias"], labels)
+
+
+def examples(here: Setup, rows: np.ndarray) -> tuple[Tensor, Tensor]:
+    """Inputs in float64, and labels, of train examples."""
+    samples = here.dataset.train
+    return torch.from_numpy(samples.inputs[rows]).double(), torch.from_numpy(samples.labels[rows])
+
+
+def stepped(params: Tree, loss: Tensor, lr: float) -> Tree:
+    """The parameters, leaves of `loss`, after a step of gradient descent."""
+    gradients = torch.autograd.grad(loss, list(params.values()))
+    return {
+        name: (value - lr * g).detach().requires_grad_()
+        for (name, value), g in zip(params.items(), gradients, strict=True)
+    }
+
+
+def leaves(params: Tree) -> Tree:
+    return {name: value.detach().requires_grad_() for name, value in params.items()}
+
+
+def state_of(here: Setup, run_state: RunState, client: int) -> Tree:
+    """The model in a client's state; of a client that was never there its first one."""
+    if client not in run_state.states:
+        return here.first_state(client)["params"]
+    return tree.to_tensors(InlineExecutor(here).get(run_state.states[client]))["params"]
+
+
+def assert_near(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    assert found.keys() == wanted.keys()
+    for name, value in wanted.items():
+        np.testing.assert_allclose(found[name], value.detach(), rtol=2e-4, atol=2e-5, err_msg=name)

@@ -1,0 +1,101 @@
+"""FetchSGD against its equations in float64, and against momentum and top k on the server where nothing collides."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rayfl.compress.countsketch import hashes
+from rayfl.determinism.seeding import torch_seed
+from rayfl.rounds.setup import Setup
+from rayfl.testing.executors import play
+from tests.contracts.seams.closed_form import batches, flat, start
+from tests.contracts.seams.quadratic import TRAIN
+from tests.methods.averaging import made
+from tests.population.fates import with_fate
+from tests.refusals import refused
+
+LOSSES = {"per_round": 3, "dropout_after_training": 0.3}
+
+
+def followed(here: Setup, exact: bool = False) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """x, U and E after every round, by the equations; the hashes are rayfl's. exact: of vectors in place of tables."""
+    hyper = here.method.hyper.model_dump()
+    a = np.zeros((hyper["rows"], hyper["columns"], 10))
+    drawn = hashes(hyper["rows"], hyper["columns"], 10, torch_seed(here.seed, purpose="sketch"))
+    for row, (cells, signs) in enumerate(drawn):
+        a[row, cells, np.arange(10)] = signs
+    if exact:
+        assert (np.abs(a).sum(axis=2) <= 1).all(), "entries collide"
+        a = np.eye(10)[None]
+    x, u, e, seen = start(here), np.zeros(a.shape[:2]), np.zeros(a.shape[:2]), []
+    for round in range(here.rounds):
+        tables, weights = [], []
+        for i in with_fate(here.population.sample_round(round), "delivered"):
+            (batch,) = batches(here, round, i, steps=1, batch_size=hyper["batch_size"] or TRAIN[i])
+            tables.append(a @ (batch.gradient(x) + hyper["l2"] * x))
+            weights.append(TRAIN[i] if hyper["weighting"] == "samples" else 1)
+        if tables:
+            u = hyper["momentum"] * u + np.average(tables, axis=0, weights=weights)
+            e = e + hyper["lr"] * hyper["lr_decay"] ** round * u
+            estimates = np.median(np.einsum("rcj,rc->rj", a, e), axis=0)
+            # Entries of one cell may have the same estimate: then the first ones.
+            kept = np.argsort(-np.abs(estimates), kind="stable")[: int(np.ceil(10 * hyper["keep_ratio"]))]
+            delta = np.zeros(10)
+            delta[kept] = estimates[kept]
+            touched = a @ delta
+            e = e - touched if hyper["error"] == "subtract" else np.where(touched == 0, e, 0)
+            u = np.where(touched == 0, u, 0) if hyper["mask_momentum"] else u
+            x = x - delta
+        seen.append((x, u, e))
+    return seen
+
+
+@pytest.mark.parametrize("clients", [{}, LOSSES], ids=["all", "losses"])
+@pytest.mark.parametrize(
+    "hyper",
+    [
+        {"rows": 5, "columns": 7},
+        {"rows": 3, "columns": 9, "error": "subtract", "mask_momentum": False, "momentum": 0.5, "lr_decay": 0.9},
+        {"rows": 1, "columns": 6, "batch_size": 2, "weighting": "samples", "l2": 0.2, "mask_momentum": False},
+    ],
+    ids=str,
+)
+def test_follows_algorithm_1(hyper: dict[str, Any], clients: dict[str, Any]):
+    here = made("fetchsgd", {"lr": 0.1, "keep_ratio": 0.3, **hyper}, rounds=8, clients=clients)
+    records, run_states = play(here)
+    expected = followed(here)
+    for run_state, (x, u, e) in zip(run_states, expected, strict=True):
+        np.testing.assert_allclose(flat(run_state.server["params"]), x, atol=5e-6)
+        np.testing.assert_allclose(run_state.server["momentum"], u, atol=5e-6)
+        np.testing.assert_allclose(run_state.server["error"], e, atol=5e-6)
+    assert np.abs(expected[-1][0] - start(here)).max() > 0.1
+    # A count of examples where they are the weights.
+    bits = 32 * hyper["rows"] * hyper["columns"] + (64 if hyper.get("weighting") else 0)
+    sent = [row for record in records for row in record.clients if row.status == "delivered"]
+    assert {(row.uplink_bits, row.downlink_bits) for row in sent} == {(bits, 32 * 10)}
+
+
+@pytest.mark.parametrize("mask_momentum", [True, False])
+@pytest.mark.parametrize("error", ["zero", "subtract"])
+def test_without_collisions_it_is_top_k_with_momentum_and_an_error_memory(error: str, mask_momentum: bool):
+    hyper = {"lr": 0.1, "keep_ratio": 0.2, "rows": 3, "columns": 20_011, "error": error, "mask_momentum": mask_momentum}
+    here = made("fetchsgd", hyper, rounds=12, clients=LOSSES)
+    for run_state, (x, _, _) in zip(play(here)[1], followed(here, exact=True), strict=True):
+        np.testing.assert_allclose(flat(run_state.server["params"]), x, atol=5e-6)
+
+
+def test_a_round_without_messages_changes_nothing():
+    here = made("fetchsgd", {"columns": 7}, rounds=3, clients={"dropout_after_training": 0.9})
+    records, run_states = play(here)
+    assert [record.row.delivered for record in records].count(0) > 0
+    for record, before, after in zip(records[1:], run_states, run_states[1:], strict=False):
+        if not record.row.delivered:
+            assert all(before.server[name] is after.server[name] for name in ("momentum", "error"))
+
+
+def test_sizes_that_are_none():
+    with refused(names=["rows", "2", "1, 3, 5"]):
+        made("fetchsgd", {"rows": 2})
+    with refused(names=["keep_ratio", "1.5"]):
+        made("fetchsgd", {"keep_ratio": 1.5})
