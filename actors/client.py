@@ -9,8 +9,9 @@ from typing import Any
 import ray
 import torch
 
+from actors.shared_objects import in_objects, value
 from rayfl.determinism.platform import describe
-from rayfl.determinism.process import InstructionSet, hide_gpus, prepare_process
+from rayfl.determinism.process import hide_gpus, prepare_process
 from rayfl.determinism.torch_flags import fix
 from rayfl.errors import RayflError, refusing_exits
 from rayfl.limits.gpu import tensor_fraction
@@ -38,8 +39,8 @@ class ClientActor(OwnPackages):
 
     worker: Worker
 
-    def __init__(self, instruction_set: InstructionSet = "native", gpu_share: float = 0.0) -> None:
-        prepare_process(instruction_set)
+    def __init__(self, gpu_share: float = 0.0) -> None:
+        prepare_process()
         self.gpu_share = gpu_share
         if not gpu_share:
             hide_gpus()
@@ -73,13 +74,22 @@ class ClientActor(OwnPackages):
         return read_here()
 
     # Any: a job, its inputs and its outputs; rayfl/rounds/worker_jobs.py lists their types.
-    def call(self, num_outputs: int, shared: Any, work: Any, *inputs: Any) -> Any:
+    def call(
+        self,
+        together: Sequence[Sequence[int]],
+        shared: Any,
+        work: Any,
+        places: Sequence[tuple[int, int]],
+        *objects: Any,
+    ) -> Any:
         """Do one job and return its result; a job with outputs returns a generator of the outputs, then the result.
 
-        Ray stores each object of a generator before it asks for the next one. Outputs made before an error are stored,
-        too, so only the result shows that the call succeeded.
+        `together`: the outputs in each object; `places`: the object of each input, and its index there. Ray stores each
+        object of a generator before it asks for the next one. Outputs made before an error are stored, too, so only the
+        result shows that the call succeeded.
         """
         with refusing_exits():
+            inputs = [value(objects[at], index) for at, index in places]
             result, outputs = self.worker.do(work, shared, inputs)
         # Ray takes a generator here, and no other iterator.
-        return (one for one in chain(outputs, [result])) if num_outputs else result
+        return (one for one in chain(in_objects(outputs, together), [result])) if together else result

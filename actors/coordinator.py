@@ -24,7 +24,7 @@ from actors.placement import Placement
 from actors.ray_executor import RayExecutor
 from actors.retry_policy import Loss, Setbacks, try_again
 from rayfl.determinism.platform import ON_CPU, Platform, differences, of_driver, with_driver, with_kind
-from rayfl.determinism.process import InstructionSet, hide_gpus, prepare_process, trim
+from rayfl.determinism.process import hide_gpus, prepare_process, trim
 from rayfl.errors import refusing_exits
 from rayfl.experiment.input_files import KeptFiles
 from rayfl.own_packages import OwnPackages
@@ -84,8 +84,8 @@ class Progress:
 class Coordinator(OwnPackages):
     """Plays one experiment. `run` returns when the run is over; the other methods answer meanwhile."""
 
-    def __init__(self, instruction_set: InstructionSet = "native") -> None:
-        prepare_process(instruction_set)
+    def __init__(self) -> None:
+        prepare_process()
         hide_gpus()
         self._changed = Condition()
         self._news: list[News] = []

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import ray
-from ray.exceptions import ObjectStoreFullError, OutOfDiskError, RayError, RayTaskError
+from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.client import Actor
@@ -19,7 +19,7 @@ from actors.placement import Placement
 from actors.retry_policy import Loss, Setbacks, try_again
 from actors.signals import stoppable
 from rayfl.determinism.platform import Platform
-from rayfl.determinism.process import InstructionSet, trim
+from rayfl.determinism.process import trim
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.input_files import KeptFiles
 from rayfl.rounds.errors import ClientError, error_text, out_of_memory
@@ -109,7 +109,7 @@ class _Following:
         """Play to the end, with another coordinator if one dies. See `play_on_ray`."""
         setbacks = Setbacks()
         while True:
-            self.coordinator = coordinator = _start_coordinator(spec.placement.instruction_set)
+            self.coordinator = coordinator = _start_coordinator()
             if self.asked:
                 self.stop()
             try:
@@ -160,31 +160,22 @@ class _Following:
         self.listener.on_round(row, means)
 
 
-def _start_coordinator(instruction_set: InstructionSet) -> Actor:
+def _start_coordinator() -> Actor:
     """Start a coordinator on this node."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    return Coordinator.options(scheduling_strategy=here).remote(  # pyright: ignore[reportAttributeAccessIssue]
-        instruction_set
-    )
+    return Coordinator.options(scheduling_strategy=here).remote()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def final_error(error: RayTaskError, resume: str) -> BaseException:
     """The exception that ends a run: the one that its coordinator raised, or ClusterError if Ray failed or memory ran
     out. `resume` is the command that continues the run."""
     cause = unwrapped(error)
-    match cause:
-        case ObjectStoreFullError():
-            failure, advice = "Ray's object store is full", "; raise runtime.object_store_memory_mb"
-        case OutOfDiskError():
-            failure = "the disk below Ray's object store is full"
-            advice = "; free some space in the folder to which Ray spills (RAY_TMPDIR, or TMPDIR)"
-        case RayError():
-            failure, advice = "Ray failed", ""
-        case ClusterError() if resume not in str(cause):
-            return ClusterError(f"{cause}; then go on with: {resume}")
-        case _ if out_of_memory(cause) and not isinstance(cause, ClientError | ClusterError):
-            failure = "the coordinator ran out of memory"
-            advice = "; use a machine with more memory, or fewer actors (runtime.actors)"
-        case _:
-            return cause
-    return ClusterError(f"{failure} ({error_text(cause)}){advice}; then go on with: {resume}")
+    if isinstance(cause, ClusterError):
+        return cause if resume in str(cause) else ClusterError(f"{cause}; then go on with: {resume}")
+    if isinstance(cause, RayError):
+        failure = f"Ray failed ({error_text(cause)}); raise runtime.object_store_memory_mb if its object store is full"
+    elif out_of_memory(cause) and not isinstance(cause, ClientError):
+        failure = f"the coordinator ran out of memory ({error_text(cause)}); use a larger machine, or fewer actors"
+    else:
+        return cause
+    return ClusterError(f"{failure}; then go on with: {resume}")

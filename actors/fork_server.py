@@ -101,21 +101,18 @@ class ForkServer:
         self.folder.remove()
 
 
-def start() -> ForkServer | None:
-    """Start a fork server; None if this machine cannot have one or the user wants none, so that Ray starts workers."""
-    if sys.platform == "linux" and not is_plain():
-        with suppress(OSError):
-            return ForkServer()
-    return None
-
-
 _begun: ForkServer | None = None
 
 
 def begin() -> ForkServer | None:
-    """`start` the server for the Ray that this process will start, unless it has been started already."""
+    """Start the server for the Ray that this process will start, unless it has been started already.
+
+    None if this machine cannot have one or the user wants none, so that Ray starts workers.
+    """
     global _begun
-    _begun = _begun or start()
+    if _begun is None and sys.platform == "linux" and not is_plain():
+        with suppress(OSError):
+            _begun = ForkServer()
     return _begun
 
 

@@ -6,53 +6,39 @@ Objects below Ray's limit for the object store are in the coordinator itself and
 
 from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from ray import ObjectRef
 from ray.experimental import get_local_object_locations
 
+from actors.shared_objects import inputs
 from rayfl.rounds.executor import Job
 
 
-@dataclass(frozen=True)
-class Inputs:
-    """The bytes of a job's inputs in object stores: the sum, and by node id."""
-
-    num_bytes: int = 0
-    by_node: Mapping[str, int] = field(default_factory=dict)
-
-    def home(self, nodes: Collection[str]) -> str | None:
-        """The one of these nodes with the most bytes; None if they have none."""
-        here = {node: found for node, found in self.by_node.items() if node in nodes}
-        return max(here, key=lambda node: (here[node], node)) if here else None
-
-    def elsewhere(self, node: str) -> int:
-        """The bytes that other nodes must send to this one for the job."""
-        return self.num_bytes - self.by_node.get(node, 0)
-
-
-def inputs_of(jobs: Sequence[Job]) -> list[Inputs]:
-    """Look up where each job's inputs are stored. This process must own them."""
-    refs = {ref for job in jobs for ref in job.inputs if isinstance(ref, ObjectRef)}
+def bytes_by_node(jobs: Sequence[Job]) -> list[Counter[str]]:
+    """The bytes of each job's inputs in object stores, by node id. This process must own them."""
+    read = [{ref for ref in inputs(job.inputs)[0] if isinstance(ref, ObjectRef)} for job in jobs]
+    refs = set().union(*read)
     places = get_local_object_locations(list(refs)) if refs else {}
-    found = []
-    for job in jobs:
-        here = [place for ref in job.inputs if (place := places.get(ref)) and place["node_ids"]]
-        by_node: Counter[str] = Counter()
-        for place in here:
-            by_node.update(dict.fromkeys(place["node_ids"], place["object_size"]))
-        found.append(Inputs(sum(place["object_size"] for place in here), by_node))
+    found = [Counter[str]() for _ in jobs]
+    for stored, own in zip(found, read, strict=True):
+        for place in (places[ref] for ref in own if ref in places):
+            stored.update(dict.fromkeys(place["node_ids"], place["object_size"]))
     return found
 
 
-def homes(inputs: Sequence[Inputs], nodes: Sequence[str]) -> list[str | None]:
-    """The home of each job, from its inputs and the sorted nodes of all actors.
+def home(stored: Mapping[str, int], nodes: Collection[str]) -> str | None:
+    """The one of these nodes with the most bytes of a job's inputs; None if they have none."""
+    return max(stored.keys() & nodes, key=lambda node: (stored[node], node), default=None)
+
+
+def homes(stored: Sequence[Mapping[str, int]], nodes: Sequence[str]) -> list[str | None]:
+    """The home of each job, from the bytes of its inputs and the sorted nodes of all actors.
 
     Jobs without inputs in object stores are spread evenly, consecutive ones to one node, so that sums of clients which
     are added first lie on one node.
     """
-    even = [nodes[index * len(nodes) // len(inputs)] if nodes else None for index in range(len(inputs))]
-    return [one.home(nodes) or other for one, other in zip(inputs, even, strict=True)]
+    even = [nodes[index * len(nodes) // len(stored)] for index in range(len(stored))]
+    return [home(one, nodes) or other for one, other in zip(stored, even, strict=True)]
 
 
 class WaitingJobs:

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 import ray
 import torch
 
-from rayfl.determinism.process import InstructionSet
 from rayfl.errors import RayflError
 from rayfl.experiment.runtime import Runtime
 from rayfl.settings import shown
@@ -51,9 +50,8 @@ class Placement:
     answer a call.
 
     `wait_for_room_s`: the seconds that a run on a joined cluster waits for its first actor; None: `start_timeout_s`.
-    `instruction_set` is set in the actors; `mixed` lets machines that compute other bits work together. `labels` select
-    the nodes. `most`: the number of actors to which the pool grows when nodes join; None: nodes neither join nor leave.
-    `notices` are sentences for the user.
+    `mixed` lets machines that compute other bits work together. `labels` select the nodes. `most`: the number of actors
+    to which the pool grows when nodes join; None: nodes neither join nor leave. `notices` are sentences for the user.
     """
 
     num_actors: int
@@ -62,7 +60,6 @@ class Placement:
     start_timeout_s: float = 120.0
     wait_for_room_s: float | None = None
     call_timeout_s: float | None = None
-    instruction_set: InstructionSet = "native"
     mixed: bool = False
     labels: Mapping[str, str] = field(default_factory=dict)
     most: int | None = None
@@ -134,7 +131,6 @@ def place(runtime: Runtime, nodes: Sequence[Node] | None = None, most_calls: int
         start_timeout_s=runtime.start_timeout_s,
         wait_for_room_s=room_s if joined else None,
         call_timeout_s=runtime.call_timeout_s,
-        instruction_set=runtime.instruction_set,
         mixed=runtime.mixed,
         labels=runtime.labels or {},
         most=most if joined else None,

@@ -121,7 +121,7 @@ class ActorPool:
             wanted = min(most, max(self._room(), self.placement.num_actors))
             more = wanted - len(self.ready) - len(self._starting)
             if more > 0:
-                log.info(f"the cluster has grown: {more} more client actors start")
+                log.info(f"the cluster has grown: client actors that start now: {more}")
                 self.start(more)
         self.admit_ready()
 
@@ -152,7 +152,7 @@ class ActorPool:
         resources = {"num_cpus": size.num_cpus, "num_gpus": size.num_gpus}
         for _ in range(count):
             actor = ClientActor.options(**resources, scheduling_strategy="SPREAD", label_selector=labels).remote(
-                size.instruction_set, size.num_gpus
+                size.num_gpus
             )
             joined = actor.join.remote([self._setup])
             self._starting[joined] = Starting(actor, time.monotonic() + size.start_timeout_s)
@@ -220,7 +220,7 @@ class ActorPool:
             if self.ready:
                 most = f"at most runtime.start_timeout_s={size.start_timeout_s:g}"
             log.warning(
-                f"waiting for room for {size.num_actors - len(self.ready)} client actors ({size.size} each), {most}: "
+                f"waiting for room for client actors, {size.num_actors - len(self.ready)} of {size.size} each, {most}: "
                 f"of the cluster's {all}, {free} are free"
             )
 

@@ -14,7 +14,6 @@ import shutil
 import socket
 import stat
 import tempfile
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -34,24 +33,17 @@ _LONGEST_PATH = 107
 _PATH_INSIDE = f"/{_PREFIX}12345678/{RAYS}/session_2026-01-31_12-00-00_123456_4194304/sockets/plasma_store"
 """The longest path of a socket of Ray's inside a base."""
 
-_REMNANT_S = 600.0
-"""The age in seconds at which a folder that names no machine is nobody's."""
-
-_NOBODY = 65534
-"""The owner that Linux shows for users whom a container's user namespace does not have, such as the host's root."""
-
 
 class PrivateFolder:
     """A new folder of mode 0700 in the first suitable base. `remove` deletes it.
 
     Also delete the folders of killed processes of this user on this machine. A base is suitable if it is short enough
-    for Ray's sockets and if other users cannot replace what is in it. Without such a base, use one in which they can;
-    `exposed` is the part of its path that they may write to. Raise OSError if no base can hold the folder.
+    for Ray's sockets and keeps owners and modes. Raise OSError if no base can hold the folder.
     """
 
     def __init__(self) -> None:
         refused: OSError | None = None
-        for base in sorted(_bases(), key=lambda one: _writable_by_others(one) is not None):
+        for base in _bases():
             try:
                 if len(os.fsencode(base)) + len(_PATH_INSIDE) > _LONGEST_PATH:
                     raise OSError(f"the path of {base} is too long for the sockets of Ray")
@@ -68,7 +60,6 @@ class PrivateFolder:
         with suppress(OSError):
             fcntl.flock(self._lock, fcntl.LOCK_EX)
         Path(self.path, _HOST).write_text(socket.gethostname(), encoding="utf-8")
-        self.exposed = _writable_by_others(base)
 
     def remove(self) -> None:
         """Delete the folder. If a process still writes to it, the next start deletes it."""
@@ -93,18 +84,6 @@ def _made(base: str) -> str:
     return folder
 
 
-def _writable_by_others(folder: str) -> Path | None:
-    """Return the part of the path in which other users may replace entries; None if there is none."""
-    for part in (Path(folder), *Path(folder).parents):
-        with suppress(OSError):
-            found = part.stat()
-            foreign = found.st_uid not in (0, os.geteuid(), _NOBODY)
-            shared = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not found.st_mode & stat.S_ISVTX
-            if foreign or shared:
-                return part
-    return None
-
-
 def _remove_stale(base: str) -> None:
     """Delete the private folders in `base` whose processes were killed on this machine."""
     for folder in Path(base).glob(f"{_PREFIX}*"):
@@ -121,12 +100,8 @@ def _remove_stale(base: str) -> None:
 
 def _is_own(folder: Path) -> bool:
     """Whether a process of this user on this machine made the folder."""
-    found = folder.lstat()
-    host = folder / _HOST
-    named = host.read_text(encoding="utf-8") == socket.gethostname() if host.exists() else None
-    # A process of Ray's that outlived its session for a moment may have made the folder again.
-    remnant = named is None and time.time() - found.st_mtime > _REMNANT_S
-    return found.st_uid == os.geteuid() and (named or remnant)
+    is_mine = folder.lstat().st_uid == os.geteuid()
+    return is_mine and (folder / _HOST).read_text(encoding="utf-8") == socket.gethostname()
 
 
 def _remove(folder: str) -> None:

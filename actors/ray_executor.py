@@ -7,9 +7,10 @@ so the death of an actor loses only the call on which it was working.
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakSet
 
 import ray
 from ray import ObjectRef
@@ -18,17 +19,28 @@ from ray.exceptions import ObjectLostError, OutOfMemoryError, RayError, RayTaskE
 from actors.client import Actor
 from actors.errors import ClusterError, LostObjects, unwrapped
 from actors.kinds import Kinds
-from actors.locality import Inputs, WaitingJobs, homes, inputs_of
+from actors.locality import WaitingJobs, bytes_by_node, homes
 from actors.placement import Placement
 from actors.pool import ActorPool
 from actors.retry_policy import Cause, Loss, try_again
+from actors.shared_objects import Packed, Part, Stored, inputs, objects, references, value
+from rayfl import tree
 from rayfl.compress.base import Packet
+from rayfl.determinism.addition_order import runs
 from rayfl.determinism.platform import Platform
 from rayfl.gather import Handle
+from rayfl.rounds.client_outputs import OBJECT_BYTES
 from rayfl.rounds.errors import ClientError, HookError, OutOfMemory, out_of_memory
 from rayfl.rounds.executor import Job, JobResult, OnWave, Ref, Wave
-from rayfl.rounds.worker_jobs import RoundInputs
+from rayfl.rounds.worker_jobs import RewriteJob, RoundInputs
+from rayfl.run_directory.disk import portions
 from rayfl.settings_read import read_here
+
+MOST_THIN = 64
+"""If more objects are at most half in use, their values are put together again: fewer hold too little to matter."""
+
+MOST_SMALL = 10_000
+"""If there are more objects with states, those that hold less than half of what fits count as half in use, too."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +60,7 @@ class Call:
 
     index: int
     actor: Actor
-    outputs: list[ObjectRef]
+    objects: list[ObjectRef]
     deadline: float
 
 
@@ -56,14 +68,12 @@ class Call:
 class PendingCalls:
     """The jobs of one `run`: waiting, sent, done or failed.
 
-    `inputs`: where each job's inputs are stored, () if nobody looked; `nodes`: that of each actor, sorted, () if there
-    is only one.
+    `homes`: the home of each job; () if none has one.
     """
 
     shared: Ref
     jobs: Sequence[Job]
-    inputs: Sequence[Inputs] = ()
-    nodes: Sequence[str] = ()
+    homes: Sequence[str | None] = ()
     waiting: WaitingJobs = field(init=False)
     losses: Counter[tuple[int, Cause]] = field(default_factory=Counter)
     done: dict[int, JobResult] = field(default_factory=dict)
@@ -71,8 +81,7 @@ class PendingCalls:
     sent: dict[ObjectRef, Call] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.inputs = self.inputs or [Inputs()] * len(self.jobs)
-        self.waiting = WaitingJobs(homes(self.inputs, self.nodes))
+        self.waiting = WaitingJobs(self.homes or [None] * len(self.jobs))
 
     def fail(self, index: int, error: BaseException) -> None:
         """Note a job's error. No later job is sent, because a single worker would not have reached it."""
@@ -119,17 +128,31 @@ class RayExecutor:
     ) -> None:
         """Start the actors; arguments and errors are those of `ActorPool`. `on_wave` is called after every call."""
         self._on_wave = on_wave
-        self.moved_bytes = 0
-        """Bytes of inputs that were on other nodes than the actors to which they were sent."""
+        self.stored = WeakSet[Stored]()
+        """The objects with states of clients, or the server's memories of them."""
+        self._look_at: float = MOST_THIN
+        self._together = 1
         self.pool = ActorPool(setup, placement, kinds, on_platform, stopping)
 
     def put(self, value: Any) -> Ref:
         """Put a value into the object store."""
         return ray.put(value)
 
+    def put_all(self, values: Iterable[Any]) -> list[Ref]:
+        """Put values into the object store, small ones together."""
+        refs: list[Ref] = []
+        for group in portions(({str(at): one} for at, one in enumerate(values)), tree.num_bytes, OBJECT_BYTES):
+            # References to packets lie in no shared object.
+            alone = any(isinstance(leaf, StoredPacket) for leaf in tree.flatten(group).values())
+            for some in [[one] for one in group.values()] if alone else [[*group.values()]]:
+                stored = Stored(ray.put(Packed(some) if len(some) > 1 else some[0]), len(some))
+                self.stored.add(stored)
+                refs += [Part(stored, index) for index in range(len(some))]
+        return refs
+
     def get(self, ref: Ref) -> Any:
         """Get a value from the object store; large arrays are read-only views of it."""
-        return ray.get(ref)
+        return value(ray.get(ref.stored.ref), ref.index) if isinstance(ref, Part) else ray.get(ref)
 
     def handle(self, ref: Ref) -> Handle:
         """A packet's reference, which any worker can open."""
@@ -164,6 +187,7 @@ class RayExecutor:
         later job is sent. If several jobs fail, the error of the first of them is raised, as with a single worker.
         """
         self.pool.grow()
+        self._tidy(shared)
         pending = self._pending(shared, jobs)
         self._on_wave(pending.wave)
         while pending.sent or pending.waiting:
@@ -182,10 +206,37 @@ class RayExecutor:
             raise pending.failed[min(pending.failed)]
         return [pending.done[index] for index in range(len(jobs))]
 
+    def _tidy(self, shared: Ref) -> None:
+        """If there are a quarter more objects than at the last look, put together again those at most half in use."""
+        if len(self.stored) > self._look_at:
+            is_many = len(self.stored) > MOST_SMALL
+            thin = [one for one in self.stored if 2 * len(one.parts) <= (self._together if is_many else one.size)]
+            # Not while they are rewritten.
+            self._look_at = math.inf
+            try:
+                if len(thin) > MOST_THIN:
+                    self.rewrite(shared, thin)
+            finally:
+                del thin
+                self._look_at = max(MOST_THIN, 5 * len(self.stored) // 4)
+
+    def rewrite(self, shared: Ref, stored: Sequence[Stored]) -> None:
+        """Store the values of these objects anew, by calls of their own. The references to them stay as they are."""
+        where = [[*found] for found in bytes_by_node([Job(None, tuple(one.parts)) for one in stored])]
+        order = sorted(range(len(stored)), key=where.__getitem__)
+        parts = [part for at in order for part in sorted(stored[at].parts, key=lambda part: part.index)]
+        jobs = []
+        for run in runs(range(len(parts)), self.num_workers):
+            moved = tuple(parts[run[0] : run[-1] + 1])
+            jobs.append(Job(RewriteJob(), moved, len(moved), (range(len(moved)),), self._together))
+        for job, answer in zip(jobs, self.run(shared, jobs), strict=True):
+            for part, new in zip(job.inputs, answer.outputs, strict=True):
+                part.move(new)
+
     def _pending(self, shared: Ref, jobs: Sequence[Job]) -> PendingCalls:
         """The calls that the jobs need. If the actors are on several nodes, each job has a home node."""
         nodes = sorted(joined.node for joined in self.pool.ready.values())
-        return PendingCalls(shared, jobs, inputs_of(jobs), nodes) if len({*nodes}) > 1 else PendingCalls(shared, jobs)
+        return PendingCalls(shared, jobs, homes(bytes_by_node(jobs), nodes) if len({*nodes}) > 1 else ())
 
     def _node_of(self, actor: Actor) -> str:
         return self.pool.ready[actor].node
@@ -203,17 +254,20 @@ class RayExecutor:
     def _send(self, pending: PendingCalls) -> None:
         index, actor = self._next_pair(pending.waiting)
         limit, job = self.pool.placement.call_timeout_s, pending.jobs[index]
-        self.moved_bytes += pending.inputs[index].elsewhere(self._node_of(actor))
-        method = actor.call.options(num_returns=1 + job.num_outputs)
-        answer = method.remote(job.num_outputs, pending.shared, job.work, *job.inputs)
-        *outputs, result = answer if job.num_outputs else [answer]
-        pending.sent[result] = Call(index, actor, outputs, time.monotonic() + (math.inf if limit is None else limit))
+        (refs, places), together = inputs(job.inputs), objects(job)
+        method = actor.call.options(num_returns=1 + len(together))
+        answer = method.remote(together, pending.shared, job.work, places, *refs)
+        *made, result = answer if together else [answer]
+        pending.sent[result] = Call(index, actor, made, time.monotonic() + (math.inf if limit is None else limit))
 
     def _take(self, pending: PendingCalls, ref: ObjectRef) -> None:
         """Take the result of a call that is over, or its error; if the call lost its actor, send it again."""
         call = pending.sent.pop(ref)
         try:
-            pending.done[call.index] = JobResult(ray.get(ref), call.outputs)
+            outputs = references(pending.jobs[call.index], call.objects)
+            pending.done[call.index] = JobResult(ray.get(ref), outputs)
+            self.stored |= {one.stored for one in outputs if isinstance(one, Part)}
+            self._together = max(self._together, pending.jobs[call.index].together)
             self._on_wave(pending.wave)
         except RayTaskError as error:
             cause = unwrapped(error)

@@ -31,7 +31,6 @@ PLAIN = "RAYFL_PLAIN_RAY"
 TOKEN_MODE = "ray._raylet:Config.initialize"
 TOKEN = "ray._raylet:AuthenticationTokenLoader.instance"
 LOOPBACK = "ray._private.ray_constants:ENABLE_RAY_CLUSTER"
-RUNNING_HEAD = "ray._private.services:canonicalize_bootstrap_address"
 PRINTING = "ray._private.worker:print_to_stdstream"
 NODE = "ray._private.worker:_global_node"
 RAYLET = "ray._private.node:Node.start_raylet"
@@ -40,7 +39,7 @@ DRAINING = "ray._private.state:state.get_draining_nodes"
 REFERENCES = "ray._raylet:CoreWorker.get_all_reference_counts"
 THIS_WORKER = "ray._private.worker:global_worker"
 IDLE = ("start_api_server", "start_log_monitor", "start_monitor")
-PARTS = (TOKEN_MODE, TOKEN, LOOPBACK, RUNNING_HEAD, PRINTING, NODE, RAYLET, PORTS, DRAINING, REFERENCES, THIS_WORKER)
+PARTS = (TOKEN_MODE, TOKEN, LOOPBACK, PRINTING, NODE, RAYLET, PORTS, DRAINING, REFERENCES, THIS_WORKER)
 PARTS += tuple(f"ray._private.node:Node.{name}" for name in IDLE)
 """The names that are looked up, as module:attribute."""
 
@@ -139,13 +138,10 @@ def read_token_again() -> None:
         loader().reset_cache()
 
 
-def token_headers() -> Mapping[str, str] | None:
-    """The headers with this process's token, {} if it has none. None if that is unknown: Ray has its own error then."""
-    if (loader := _value(TOKEN)) is None:
-        return None
-    if not loader().has_token(ignore_auth_mode=True):
-        return {}
-    return loader().get_token_for_http_header(ignore_auth_mode=True)
+def has_token() -> bool:
+    """Whether this process has a token; False if that is unknown."""
+    loader = _value(TOKEN)
+    return loader is not None and loader().has_token(ignore_auth_mode=True)
 
 
 def loopback() -> AbstractContextManager[None]:
@@ -155,12 +151,6 @@ def loopback() -> AbstractContextManager[None]:
     keeps them out.
     """
     return _replaced(LOOPBACK, lambda before: False)
-
-
-def running_head() -> str | None:
-    """The address of the Ray that runs on this machine; None if there is none, or if that is unknown."""
-    find_head = _value(RUNNING_HEAD)
-    return find_head("auto") if find_head else None
 
 
 def published_lines_logged() -> AbstractContextManager[None]:
@@ -177,12 +167,8 @@ def own_processes() -> dict[str, int]:
     {} if this Ray lacks the private part: Ray's own code then ends the driver, up to a minute later.
     """
     node = _value(NODE)
-    return {name: _pid(node, name) for name in ("gcs_server", "raylet")} if node else {}
-
-
-# Any: Ray's own node.
-def _pid(node: Any, name: str) -> int:
-    return node.all_processes[name][0].process.pid
+    names = ("gcs_server", "raylet") if node else ()
+    return {name: node.all_processes[name][0].process.pid for name in names}
 
 
 def shut_down() -> None:
@@ -261,16 +247,11 @@ def lean_nodes(fork_server: str | None) -> Iterator[None]:
 
     with ExitStack() as replaced:
         for name in IDLE:
-            replaced.enter_context(_replaced(f"ray._private.node:Node.{name}", lambda before: _do_nothing))
+            replaced.enter_context(_replaced(f"ray._private.node:Node.{name}", lambda before: lambda *_, **__: None))
         replaced.enter_context(_replaced(RAYLET, lean))
         for name in (USUAL_WORKER, SERVER):
             replaced.callback(os.environ.pop, name, None)
         yield
-
-
-# Any: Ray's own arguments.
-def _do_nothing(node: Any, **settings: Any) -> None:
-    """Stand in for a method that starts an idle process."""
 
 
 # Any: Ray's own node.

@@ -62,11 +62,19 @@ def started(memory_mb: int | None, resume: str | None) -> Iterator[None]:
 def joined(address: str) -> Iterator[None]:
     """Context manager: join the cluster at `address` (host:port or auto), and leave it after the block.
 
-    Raise RayflError for a wrong address; ClusterError if no cluster answers, or if it refuses this process.
+    This process shows a token if it has one, in RAY_AUTH_TOKEN, in the file that RAY_AUTH_TOKEN_PATH names or in
+    ~/.ray/auth_token; a cluster that requires none does not look at it, and a warning is logged. Raise RayflError for a
+    wrong address; ClusterError if no cluster answers, or if it refuses this process.
     """
     _require_reachable(address)
     fork_server.end()
-    with token_for(address):
+    if address != "auto" and _needs_no_token(address):
+        log.warning(
+            f"the cluster at {address} has no token authentication: whoever reaches its ports runs code there as its "
+            "user; start it with RAY_AUTH_MODE=token"
+        )
+    mode = os.environ.get("RAY_AUTH_MODE", "token" if ray_internals.has_token() else None)
+    with _variables({"RAY_AUTH_MODE": mode}), ray_internals.loopback():
         try:
             _join(address)
             yield
@@ -101,53 +109,23 @@ def _join(address: str) -> None:
             ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ClusterError(
-            f"Ray could not join the cluster at {address!r}: {error}; are the versions of Ray and Python equal?"
+            f"Ray could not join the cluster at {address!r}: {error}; are the versions of Ray and Python equal, and is "
+            "the cluster's token, if it asks for one, in RAY_AUTH_TOKEN, in the file that RAY_AUTH_TOKEN_PATH names or "
+            "in ~/.ray/auth_token, and RAY_AUTH_MODE unset?"
         ) from error
 
 
-@contextmanager
-def token_for(address: str) -> Iterator[None]:
-    """Context manager: in the block, `ray.init` has the token of the cluster at `address` (host:port or auto).
-
-    If the cluster requires a token, it is read from RAY_AUTH_TOKEN, from the file that RAY_AUTH_TOKEN_PATH names or
-    from ~/.ray/auth_token. If the cluster requires none, a warning is logged. Raise ClusterError if the required token
-    is missing or wrong.
-    """
-    # None if no Ray runs on this machine; ray.init has its own error for that.
-    found = ray_internals.running_head() if address == "auto" else address
-    refused = _refuses(found, {}) if found else None
-    if refused is False:
-        log.warning(
-            f"the cluster at {address} has no token authentication: whoever reaches its ports runs code there as its "
-            "user; start it with RAY_AUTH_MODE=token"
-        )
-    mode = os.environ.get("RAY_AUTH_MODE", "token" if refused else None)
-    with _variables({"RAY_AUTH_MODE": mode}), ray_internals.loopback():
-        if refused and found:
-            token = {} if os.environ["RAY_AUTH_MODE"].lower() == "disabled" else ray_internals.token_headers()
-            if token is not None and _refuses(found, token):
-                raise ClusterError(
-                    f"the cluster at {address!r} {'refuses this token' if token else 'asks for a token'}; give its "
-                    "token in RAY_AUTH_TOKEN, in the file that RAY_AUTH_TOKEN_PATH names or in ~/.ray/auth_token, and "
-                    "leave RAY_AUTH_MODE unset"
-                )
-        yield
-
-
-def _refuses(head: str, token: Mapping[str, str]) -> bool | None:
-    """Whether a cluster's head refuses a call with these headers; None if it does not answer."""
+def _needs_no_token(head: str) -> bool:
+    """Whether a cluster's head answers a call that has no token."""
     import grpc
 
     # Closed at once: a process with an open channel must not fork, as ray.init does.
     with grpc.insecure_channel(head) as channel:
         try:
-            metadata = tuple((name.lower(), value) for name, value in token.items())
-            channel.unary_unary(ray_internals.GET_CLUSTER_ID)(b"", timeout=_ANSWER_S, metadata=metadata)
-        except grpc.RpcError as error:
-            # Any: a grpc.RpcError of a call is a grpc.Call, too, and its type does not say so.
-            code = error.code()  # pyright: ignore[reportAttributeAccessIssue]
-            return True if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED) else None
-    return False
+            channel.unary_unary(ray_internals.GET_CLUSTER_ID)(b"", timeout=_ANSWER_S)
+        except grpc.RpcError:
+            return False
+    return True
 
 
 @contextmanager
@@ -201,11 +179,6 @@ def _init(memory_mb: int | None) -> PrivateFolder:
         worker_register_timeout_seconds=30,
     )
     server, folder = fork_server.begin(), PrivateFolder()
-    if folder.exposed is not None:
-        log.warning(
-            f"other users of this machine may write to {folder.exposed}, and so replace the folder of Ray's files, "
-            f"{folder.path}; set {BASE} to a folder of your own"
-        )
     try:
         # The public way to say where Ray makes its folders.
         with (

@@ -7,7 +7,7 @@ that have changed since the one before it, and shares that one's other files.
 import logging
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,7 +34,7 @@ from rayfl.run_directory.manifest import (
 )
 from rayfl.run_directory.states import load_states, save_states
 from rayfl.settings import Settings, shown
-from rayfl.tree import Arrays, State
+from rayfl.tree import State
 
 log = logging.getLogger("rayfl")
 
@@ -54,11 +54,8 @@ MOST_SMALL = 100
 """If the checkpoint before has more files of states below half of FILE_BYTES, these are written anew, in fewer ones."""
 
 
-class Held(NamedTuple):
-    """The states in a file: the clients whose present states it holds, and the number of all its states."""
-
-    clients: Sequence[int]
-    size: int
+Held = tuple[Sequence[int], int]
+"""The states in a file: the clients whose present states it holds, and the number of all its states."""
 
 
 class Saved(NamedTuple):
@@ -132,7 +129,7 @@ def _shared(place: Path, run_state: RunState, before: Saved) -> dict[str, Held]:
             # A file system without links, or a folder that somebody has removed: all is written anew.
             with suppress(OSError):
                 os.link(before.place / name, place / name)
-                shared[name] = Held(same, size)
+                shared[name] = (same, size)
     return shared
 
 
@@ -146,13 +143,13 @@ def _write_states(place: Path, run_state: RunState, executor: Executor, shared: 
     held: dict[str, Held] = {}
     for kind, refs in (("states", run_state.states), ("memories", run_state.server_memories)):
         files = {name: one for name, one in shared.items() if name.startswith(kind)}
-        there = {client for one in files.values() for client in one.clients}
+        there = {client for clients, _ in files.values() for client in clients}
         first = 1 + max(map(_number, files), default=-1)
         new = ({str(client): executor.get(ref)} for client, ref in sorted(refs.items()) if client not in there)
         for number, states in enumerate(portions(new, tree.num_bytes, FILE_BYTES), first):
             name = f"{kind}-{number:04d}.safetensors"
             save_states(place / name, states)
-            held[name] = Held([*map(int, states)], len(states))
+            held[name] = ([*map(int, states)], len(states))
     return held
 
 
@@ -166,14 +163,12 @@ def load(
     executor: Executor,
     rows: Callable[[int], Mapping[str, int]] | None = None,
     identity: str | None = None,
-    first: State | None = None,
 ) -> RunState | None:
     """The newest undamaged checkpoint of a run whose rounds are on record; None if there is none.
 
     `rows` gives the rows that each table of the records has after a number of rounds; None: do not compare them.
-    `identity`: that of the setup; None: take any. `first`: the server's state before round 0; a later state has tensors
-    of the same types. A checkpoint that is passed over is logged. Raise RayflError for another format or another
-    experiment.
+    `identity`: that of the setup; None: take any. A checkpoint that is passed over is logged. Raise RayflError for
+    another format or another experiment.
     """
     for place in checkpoints(directory).values():
         try:
@@ -185,14 +180,14 @@ def load(
                 )
             found = None if rows is None else rows(about.round)
             if found is None or (found["rounds"] == about.round and found == dict(about.rows)):
-                return _read(place, about, executor, first)
+                return _read(place, about, executor)
             log.warning("some records before checkpoint %s are missing; the checkpoint before it is used", place.name)
         except DamagedFile as error:
             log.warning("checkpoint %s is damaged (%s); the checkpoint before it is used", place.name, error)
     return None
 
 
-def _read(place: Path, about: Manifest, executor: Executor, first: State | None) -> RunState:
+def _read(place: Path, about: Manifest, executor: Executor) -> RunState:
     """The run state in a checkpoint whose files are as they were written. Raise DamagedFile if it holds none."""
 
     # Any: a state's leaf, and what stands for it.
@@ -205,13 +200,20 @@ def _read(place: Path, about: Manifest, executor: Executor, first: State | None)
     def states(kind: str, count: int) -> dict[int, Ref]:
         """References to the states of one kind by client."""
         refs: dict[int, Ref] = {}
-        # The newest state of each client first.
-        for name in sorted((name for name in about.files if name.startswith(kind)), key=_number, reverse=True):
+
+        def new(name: str) -> Iterator[State]:
+            """The states in a file of clients that are not in `refs`."""
             for key, state in load_states(place / name):
                 if not re.fullmatch(r"0|[1-9][0-9]{0,17}", key):
                     raise DamagedFile(f"{name} holds the state of client {shown(key)}")
                 if int(key) not in refs:
-                    refs[int(key)] = executor.put(with_handles(state))
+                    clients.append(int(key))
+                    yield with_handles(state)
+
+        # The newest state of each client first.
+        for name in sorted((name for name in about.files if name.startswith(kind)), key=_number, reverse=True):
+            clients: list[int] = []
+            refs |= zip(clients, executor.put_all(new(name)), strict=True)
         if len(refs) != count:
             raise DamagedFile(f"it holds {len(refs)} {kind} of {count}")
         return refs
@@ -220,34 +222,13 @@ def _read(place: Path, about: Manifest, executor: Executor, first: State | None)
     versions = {name: executor.put(with_handles(state)) for name, state in found.items() if name.startswith(VERSION)}
     if "server" not in found or set(found) - {"server", "air", *_BESIDE_SERVER, *versions}:
         raise DamagedFile(f"{SERVER} does not hold the server's state")
-    server = tree.to_tensors(with_handles(found["server"]))
-    if first is not None:
-        _check_types(server, first)
+    numbers = {int(name.removeprefix(VERSION)): ref for name, ref in versions.items()}
     return RunState(
         round=about.round,
-        server=server,
+        server=tree.to_tensors(with_handles(found["server"])),
         selection=tree.to_tensors(found.get("selection", {})),
         downlink=tree.to_tensors(found.get("downlink", {})),
-        air=_air(found["air"], versions) if "air" in found else Air(),
+        air=Air.from_arrays(found["air"], numbers) if "air" in found else Air(),
         states=states("states", about.states),
         server_memories=states("memories", about.memories),
     )
-
-
-def _air(arrays: Arrays, versions: Mapping[str, Ref]) -> Air:
-    """Who is under way, and the server's states from which they began. Raise DamagedFile if they do not fit."""
-    numbers = {name.removeprefix(VERSION): ref for name, ref in versions.items()}
-    try:
-        return Air.from_arrays(arrays, {int(number): ref for number, ref in numbers.items()})
-    # A stranger's file can hold anything.
-    except Exception as error:
-        raise DamagedFile(f"{SERVER} does not hold who is under way ({error})") from error
-
-
-def _check_types(state: State, first: State) -> None:
-    """Raise DamagedFile if a tensor of the server's state has another type than before round 0."""
-    now, then = tree.flatten(state), tree.flatten(first)
-    for name in now.keys() & then.keys():
-        found, wanted = (getattr(one[name], "dtype", None) for one in (now, then))
-        if found != wanted:
-            raise DamagedFile(f"{name} of the server is {found} and not {wanted}")

@@ -9,12 +9,9 @@ import atexit
 import logging
 import shutil
 import tempfile
-import threading
-from collections.abc import Callable, Collection
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
-from typing import NamedTuple
 
 from rayfl.errors import RayflError
 from rayfl.run_directory.description import EXPERIMENT
@@ -30,22 +27,16 @@ _Stamp = tuple[int, int, int]
 """Size, time of the last change in ns, and number of a file; links of one file have one stamp."""
 
 
-class Reached(NamedTuple):
-    """How far a run has come. Of two runs, the one that has come further compares larger.
+def reached(names: Collection[str]) -> tuple[int, bool] | None:
+    """How far the run with these files has come; None if they are no run.
 
-    `saved`: the rounds before its newest checkpoint, or -1; `finished`: whether all its tables are finished.
+    The rounds before its newest checkpoint, or -1, and whether all its tables are finished: of two runs, the one that
+    has come further compares larger.
     """
-
-    saved: int
-    finished: bool
-
-
-def reached(names: Collection[str]) -> Reached | None:
-    """How far the run with these files has come; None if they are no run."""
     if EXPERIMENT not in names:
         return None
     saved = max((rounds for name in names if (rounds := round_of(name)) is not None), default=-1)
-    return Reached(saved, all(f"records/{name}.parquet" in names for name in SCHEMAS))
+    return saved, all(f"records/{name}.parquet" in names for name in SCHEMAS)
 
 
 class Copies:
@@ -116,67 +107,52 @@ def _step(name: str, gone: bool) -> int:
     return {EXPERIMENT: 1, "records": 2, FOLDER: 4, MANIFEST: 5}.get(part, 0)
 
 
-class Mirror:
-    """Copies the run in `directory` while a `with` block runs, and at its end, even if the block fails.
+@contextmanager
+def mirrored(directory: Path, storage: Storage) -> Iterator[Callable[[], None]]:
+    """Context manager: copy the run in `directory` at its end, even if the block fails; yields what copies meanwhile.
 
-    A separate thread copies, so a slow storage delays no round. `with` gives the function to call after each round.
-    Raise DiskError if the copying at the end fails; if the block has failed too, only log it.
+    The function is called after each round, and copies the run if the round has left a new checkpoint. Raise DiskError
+    if the copying at the end fails; if the block has failed too, only log it.
     """
+    copies, last = Copies(directory, storage), None
 
-    def __init__(self, directory: Path, storage: Storage) -> None:
-        self._copies = Copies(directory, storage)
-        self._directory, self._url = directory, storage.url
-        self._due, self._over = threading.Event(), False
-        self._saved: int | None = None
-        self._failing = False
-        # A daemon: a process that is ended at once does not wait for a storage.
-        self._thread = threading.Thread(target=self._follow, name="rayfl.mirror", daemon=True)
-        self._thread.start()
-
-    def round_done(self) -> None:
-        """Copy the run if a round has left a new checkpoint."""
-        newest = max(checkpoints(self._directory), default=None)
-        if newest != self._saved:
-            self._saved = newest
-            self._due.set()
-
-    def _follow(self) -> None:
-        while self._due.wait() and not self._over:
-            self._due.clear()
-            try:
-                self._copies.update()
-            except OSError as error:
-                if not self._failing:
-                    log.warning(
-                        "%s cannot be written to (%s): the run goes on in %s, and copying is tried again at the next "
-                        "checkpoint",
-                        self._url,
-                        error,
-                        self._directory,
-                    )
-                self._failing = True
-
-    def __enter__(self) -> Callable[[], None]:
-        return self.round_done
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._over = True
-        self._due.set()
-        if error is not None and not isinstance(error, Exception):
+    def round_done() -> None:
+        nonlocal last
+        newest = max(checkpoints(directory), default=None)
+        if newest == last:
             return
-        self._thread.join()
+        last = newest
         try:
-            self._copies.update()
-        except OSError as refusal:
-            failure = DiskError(
-                f"{self._url} cannot be written to ({refusal}), so the newest results are only in {self._directory}: "
-                f"when it can be written to again, copy them with: rayfl resume {self._directory}"
+            copies.update()
+        except OSError as error:
+            log.warning(
+                "%s cannot be written to (%s): the run goes on in %s, and copying is tried again at the next "
+                "checkpoint",
+                storage.url,
+                error,
+                directory,
             )
-            if error is None:
-                raise failure from refusal
-            log.warning("%s", failure)
+
+    try:
+        yield round_done
+    except Exception:
+        if refusal := _refusal(copies):
+            log.warning("%s", refusal)
+        raise
+    if refusal := _refusal(copies):
+        raise refusal
+
+
+def _refusal(copies: Copies) -> DiskError | None:
+    """Copy the run a last time. Return the error if that fails."""
+    try:
+        copies.update()
+    except OSError as error:
+        return DiskError(
+            f"{copies.storage.url} cannot be written to ({error}), so the newest results are only in "
+            f"{copies.directory}: when it can be written to again, copy them with: rayfl resume {copies.directory}"
+        )
+    return None
 
 
 def fetch(storage: Storage, directory: Path, leave_out: tuple[str, ...] = ()) -> None:
@@ -206,18 +182,14 @@ def fetch_newer(storage: Storage, directory: Path, require_same: Callable[[Path,
         return False
     if here is None and (directory / "records").exists():
         raise RayflError(f"{directory} is a run that lost its {EXPERIMENT}: restore it, or move it away")
-    # A folder beside it, renamed when it is complete: if this is interrupted, the next call starts again.
-    partial = directory.with_name(f"{directory.name}.fetched")
     with writing(directory, "try again"):
-        if partial.exists():
-            require_own_entries(partial)
-            shutil.rmtree(partial)
-        partial.mkdir(parents=True)
-    try:
-        fetch(storage, partial)
-        if here is not None:
-            require_same(directory, partial)
-        with writing(directory, "try again"):
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        # A folder beside it, from which the run takes its place when it is complete.
+        with tempfile.TemporaryDirectory(suffix=".fetched", dir=directory.parent) as beside:
+            partial = Path(beside, directory.name)
+            fetch(storage, partial)
+            if here is not None:
+                require_same(directory, partial)
             if directory.exists():
                 require_own_entries(directory)
                 with locked(directory):
@@ -225,8 +197,6 @@ def fetch_newer(storage: Storage, directory: Path, require_same: Callable[[Path,
                     (directory / LOCK).unlink(missing_ok=True)
             partial.replace(directory)
             sync_directory(directory.parent)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return True
 
 

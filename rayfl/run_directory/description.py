@@ -124,12 +124,9 @@ def write_metric_facts(directory: Path, facts: Mapping[str, Facts]) -> None:
 def read_metric_facts(directory: Path) -> Mapping[str, Facts]:
     """What `write_metric_facts` wrote; before it did, loss and accuracy. Raise RayflError if it is damaged."""
     path = directory / METRICS
-    return read_as(_facts, path) if path.exists() else RECORDED_BEFORE
-
-
-# Any: JSON.
-def _facts(**given: Any) -> Mapping[str, Facts]:
-    return {name: Facts(**one) for name, one in given.items()}
+    if not path.exists():
+        return RECORDED_BEFORE
+    return read_as(lambda **given: {name: Facts(**one) for name, one in given.items()}, path)
 
 
 def read_as(make: Callable[..., _Content], path: Path) -> _Content:

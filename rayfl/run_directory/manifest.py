@@ -42,8 +42,6 @@ PART = Part(
     {"`checkpoints/`": "the states from which the run resumes; the name of a folder is the number of rounds before it"},
 )
 FORMAT = 5
-_READ = (4, FORMAT)
-"""The formats that this version reads: in format 4 each client is in one file."""
 _KEPT = 2
 _CHECKSUM = "sha256"
 
@@ -163,13 +161,13 @@ def read_manifest(place: Path) -> Manifest:
     try:
         about = dict(read_json(place / MANIFEST))
         checksum = about.pop(_CHECKSUM, None)
-        # Older formats have no checksum.
+        # The first formats had no checksum.
         older = checksum is None and about.get("format") in range(1, FORMAT)
         if not older and checksum != _checksum(about):
             raise DamagedFile("it is not what was written")
     except (OSError, ValueError) as error:
         raise DamagedFile(f"its manifest cannot be read: {error}") from None
-    if about.get("format") not in _READ:
+    if about.get("format") != FORMAT:
         raise RayflError(
             f"checkpoint {place} has format {shown(about.get('format'))}, written by rayfl {about.get('rayfl')}; this "
             f"is rayfl {__version__}, which reads format {FORMAT}: resume it with the version that wrote it"

@@ -10,16 +10,11 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
 from rayfl.errors import RayflError, reason
 from rayfl.run_directory.disk import DiskError
 from rayfl.settings import shown
-
-# A command that meets no URL does not load it.
-if TYPE_CHECKING:
-    from pyarrow.fs import FileSystem
 
 _SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss")
 """Storages in which a file appears when it is closed, and folders need not be made."""
@@ -89,10 +84,15 @@ class Storage:
 
     def __init__(self, url: str) -> None:
         """Open the folder. Raise RayflError as `require_url` does."""
+        from pyarrow.fs import FileSystem
+
         require_url(url)
-        self.url = url
+        self.url, parts = url, urlsplit(url)
+        if parts.scheme in ("gs", "gcs") and "retry_limit_seconds" not in parts.query:
+            # pyarrow's limit is fifteen minutes, for which a run without credentials would print nothing.
+            parts = parts._replace(query="&".join(filter(None, (parts.query, "retry_limit_seconds=60"))))
         with self._refusals():
-            self._files, path = _file_system(url)
+            self._files, path = FileSystem.from_uri(urlunsplit(parts))
         self._path = path.rstrip("/")
 
     def files(self) -> set[str]:
@@ -171,18 +171,6 @@ def opened(url: str) -> Iterator[Storage]:
         raise RayflError(
             f"{url} cannot be read ({error}): check the address and the account, or name another place"
         ) from None
-
-
-def _file_system(url: str) -> "tuple[FileSystem, str]":
-    """The file system of a URL and the path in it."""
-    from pyarrow.fs import FileSystem
-
-    parts = urlsplit(url)
-    if parts.scheme in ("gs", "gcs") and "retry_limit_seconds" not in parts.query:
-        # pyarrow's limit is fifteen minutes, for which a run without credentials would print nothing.
-        query = "&".join(filter(None, (parts.query, "retry_limit_seconds=60")))
-        url = urlunsplit(parts._replace(query=query))
-    return FileSystem.from_uri(url)
 
 
 def _words(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""Files whose place the user names: a report, a picture. rayfl never replaces a file of others unasked.
+"""Files whose place the user names, such as a report. rayfl never replaces a file of others unasked.
 
 rayfl recognises a file that it wrote by a mark near the beginning.
 """
@@ -10,6 +10,7 @@ from pathlib import Path
 from secrets import token_hex
 
 from rayfl.errors import RayflError, reason
+from rayfl.run_directory.description import is_run
 from rayfl.run_directory.disk import Part, write_whole
 
 _MARKED_BYTES = 1 << 16
@@ -27,7 +28,6 @@ class OutputKind:
 
 
 REPORT = OutputKind("a report", b" - rayfl report</title>", "report.html")
-PARTITION_PICTURE = OutputKind("a picture of the data")
 
 
 PART = Part((r"report\.html", r"\.rayfl-[0-9a-f]{16}\.partial"), {"`report.html`": "the page"})
@@ -41,7 +41,7 @@ def require_replaceable(path: Path, kind: OutputKind, overwrite: bool = False) -
     """
     # Path.resolve raises if links lead in a circle.
     home = Path(os.path.realpath(path.absolute().parent))
-    run = next((folder for folder in (home, *home.parents) if _is_run(folder)), None)
+    run = next((folder for folder in (home, *home.parents) if is_run(folder)), None)
     if run is not None and (kind.in_run is None or run / kind.in_run != home / path.name):
         other = f", or {run / kind.in_run}" if kind.in_run else ""
         raise RayflError(
@@ -61,13 +61,6 @@ def require_replaceable(path: Path, kind: OutputKind, overwrite: bool = False) -
             f"{path} is there already and is not known to be {kind.name} of rayfl: name another place, or give "
             "--overwrite"
         )
-
-
-def _is_run(directory: Path) -> bool:
-    """Whether a directory is that of a run, even of one that has lost a file."""
-    names = ("experiment.json", "platform.json", "experiment.toml", "records")
-    first, second, *others = ((directory / name).exists() for name in names)
-    return (first and second) or ((first or second) and any(others))
 
 
 def _is_of(path: Path, kind: OutputKind) -> bool:

@@ -12,7 +12,7 @@ import pyarrow as pa
 from rayfl import tree
 from rayfl.rounds.executor import Executor
 from rayfl.rounds.ledger import RoundRecord
-from rayfl.rounds.rounds import RunState, first_run_state, personal_models, simulate
+from rayfl.rounds.rounds import RunState, personal_models, simulate
 from rayfl.rounds.setup import Setup
 from rayfl.run_directory import checkpoint
 from rayfl.run_directory.description import write_metric_facts
@@ -87,13 +87,13 @@ def play_run(
 
 def recalled(setup: Setup, executor: Executor, directory: Path) -> tuple[RunState | None, Mapping[str, pa.Table]]:
     """The run state of the newest usable checkpoint whose rounds are on record (None: start again), and the records."""
-    first, tables = first_run_state(setup).server, read_tables(directory)
+    tables = read_tables(directory)
 
     def rows(rounds: int) -> dict[str, int]:
         """The rows of each table in a number of first rounds. A table has its rounds in order."""
         return {name: int(np.searchsorted(table["round"], rounds)) for name, table in tables.items()}
 
-    run_state = checkpoint.load(directory, executor, rows, setup.identity, first)
+    run_state = checkpoint.load(directory, executor, rows, setup.identity)
     if run_state is None:
         log.info("there is no checkpoint: starting from round 0")
     else:

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from rayfl.errors import RayflError
 from rayfl.metrics.facts import RECORDED_BEFORE, Facts
@@ -24,7 +25,6 @@ from rayfl.run_directory.tables import (
     read_records,
     read_tables,
     table_path,
-    write_table,
 )
 
 # A list of runs loads no torch.
@@ -127,9 +127,10 @@ class Recorder(AbstractContextManager["Recorder"]):
             for name, stream in self._streams.items():
                 stream.close()
                 table = read_records(self._directory, name)
-                # A default argument, because linters do not know that the lambda is called at once.
                 write_whole(
-                    table_path(self._directory, name, "parquet"), lambda path, table=table: write_table(path, table)
+                    table_path(self._directory, name, "parquet"),
+                    # Checksums, so that a reader notices damage.
+                    lambda path, table=table: pq.write_table(table, path, write_page_checksum=True),
                 )
             for name in self._streams:
                 table_path(self._directory, name, "arrows").unlink(missing_ok=True)

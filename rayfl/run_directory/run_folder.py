@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rayfl.errors import RayflError
-from rayfl.run_directory.copies import Copies, Mirror, fetch_newer
+from rayfl.run_directory.copies import Copies, fetch_newer, mirrored
 from rayfl.run_directory.description import EXPERIMENT, is_left_over, is_run
 from rayfl.run_directory.disk import LOCK, DiskError, locked
 from rayfl.run_directory.object_storage import Storage, StorageError, below, is_url, opened, parted
@@ -72,7 +72,6 @@ class RunFolder:
         folder = self
         while True:
             path = folder.directory
-            missing = [one for one in (path, *path.parents) if not one.exists()]
             try:
                 if numbered:
                     path.mkdir(parents=True)
@@ -81,9 +80,6 @@ class RunFolder:
                 break
             except FileExistsError:
                 folder = self.next_free()
-            except OSError:
-                _remove_empty(missing)
-                raise
         try:
             if overwrite and folder.url is not None:
                 with opened(folder.url) as storage:
@@ -94,15 +90,16 @@ class RunFolder:
                 with suppress(OSError):
                     remove_entries(path)
                     (path / LOCK).unlink(missing_ok=True)
-                _remove_empty(missing)
+                    path.rmdir()
             raise
 
     def mirrored(self) -> AbstractContextManager[Callable[[], None]]:
-        """Copy the run to its storage, if it has one, while the `with` block runs, and at its end; see Mirror."""
+        """Copy the run to its storage, if it has one, while the `with` block runs, and at its end; see
+        copies.mirrored."""
         if self.url is None:
             return nullcontext(lambda: None)
         try:
-            return Mirror(self.directory, Storage(self.url))
+            return mirrored(self.directory, Storage(self.url))
         except StorageError as error:
             raise DiskError(
                 f"{self.url} cannot be reached ({error}): check the address and the account, then try again"
@@ -168,10 +165,3 @@ def require_free(path: Path, overwrite: bool = False) -> bool:
         )
     require_own_entries(path)
     return bool(found)
-
-
-def _remove_empty(folders: list[Path]) -> None:
-    """Remove directories, innermost first, as far as they are empty."""
-    for folder in folders:
-        with suppress(OSError):
-            folder.rmdir()

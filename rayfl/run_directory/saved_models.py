@@ -3,12 +3,11 @@
 models/NAME.safetensors, or models/NAME-0000.safetensors, models/NAME-0001.safetensors, ... for a large tree.
 """
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated
 
-from pydantic import Field, model_validator
+from pydantic import Field
 from safetensors import SafetensorError, safe_open
 
 from rayfl.determinism.process import Precision
@@ -37,8 +36,6 @@ CONSTANTS = "constants"
 """Where a client's number stands in the keys of personal models: the parameters and buffers that all have in common."""
 MODEL_BYTES = 128 << 20
 """A file of final models is closed when it is larger."""
-MOST_ENTRIES = 1 << 40
-"""The most numbers of an input."""
 
 
 def save_model(directory: Path, name: str, parts: Iterable[Mapping[str, "Tensor"]]) -> list[Path]:
@@ -78,39 +75,24 @@ def model_files(directory: Path, name: str) -> list[Path]:
     return [whole] if whole.is_file() else shards
 
 
-def model_keys(directory: Path, name: str) -> list[str]:
-    """The keys of the tree that `save_model` wrote under `name`. Raise RayflError if there is none."""
-    return [key for keys in _read_models(directory, name, lambda file: list(file.keys())) for key in keys]
-
-
 def load_model(directory: Path, name: str, prefix: str = "") -> dict[str, "Tensor"]:
     """The tree that `save_model` wrote under `name`, or the part of it whose keys begin with `prefix`.
 
-    Raise RayflError if there is none.
+    Raise RayflError if there is none, or if a file is damaged.
     """
-
-    # Any: safetensors' reader has no public type.
-    def chosen(file: Any) -> dict[str, "Tensor"]:
-        return {key: file.get_tensor(key) for key in file.keys() if key.startswith(prefix)}  # noqa: SIM118
-
-    return {key: tensor for found in _read_models(directory, name, chosen) for key, tensor in found.items()}
-
-
-# Any: safetensors' reader, and what is read.
-def _read_models(directory: Path, name: str, read: Callable[[Any], Any]) -> Iterator[Any]:
-    """Apply `read` to each file under `name`. Raise RayflError if there is no file, or one is damaged."""
     paths = model_files(directory, name)
     if not paths:
         path = directory / "models" / f"{name}.safetensors"
         raise RayflError(f"{path} does not exist: the run has saved no model of that name")
+    found: dict[str, Tensor] = {}
     for path in paths:
         try:
             require_regular(path)
             with safe_open(path, "pt") as file:
-                found = read(file)
+                found |= {key: file.get_tensor(key) for key in file.keys() if key.startswith(prefix)}  # noqa: SIM118
         except (OSError, SafetensorError) as error:
             raise RayflError(f"{path} cannot be read ({error}): restore it, or run the experiment again") from None
-        yield found
+    return found
 
 
 class ModelInputs(Settings):
@@ -127,16 +109,6 @@ class ModelInputs(Settings):
     vocabulary: int | None = Field(description="number of different tokens, if the data give it")
     precision: Precision = Field(description="runtime.precision")
     digest: Mapping[str, str] | str | None = Field(description="data.digest of experiment.json")
-
-    @model_validator(mode="after")
-    def _is_possible(self) -> Self:
-        if math.prod(self.input_shape) > MOST_ENTRIES:
-            raise RayflError(f"={list(self.input_shape)} has more than {MOST_ENTRIES} entries", ("input_shape",))
-        sizes = {len(self.mean), len(self.std)}
-        if self.kind == "image" and sizes not in ({1}, set(self.input_shape[:1])):
-            given = f"={list(self.mean)} and std={list(self.std)}"
-            raise RayflError(f"{given} are not one value each for {self.input_shape[0]} channels", ("mean",))
-        return self
 
     def without_samples(self) -> "Dataset":
         """The dataset that the models were trained on, without its samples."""
@@ -172,7 +144,6 @@ def write_model_inputs(directory: Path, dataset: "Dataset", precision: Precision
     return path
 
 
-def read_model_inputs(directory: Path) -> ModelInputs | None:
-    """What `write_model_inputs` wrote; None if an older rayfl wrote the models. Raise RayflError if it is damaged."""
-    path = directory / "models" / "inputs.json"
-    return read_as(ModelInputs, path) if path.exists() else None
+def read_model_inputs(directory: Path) -> ModelInputs:
+    """What `write_model_inputs` wrote. Raise RayflError if it is missing or damaged."""
+    return read_as(ModelInputs, directory / "models" / "inputs.json")

@@ -157,11 +157,6 @@ def first_rounds(tables: Mapping[str, pa.Table], rounds: int) -> dict[str, pa.Ta
     return {name: tidy(table.filter(pc.field("round") < rounds)) for name, table in tables.items()}
 
 
-def write_table(path: Path, table: pa.Table) -> None:
-    """Write a Parquet file with checksums, so that a reader notices damage. Raise OSError if writing fails."""
-    pq.write_table(table, path, write_page_checksum=True)
-
-
 def _unreadable(path: Path, what: str) -> RayflError:
     return RayflError(f"{path} cannot be read ({what}): restore it, or run the experiment again")
 

@@ -10,8 +10,9 @@ from types import TracebackType
 import pyarrow.compute as pc
 
 from rayfl.rounds.ledger import RoundRow
+from rayfl.run_directory.description import TOML, read_experiment
 from rayfl.run_directory.tables import read_records
-from rayfl.run_directory.trackers.tracker import TrackedRun, Tracker, TrackerName, adapter
+from rayfl.run_directory.trackers.tracker import TrackedRun, Tracker, TrackerName
 
 log = logging.getLogger("rayfl")
 
@@ -31,7 +32,7 @@ class Tracking(AbstractContextManager["Tracking"]):
 
     def __init__(self, directory: Path, names: Collection[TrackerName]) -> None:
         """Prepare to start or resume the named trackers."""
-        self._directory, self._names = directory, tuple(names)
+        self._directory, self._names = directory, tuple(dict.fromkeys(names))
         self._trackers: dict[str, Tracker] = {}
         self._total_bits = 0
 
@@ -45,14 +46,30 @@ class Tracking(AbstractContextManager["Tracking"]):
         for name in names:
             self._tolerating(name, lambda name=name: self._open(name, len(rounds)))
 
-    def _open(self, name: str, num_recorded: int) -> None:
-        self._trackers[name] = adapter(name)(TrackedRun.read(self._directory), num_recorded)
+    def _open(self, name: TrackerName, num_recorded: int) -> None:
+        text = (self._directory / TOML).read_text(encoding="utf-8")
+        run = TrackedRun(self._directory, read_experiment(self._directory), text)
+        # Each loads its own package.
+        if name == "wandb":
+            from rayfl.run_directory.trackers.wandb_run import WandbRun as Adapter
+        else:
+            from rayfl.run_directory.trackers.tensorboard_events import TensorBoard as Adapter
+        self._trackers[name] = Adapter(run, num_recorded)
 
     def round(self, row: RoundRow, means: Mapping[str, float]) -> None:
         """Send a round, which is on record, to every tracker."""
         self._begin(until=row.round)
         self._total_bits += row.uplink_bits + row.downlink_bits
-        values = {**means, **_communication(row, self._total_bits)}
+        values = {
+            **means,
+            "communication/uplink_bits": row.uplink_bits,
+            "communication/downlink_bits": row.downlink_bits,
+            "communication/total_megabytes": self._total_bits / 8e6,
+            "clients/selected": row.selected,
+            "clients/delivered": row.delivered,
+            "time/simulated_s": row.simulated_s,
+            "time/wall_s": row.wall_s,
+        }
         self._each(lambda tracker: tracker.round(row.round, values))
 
     def model(self, path: Path) -> None:
@@ -84,15 +101,3 @@ class Tracking(AbstractContextManager["Tracking"]):
     ) -> None:
         self._each(lambda tracker: tracker.close(error is None))
         self._trackers.clear()
-
-
-def _communication(row: RoundRow, total_bits: int) -> dict[str, float]:
-    return {
-        "communication/uplink_bits": row.uplink_bits,
-        "communication/downlink_bits": row.downlink_bits,
-        "communication/total_megabytes": total_bits / 8e6,
-        "clients/selected": row.selected,
-        "clients/delivered": row.delivered,
-        "time/simulated_s": row.simulated_s,
-        "time/wall_s": row.wall_s,
-    }

@@ -55,7 +55,7 @@ class Handle:
 def handles(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Handle]], None]:
     """Let the driver start such coordinators."""
     monkeypatch.setattr(ray, "kill", lambda handle: None)
-    return lambda make: monkeypatch.setattr(driver, "_start_coordinator", lambda instruction_set: make())
+    return lambda make: monkeypatch.setattr(driver, "_start_coordinator", make)
 
 
 @pytest.mark.ray

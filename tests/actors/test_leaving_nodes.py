@@ -48,7 +48,7 @@ def test_an_announced_node_is_left_and_room_is_waited_for(
                 Placement(2, 2.0, 0.0, 100.0, wait_for_room_s=math.inf, most=2),
                 stopping=lambda: any("runtime.start_timeout_s=100" in sentence for sentence in logged(caplog)),
             )
-        check_sentence(logged(caplog)[-1], [said, "1 client actors", "num_cpus=2", "free"])
+        check_sentence(logged(caplog)[-1], [said, "1 of num_cpus=2", "free"])
         caplog.clear()
         # Ray's own answer: this cluster has no second node.
         ends = {node: int(1000 * (time.time() + 100))}
@@ -60,7 +60,7 @@ def test_an_announced_node_is_left_and_room_is_waited_for(
         announced, waiting = logged(caplog)
         check_sentence(announced, [node[:8], "checkpoint"])
         assert re.search(r"in (99|100) s\b", announced)
-        check_sentence(waiting, ["2 client actors", "num_cpus=1", "num_gpus=0", "4 CPUs and 1 GPUs", "free"])
+        check_sentence(waiting, ["2 of num_cpus=1", "num_gpus=0", "4 CPUs and 1 GPUs", "free"])
         executor.pool.close()
         with refused(names=["0 of 1", "num_cpus=8", "runtime.wait_for_room_s=0.5"], error=ClusterError):
             RayExecutor(ray.put(setup), Placement(1, 8.0, 0.0, wait_for_room_s=0.5, most=1))

@@ -147,8 +147,8 @@ def test_what_rays_memory_monitor_kills_is_tried_again(
     ("cause", "facts"),
     [
         (ObjectStoreFullError("full"), ["runtime.object_store_memory_mb"]),
-        (OutOfDiskError("full"), ["disk", "RAY_TMPDIR"]),
-        (MemoryError("boom"), ["memory", "MemoryError: boom", "runtime.actors"]),
+        (OutOfDiskError("full"), ["OutOfDiskError", "full"]),
+        (MemoryError("boom"), ["memory", "MemoryError: boom", "actors"]),
         (ClusterError("no actor was ready"), ["no actor was ready"]),
     ],
 )

@@ -65,8 +65,8 @@ def play():
 
 def asked():
     # Whether this Ray asks for a token.
-    from actors.start_or_join import _refuses
-    return _refuses(ray.get_runtime_context().gcs_address, {})
+    from actors.start_or_join import _needs_no_token
+    return not _needs_no_token(ray.get_runtime_context().gcs_address)
 
 if __name__ == "__main__":
     play()

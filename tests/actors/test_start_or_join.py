@@ -1,6 +1,5 @@
 """Nobody else gets into a Ray that rayfl starts, and rayfl says how it gets into another one."""
 
-import json
 import os
 import subprocess
 import sys
@@ -11,6 +10,7 @@ import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import grpc
 import psutil
@@ -18,9 +18,10 @@ import pytest
 import ray
 
 from actors import ray_internals, start_or_join
+from actors.errors import ClusterError
 from actors.start_or_join import LOOPBACK
 from tests.actors.toys import logged
-from tests.refusals import check_sentence
+from tests.refusals import check_sentence, refused
 
 pytestmark = pytest.mark.ray
 
@@ -129,44 +130,26 @@ def test_no_server_of_a_session_takes_a_call_without_the_token(processes: list[p
     assert all(grpc.StatusCode.UNAUTHENTICATED in codes for codes in answers.values()), answers
 
 
-JOINING = """
-import json, os, sys
-from actors import start_or_join, ray_internals
-from actors.errors import ClusterError
+def test_a_cluster_is_joined_with_the_token_that_this_process_has(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    modes: list[str | None] = []
 
-for environment in json.loads(sys.argv[2]):
-    os.environ.update(environment)
-    ray_internals.read_token_again()
-    try:
-        with start_or_join.token_for(sys.argv[1]):
-            print("joined by", os.environ.get("RAY_AUTH_MODE"))
-    except ClusterError as error:
-        print(error)
-    for name in environment:
-        del os.environ[name]
-"""
+    def init(**settings: Any) -> None:
+        modes.append(os.environ.get("RAY_AUTH_MODE"))
+        raise ConnectionError("Failed to connect")
 
-
-def test_a_cluster_is_joined_by_the_token_it_asks_for(cluster: None, tmp_path: Path) -> None:
-    (tmp_path / "with" / ".ray").mkdir(parents=True)
-    (tmp_path / "with" / ".ray" / "auth_token").write_text(os.environ["RAY_AUTH_TOKEN"])
-    nowhere, somewhere = {"HOME": str(tmp_path)}, {"HOME": str(tmp_path / "with")}
-    tries = [nowhere, nowhere | {"RAY_AUTH_TOKEN": "0" * 64}, somewhere | {"RAY_AUTH_MODE": "disabled"}, somewhere]
-    done = subprocess.run(
-        [sys.executable, "-c", JOINING, ray.get_runtime_context().gcs_address, json.dumps(tries)],
-        env={name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    ends = done.stdout.splitlines()
-    assert len(ends) == 4 and done.stderr == "", done.stdout + done.stderr
-    check_sentence(ends[0], ["asks for a token", "RAY_AUTH_TOKEN", "~/.ray/auth_token"])
-    check_sentence(ends[1], ["refuses this token", "RAY_AUTH_TOKEN", "~/.ray/auth_token"])
-    check_sentence(ends[2], ["asks for a token", "RAY_AUTH_MODE"])
-    assert ends[3] == "joined by token"
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    for variables in ({}, {"RAY_AUTH_TOKEN": "0" * 64}, {"RAY_AUTH_TOKEN": "0" * 64, "RAY_AUTH_MODE": "disabled"}):
+        tokens = {"HOME": str(tmp_path), "RAY_AUTH_TOKEN": None, "RAY_AUTH_TOKEN_PATH": None, "RAY_AUTH_MODE": None}
+        with (
+            start_or_join._variables(tokens | variables),
+            refused(names=["auto", "Failed to connect", "RAY_AUTH_TOKEN", "~/.ray/auth_token"], error=ClusterError),
+            start_or_join.joined("auto"),
+        ):
+            pass
+    assert modes == [None, "token", "disabled"]
 
 
 def test_a_tip_of_rays_is_not_shown(monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder) -> None:
@@ -176,7 +159,7 @@ def test_a_tip_of_rays_is_not_shown(monkeypatch: pytest.MonkeyPatch, recwarn: py
     assert recwarn.list == []
 
 
-def test_a_cluster_without_tokens_is_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_cluster_without_tokens_is_named(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     def answer(request: bytes, context: grpc.ServicerContext) -> bytes:
         return b""
 
@@ -187,8 +170,10 @@ def test_a_cluster_without_tokens_is_named(caplog: pytest.LogCaptureFixture) -> 
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
     address = f"{LOOPBACK}:{server.add_insecure_port(f'{LOOPBACK}:0')}"
     server.start()
+    monkeypatch.setattr(ray, "init", lambda **settings: None)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
     try:
-        with start_or_join.token_for(address):
+        with start_or_join.joined(address):
             pass
     finally:
         server.stop(None).wait()

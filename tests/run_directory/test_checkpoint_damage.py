@@ -19,7 +19,7 @@ from rayfl.errors import RayflError
 from rayfl.experiment.identity import identity
 from rayfl.experiment.prepare import prepare
 from rayfl.rounds.executor import InlineExecutor
-from rayfl.rounds.rounds import RunState, first_run_state
+from rayfl.rounds.rounds import RunState
 from rayfl.rounds.setup import Setup
 from rayfl.run_directory import checkpoint
 from rayfl.run_directory.checkpoint import Checkpoints
@@ -39,8 +39,7 @@ class Saved:
     truth: dict[int, RunState]
 
     def load(self, directory: Path) -> RunState | None:
-        executor, first = InlineExecutor(self.setup), first_run_state(self.setup).server
-        return checkpoint.load(directory, executor, None, self.setup.identity, first)
+        return checkpoint.load(directory, InlineExecutor(self.setup), None, self.setup.identity)
 
 
 def played(directory: Path, seed: int) -> Setup:
@@ -235,14 +234,9 @@ def describe(path: Path, change: Callable[[dict[str, Any], dict[str, np.ndarray]
     save_file(arrays, path, {"layout": json.dumps(layout)})
 
 
-def other_types(layout: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-    arrays.update({name: array.astype(np.float64) for name, array in arrays.items()})
-
-
 @pytest.mark.parametrize(
     "change",
     [
-        other_types,
         lambda layout, arrays: {"server": {"array": next(iter(arrays))}},
         lambda layout, arrays: {"nobody": layout["server"]},
         lambda layout, arrays: {"server": {"tree": [1]}},

@@ -16,7 +16,7 @@ from rayfl.experiment.prepare import prepare, with_task
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.setup import Setup
 from rayfl.run_directory.checkpoint import Checkpoints
-from rayfl.run_directory.copies import Copies, Mirror, Reached, fetch, fetch_newer, reached
+from rayfl.run_directory.copies import Copies, fetch, fetch_newer, mirrored, reached
 from rayfl.run_directory.disk import DiskError
 from rayfl.run_directory.object_storage import Storage, StorageError
 from rayfl.run_directory.play_run import play_run, recalled
@@ -228,9 +228,9 @@ def test_how_far_a_run_has_come():
     manifest = "checkpoints/00000004/manifest.json"
     tables = [f"records/{name}.parquet" for name in ("rounds", "clients", "metrics")]
     assert reached([manifest]) is None
-    assert reached(["experiment.json"]) == Reached(-1, False)
-    assert reached(["experiment.json", "checkpoints/00000006/server.safetensors", manifest]) == Reached(4, False)
-    assert reached(["experiment.json", manifest, *tables]) == Reached(4, True) > Reached(4, False)
+    assert reached(["experiment.json"]) == (-1, False)
+    assert reached(["experiment.json", "checkpoints/00000006/server.safetensors", manifest]) == (4, False)
+    assert reached(["experiment.json", manifest, *tables]) == (4, True)
 
 
 def test_a_storage_that_refuses_for_a_while_gets_all_afterwards(
@@ -243,10 +243,8 @@ def test_a_storage_that_refuses_for_a_while_gets_all_afterwards(
         raise StorageError("ACCESS_DENIED")
 
     monkeypatch.setattr(Storage, "put", refuse)
-    with Mirror(directory, Storage(there.url)) as round_done:
+    with mirrored(directory, Storage(there.url)) as round_done:
         round_done()
-        while not logged(caplog):
-            pass
         monkeypatch.setattr(Storage, "put", put)
     assert set(there.files()) == set(own_files(directory))
     (notice,) = logged(caplog)
@@ -263,10 +261,10 @@ def test_what_cannot_be_copied_at_the_end_is_said_and_kept(
     directory = shutil.copytree(unfinished, tmp_path / "run")
     with (
         refused(names=[there.url, f"rayfl resume {directory}"], error=DiskError),
-        Mirror(directory, Storage(there.url)),
+        mirrored(directory, Storage(there.url)),
     ):
         pass
     # The run's own error is the one that is raised.
-    with pytest.raises(ZeroDivisionError), Mirror(directory, Storage(there.url)):
+    with pytest.raises(ZeroDivisionError), mirrored(directory, Storage(there.url)):
         raise ZeroDivisionError
     assert "ACCESS_DENIED" in logged(caplog)[-1]

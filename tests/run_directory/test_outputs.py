@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from rayfl.run_directory.outputs import PARTITION_PICTURE, REPORT, OutputKind, write_output
+from rayfl.run_directory.outputs import REPORT, OutputKind, write_output
 from tests.refusals import refused
 
 MARK = b" - rayfl report</title>"
+UNMARKED = OutputKind("a picture")
 
 
 def unwritten(path: Path, kind: OutputKind, overwrite: bool, names: list[str]) -> None:
@@ -21,14 +22,14 @@ def unwritten(path: Path, kind: OutputKind, overwrite: bool, names: list[str]) -
     assert not list(path.parent.glob(".rayfl-*"))
 
 
-@pytest.mark.parametrize("kind", [REPORT, PARTITION_PICTURE])
+@pytest.mark.parametrize("kind", [REPORT, UNMARKED])
 def test_only_its_own_kind_is_replaced_unasked(kind: OutputKind, tmp_path: Path):
     """A picture has no mark, so that not even another picture is replaced."""
     path = tmp_path / "file"
     write_output(path, b"<title>x" + MARK + b"1", REPORT)
     write_output(path, b"<title>x" + MARK + b"2", REPORT)
     assert path.read_bytes().endswith(b"2")
-    unwritten(path, PARTITION_PICTURE, False, ["already", "--overwrite"])
+    unwritten(path, UNMARKED, False, ["already", "--overwrite"])
     for content in (b"", b"mine", b" " * (1 << 17) + MARK):
         path.write_bytes(content)
         unwritten(path, kind, False, ["already"])
@@ -56,21 +57,17 @@ def test_a_partial_file_of_somebody_else_stays(tmp_path: Path):
     assert (tmp_path / "page.html.partial").read_text() == "mine"
 
 
-@pytest.mark.parametrize("lost", [None, "experiment.json", "platform.json"])
-def test_a_run_directory_takes_its_report_and_nothing_else(lost: str | None, tmp_path: Path):
+def test_a_run_directory_takes_its_report_and_nothing_else(tmp_path: Path):
     run = tmp_path / "run"
     (run / "records").mkdir(parents=True)
     for name in ("experiment.json", "platform.json", "experiment.toml", "records/rounds.parquet"):
-        if name != lost:
-            (run / name).write_text("{}")
+        (run / name).write_text("{}")
     (tmp_path / "link").symlink_to(run / "records")
     names = ("experiment.json", "records/rounds.parquet", "page.html", "models/new/report.html")
     for path in (*(run / name for name in names), tmp_path / "link" / "rounds.parquet", run / "records" / ".." / "x"):
         unwritten(path, REPORT, True, ["run directory", "run/report.html"])
-    unwritten(run / "report.html", PARTITION_PICTURE, True, ["run directory"])
+    unwritten(run / "report.html", UNMARKED, True, ["run directory"])
     write_output(run / "report.html", MARK, REPORT)
-    write_output(tmp_path / "experiment.json", b"{}", REPORT)
-    write_output(tmp_path / "page.html", b"beside a file of this name there is no run", REPORT)
 
 
 def test_an_error_of_the_disk_names_the_file(tmp_path: Path):

@@ -14,14 +14,13 @@ import torch
 
 from rayfl.errors import RayflError
 from rayfl.rounds.ledger import ClientRow, MetricRow, RoundRow
-from rayfl.run_directory import record
 from rayfl.run_directory.description import describe_run
 from rayfl.run_directory.disk import locked, write_text
 from rayfl.run_directory.record import Recorder, read_run
 from rayfl.run_directory.run_files import require_no_links
 from rayfl.run_directory.run_folder import RunFolder, create_run_directory
 from rayfl.run_directory.saved_models import load_model, save_model
-from rayfl.run_directory.tables import SCHEMAS, read_tables, write_table
+from rayfl.run_directory.tables import SCHEMAS, read_tables
 from tests.refusals import mentions, refused
 
 
@@ -327,15 +326,13 @@ def test_nothing_is_left_of_a_run_that_is_refused(tmp_path, there):
         describe_run(directory, {}, {}, "")
         with Recorder(directory):
             raise RayflError("refused")
-    assert sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")) == there
-    # Neither of one whose directory cannot be made.
+    assert [path.name for path in tmp_path.rglob("*")] == ["runs"]
     with (
         pytest.raises(OSError) as raised,
         RunFolder(tmp_path / "runs" / "two" / ("x" * 300), "runs").made(),
     ):
         pass
     assert raised.value.errno == errno.ENAMETOOLONG
-    assert sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")) == there
     with pytest.raises(RayflError, match="late"), folder.made():
         describe_run(directory, {}, {}, "")
         with Recorder(directory) as recorder:
@@ -361,7 +358,7 @@ def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path, name):
     [
         ("[" * 100_000, "nested"),
         ('{"a":' * 80 + "1" + "}" * 80, "nested"),
-        ('{"a": ' + "9" * 5000 + "}", "number"),
+        ('{"a": ' + "9" * 5000 + "}", "5000 digits"),
         ("[1]", "table"),
         ("{", "line 1"),
     ],
@@ -386,16 +383,16 @@ def test_a_run_that_goes_on_is_not_overwritten(tmp_path):
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_nobody_resumes_a_run_while_its_records_are_compacted(tmp_path, monkeypatch, name):
     directory = described(tmp_path / "run")
-    late_paths = []
+    late_paths, write_table = [], pq.write_table
 
-    def late(path, table):
+    def late(table, path, **options):
         if path.name.startswith(name):
             with refused(names=[directory, "wait"]):
                 going_on(directory, 0)
             late_paths.append(path)
-        write_table(path, table)
+        write_table(table, path, **options)
 
-    monkeypatch.setattr(record, "write_table", late)
+    monkeypatch.setattr(pq, "write_table", late)
     with Recorder(directory) as recorder:
         recorder.round(RoundRow(0, 1, 1, 8, 8, 1.0, 0.1), [], [])
     assert late_paths and read_run(directory).finished and len(read_run(directory).rounds) == 1

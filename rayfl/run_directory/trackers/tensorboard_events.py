@@ -1,6 +1,5 @@
 """A run in TensorBoard, written by torch.utils.tensorboard."""
 
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -23,8 +22,6 @@ class TensorBoard:
     def __init__(self, run: TrackedRun, num_recorded: int) -> None:
         """Begin a new file."""
         directory = run.directory / FOLDER
-        self._hook = threading.excepthook
-        threading.excepthook = self._show
         self._writer = SummaryWriter(str(directory), purge_step=num_recorded)
         self._writer.add_text("experiment", run.markdown)
         # In this file: add_hparams would write a newer one, and TensorBoard then stops reading this one.
@@ -47,12 +44,4 @@ class TensorBoard:
         """End the file, and if the run is finished, the session of its hyper-parameters."""
         if finished:
             self._file.add_summary(self._end)
-        try:
-            self._writer.close()
-        finally:
-            threading.excepthook = self._hook
-
-    def _show(self, args: threading.ExceptHookArgs) -> None:
-        """Show no traceback of TensorBoard's writing thread: the next write raises its error."""
-        if not type(args.thread).__module__.startswith("tensorboard."):
-            self._hook(args)
+        self._writer.close()

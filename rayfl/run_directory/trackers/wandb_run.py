@@ -13,7 +13,6 @@ from rayfl.run_directory.trackers.tracker import TrackedRun
 FOLDER = "wandb"
 """Where wandb writes in the run directory."""
 _LONGEST_NAME = 128
-_LONGEST_TAG = 64
 
 
 class WandbRun:
@@ -32,17 +31,16 @@ class WandbRun:
         self._folder = run.directory / FOLDER
         kind = "offline-run" if mode == "offline" else "run"
         ids = [path.stem.removeprefix("run-") for path in self._folder.glob(f"{kind}-*/run-*.wandb")]
-        tags = dict.fromkeys((*run.chosen("method", "data").values(), *run.tags))
         self._run = wandb.init(
             dir=str(run.directory),
             id=ids[0] if ids else secrets.token_hex(4),
             resume="allow",
             # A separate run, even if the program already has one.
             reinit="create_new",
-            project=(os.environ.get("WANDB_PROJECT") or run.project)[:_LONGEST_NAME],
+            project=(os.environ.get("WANDB_PROJECT") or str(run.experiment["name"]))[:_LONGEST_NAME],
             name=run.directory.name[:_LONGEST_NAME],
-            group=run.group[:_LONGEST_NAME] if run.group else None,
-            tags=[tag[:_LONGEST_TAG] for tag in tags],
+            # The runs of a sweep lie in one folder.
+            group=(os.environ.get("WANDB_RUN_GROUP") or run.directory.absolute().parent.name)[:_LONGEST_NAME],
             notes=run.markdown,
             config=dict(run.experiment),
             # wandb's type is the list of the modes.
