@@ -39,7 +39,7 @@ from rayfl.tasks.base import Task
 from rayfl.topology.graphs import Topology
 from rayfl.wrappers.base import MessageWrapper, Wrapper
 
-NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
+NAME = rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{LONGEST_NAME - 1}}}"
 """The allowed names of an experiment. Its run directory has the same name."""
 
 
@@ -114,10 +114,6 @@ class Splits(Settings):
     )
 
 
-TAG = r"^[A-Za-z0-9][A-Za-z0-9 ._-]{0,63}$"
-"""The tags that all trackers allow."""
-
-
 class Output(Settings):
     """The `[output]` table: where the run directory goes, and who follows the run."""
 
@@ -131,12 +127,6 @@ class Output(Settings):
     track: Annotated[
         tuple[TrackerName, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)
     ] = Field(default=("tensorboard",), description="trackers that get the rounds: tensorboard, wandb; []: none")
-    group: str | None = Field(
-        default=None, min_length=1, description="the run's group in trackers; of a sweep, by default its directory"
-    )
-    tags: tuple[Annotated[str, Field(pattern=TAG)], ...] = Field(
-        default=(), description="the run's tags in trackers, beside method and data"
-    )
 
     @field_validator("directory")
     @classmethod
@@ -144,13 +134,6 @@ class Output(Settings):
         if is_url(directory):
             require_url(directory)
         return directory
-
-    @field_validator("track")
-    @classmethod
-    def _each_once(cls, names: tuple[TrackerName, ...]) -> tuple[TrackerName, ...]:
-        if len(set(names)) < len(names):
-            raise RayflError(f"={shown(names)} names a tracker twice; name each once", key=("track",))
-        return names
 
 
 NO_RATIO = (None, 0.1)
@@ -200,12 +183,10 @@ class Experiment(Settings):
     def _names_a_directory(cls, name: str) -> str:
         if not re.fullmatch(NAME, name):
             raise RayflError(
-                f"={shown(name)} is not allowed; use letters, digits, '.', '_' and '-', "
-                "and begin with a letter or a digit",
+                f"={shown(name)} is not allowed; use at most {LONGEST_NAME} letters, digits, '.', '_' and '-', and "
+                "begin with a letter or a digit",
                 key=("name",),
             )
-        if len(name) > LONGEST_NAME:
-            raise RayflError(f"={shown(name)} has {len(name)} letters; use at most {LONGEST_NAME}", key=("name",))
         return name
 
     def unused(self) -> Mapping[str, str]:
@@ -215,8 +196,9 @@ class Experiment(Settings):
         return found
 
     @model_validator(mode="after")
-    def _one_ratio(self) -> "Experiment":
-        """Refuse two settings for the same thing."""
+    def _fits(self) -> "Experiment":
+        """Refuse settings that do not fit the number of rounds, and two settings for the same thing."""
+        self.method.hyper.for_num_rounds(self.rounds)
         hyper, names = self.method.hyper, self.method.kind.own_retention
         own = [f"method.{name}={shown(getattr(hyper, name))}" for name in names if hyper.is_given(name)]
         uplink = {} if self.method.kind.honours_retention else dotted(self.uplink.to_table())
@@ -235,11 +217,6 @@ class Experiment(Settings):
             raise RayflError(f": {first[0]!r} must see all that clients send; make it the last one", key=("wrap",))
         return wrap
 
-    @model_validator(mode="after")
-    def _fits(self) -> "Experiment":
-        self.method.hyper.for_num_rounds(self.rounds)
-        return self
-
     @property
     def in_memory(self) -> list[str]:
         """The objects from Python that cannot be made again by a name, in words."""
@@ -252,16 +229,10 @@ class Experiment(Settings):
         return self.model_dump(mode="json")
 
 
-# Any: settings of any type.
-def make_experiment(table: Mapping[str, Any]) -> Experiment:
-    """The experiment that a table describes. Raise RayflError if the table is not a valid experiment."""
-    return Experiment(**table)
-
-
 def read(path: Path, overrides: Sequence[str] = ()) -> Experiment:
     """The experiment in a TOML file, with `key=value` overrides (dotted keys, TOML values, bare words as strings).
 
     A `[sweep]` table is left out: this is the experiment that the sweep varies (`sweep.read_sweep` reads all).
     """
     table, _ = with_overrides(read_table(path), overrides)
-    return make_experiment(table)
+    return Experiment(**table)

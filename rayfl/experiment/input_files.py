@@ -29,7 +29,7 @@ _OPEN = (
     *("data", "partition", "model", "task", "method", "uplink", "downlink", "topology", "evaluation"),
     *("selection", "schedule", "wrap"),
 )
-"""The tables in which a name may refer to a plugin file: my_methods.py:FedNova."""
+"""The tables in which a name may refer to a plugin file: my_methods.py:FedExP."""
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from rayfl.data.check import checked_dataset
 from rayfl.data.datasets import Dataset
 from rayfl.data.partition import Partition
 from rayfl.determinism import seeding, torch_flags
+from rayfl.determinism.process import prepare_process
 from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.report_options import check_report
@@ -55,7 +56,7 @@ def prepare(experiment: Experiment) -> Setup:
     model, seed = experiment.model, experiment.seed
     with _naming_failed_code(experiment):
         require_installed(experiment.output.track)
-        torch_flags.choose(experiment.runtime.instruction_set)
+        prepare_process()
         dataset = checked_dataset(experiment.data.load())
         partition = make_partition(experiment, dataset)
         dataset = with_flipped_labels(experiment, dataset, partition)

@@ -1,6 +1,6 @@
 """Options of a page that compares runs: an experiment's `[report]` table, or flags."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from pydantic import Field
 
@@ -13,8 +13,11 @@ from rayfl.settings import Settings
 class ReportOptions(Settings):
     """The `[report]` table: how runs are compared. It changes no run, only the page that compares them."""
 
-    target: float | None = Field(
-        default=None, description="value of the metric whose cost is compared; default: what half of the runs reach"
+    target: float | tuple[float, ...] | None = Field(
+        default=None, description="value of the metric, or list of values, whose cost in rounds and bytes is compared"
+    )
+    values: tuple[str, ...] = Field(
+        default=(), description="further numbers to show, such as comm/busiest_megabytes, own/accuracy:best, rounds@0.8"
     )
     best_over: tuple[str, ...] = Field(
         default=(), description="tuned settings, such as method.lr: only the best of their values is shown"
@@ -25,11 +28,18 @@ class ReportOptions(Settings):
         description="metric to compare by, as own/accuracy; default: the first one, own/... if a method is personal",
     )
 
+    @property
+    def targets(self) -> tuple[float, ...]:
+        """All targets."""
+        return self.target if isinstance(self.target, tuple) else () if self.target is None else (self.target,)
 
-def require_target(target: float, name: str, facts: Facts) -> None:
+
+def require_targets(targets: Iterable[float], name: str, facts: Facts) -> None:
     """Raise RayflError for a target that is outside the range of the value `name`."""
-    if not facts.holds(target):
-        raise RayflError(f"={target:g} is outside the range of {name}, {facts.range_words}", ("report", "target"))
+    for target in targets:
+        if not facts.holds(target):
+            key = ("report", "target")
+            raise RayflError(f"={target:g} is outside the range of {name}, {facts.range_words}", key)
 
 
 def check_report(options: ReportOptions, known: Mapping[str, Facts]) -> None:
@@ -48,8 +58,8 @@ def check_report(options: ReportOptions, known: Mapping[str, Facts]) -> None:
         )
     # Without a metric, the first one ranks the runs.
     name = what or next((name for name, facts in ways.items() if facts.ranks), None)
-    if options.target is not None and name is not None:
-        require_target(options.target, name, facts_over_clients(place, ways[name]))
+    if name is not None:
+        require_targets(options.targets, name, facts_over_clients(place, ways[name]))
 
 
 def agreed_options(

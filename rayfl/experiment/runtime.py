@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from rayfl.determinism.process import InstructionSet, Precision
+from rayfl.determinism.process import Precision
 from rayfl.errors import RayflError
 from rayfl.settings import Settings, shown, unused_with
 
@@ -23,8 +23,8 @@ NODE_KEY = "ray.io/node-id"
 
 
 class Runtime(Settings):
-    """The `[runtime]` table: where and how a run executes. threads, instruction_set, engine, stack_width,
-    precision and device change the bits of its results."""
+    """The `[runtime]` table: where and how a run executes. threads, engine, stack_width, precision and device change
+    the bits of its results."""
 
     executor: Literal["ray", "inline"] = Field(default="ray", description="ray: client actors; inline: this process")
     actors: Annotated[int, Field(ge=1)] | Literal["all"] | None = Field(
@@ -39,9 +39,6 @@ class Runtime(Settings):
         default=None, description="labels of the nodes that actors may run on, in the form of Ray's label selectors"
     )
     threads: int = Field(default=1, ge=1, le=1024, description="torch threads per actor")
-    instruction_set: InstructionSet = Field(
-        default="native", description="native: what the processor has; avx2: slower, the same on all that have AVX2"
-    )
     mixed: bool = Field(
         default=False, description="let unlike machines work together; bits then depend on which machine does what"
     )

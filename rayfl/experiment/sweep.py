@@ -6,7 +6,13 @@
     uplink = ["dense", {name = "topk", keep_ratio = 0.1, label = "a tenth"}]
 
 Combinations come in the order of the table, and the last key changes fastest. An item that is a table may have a
-`label`, which legends and directories then show.
+`label`, which legends and directories then show. Cases change several settings at once, in any tables:
+
+    [[sweep.case]]
+    label = "EF21, top-k"
+    method = {name = "ef21", lr = 0.1}          # has a name: replaces the table
+    uplink = "topk"
+    clients.per_round = 5                       # changes this setting of the table alone
 """
 
 import functools
@@ -15,7 +21,7 @@ import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import getLogger
 from pathlib import Path
@@ -24,7 +30,7 @@ from typing import Any
 from rayfl.choices import plugins
 from rayfl.choices.kinds import Choice
 from rayfl.errors import RayflError, UnusedSetting
-from rayfl.experiment.experiment import Experiment, make_experiment
+from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.identity import lies_in
 from rayfl.experiment.table import copied, override, put, read_table, split_override, with_overrides
 from rayfl.methods.base import Method
@@ -34,6 +40,7 @@ _LOG = getLogger("rayfl")
 _LONGEST_NAME = 120
 """The most letters of a directory's name; a longer one is cut and ends in a digest."""
 _SEED = "seed"
+_CASE = "case"
 MOST_COMBINATIONS = 10_000
 """The most experiments of one sweep; each is validated before the first one starts."""
 
@@ -53,11 +60,16 @@ class Combination:
 
 @dataclass(frozen=True)
 class _Item:
-    """One value of a swept setting, and the words for it."""
+    """One value of a swept setting, and the words for it. A case's value is a table of settings by dotted key."""
 
     key: str
     value: Any
     words: str
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The settings that it changes, by dotted key."""
+        return self.value if self.key == _CASE else {self.key: self.value}
 
 
 def read_sweep(file: Path, overrides: Sequence[str] = ()) -> list[Combination] | None:
@@ -80,9 +92,10 @@ def combine(table: dict[str, Any], lists: Mapping[str, list[Any]], overrides: Se
         raise RayflError(
             f"the sweep has {number:,} combinations ({sizes}); give lists of at most {MOST_COMBINATIONS:,} in all"
         )
-    swept = tuple(f"{key}." for key in lists)
-    inside = [one for one in overrides if ".".join(split_override(one)[0]).startswith(swept)]
-    found = [_combination(table, items, inside) for items in itertools.product(*_items(lists))]
+    swept = _items(lists)
+    keys = {key for items in swept for item in items for key in item.settings}
+    inside = [one for one in overrides if any(lies_in(".".join(split_override(one)[0]), key) for key in keys)]
+    found = [_combination(table, items, inside) for items in itertools.product(*swept)]
     for key, times in Counter(key for one in found for key in one.left_out).items():
         first = next(one for one in found if key in one.left_out)
         if times == len(found):
@@ -108,13 +121,27 @@ def _items(lists: Mapping[str, list[Any]]) -> list[list[_Item]]:
 
 
 def _item(key: str, value: Any, prefix: str) -> _Item:
+    if key == _CASE and not (isinstance(value, Mapping) and "label" in value):
+        raise RayflError(f"sweep.case has {shown(value)}; a case must be a table of settings with a label")
     if not isinstance(value, Mapping):
         return _Item(key, value, f"{prefix}{described(value)}")
     value = dict(value)
     label = value.pop("label", None)
     if label is not None and (not isinstance(label, str) or not label.strip()):
         raise RayflError(f"sweep.{key} has the label {shown(label)}; a label must be text")
+    if key == _CASE:
+        value = dict(_by_dotted_key(value))
     return _Item(key, value, label or f"{prefix}{described(value)}")
+
+
+# Any: a table of settings.
+def _by_dotted_key(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the settings of a case: whole tables that have a name, and single settings of others."""
+    for key, value in table.items():
+        if isinstance(value, Mapping) and "name" not in value:
+            yield from _by_dotted_key(value, f"{above}{key}.")
+        else:
+            yield above + key, value
 
 
 # Any: a TOML value, or an object from Python.
@@ -156,13 +183,14 @@ def _combination(table: Mapping[str, Any], items: Sequence[_Item], inside: Seque
     title = ", ".join(item.words for item in items) or own["name"]
     label = ", ".join(item.words for item in items if item.key != _SEED)
     try:
-        for item in items:
-            put(own, item.key.split("."), copied(item.value), item.key)
+        swept = [setting for item in items for setting in item.settings.items()]
+        for key, value in swept:
+            put(own, key.split("."), copied(value), key)
         for one in inside:
             override(own, one)
         if label and all(item.key != "label" for item in items):
             own["label"] = label
-        experiment, left_out = _without_unused(own, [item.key for item in items])
+        experiment, left_out = _without_unused(own, [key for key, _ in swept])
     except ValueError as error:
         raise RayflError(f"{title:.200}: {error}") from None
     return Combination(title, directory_name(title), experiment, left_out)
@@ -172,7 +200,7 @@ def _combination(table: Mapping[str, Any], items: Sequence[_Item], inside: Seque
 def _without_unused(table: dict[str, Any], swept: Sequence[str]) -> tuple[Experiment, dict[str, RayflError]]:
     """The experiment without the settings that do nothing in it, and these; one that is swept itself is refused."""
     try:
-        return make_experiment(table), {}
+        return Experiment(**table), {}
     except UnusedSetting as error:
         key, (*tables, name) = ".".join(error.key), error.key
         inner = functools.reduce(lambda outer, part: outer[part] if isinstance(outer, dict) else None, tables, table)

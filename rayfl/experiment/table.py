@@ -32,9 +32,7 @@ def read_table(path: Path) -> dict[str, Any]:
         text = read_text(path, MOST_BYTES)
     except FileNotFoundError:
         raise RayflError(f"there is no file {path}; {_others(path)}") from None
-    except UnicodeDecodeError:
-        raise RayflError(f"{path} is not UTF-8 text; give the path of an experiment's TOML file") from None
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise RayflError(
             f"{path} cannot be read ({reason(error)}); give the path of an experiment's TOML file"
         ) from None

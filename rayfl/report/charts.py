@@ -91,7 +91,6 @@ def lines_chart(
     power = "log_y ? log(max({0}, datum.value / 100)) / LN10 : {0}"
     return {
         **data([_row(line, against, sides) for line in lines], sum(len(line.y) for line in lines)),
-        "name": "lines",
         "width": "container",
         "height": 270,
         "title": {"text": {"expr": "against"}},
@@ -140,9 +139,9 @@ _SELECTIONS = [
 
 def _row(line: Line, against: Sequence[str], sides: Sequence[str]) -> dict[str, object]:
     """A line as a row of lists; a band that it lacks has empty lists, which Vega-Lite's flatten needs."""
-    bands = [side for band in line.bands for side in band]
-    given: dict[str, object] = {"series": line.label, **{name: line.over[name] for name in against}, "value": line.y}
-    return given | dict.fromkeys(sides, ()) | dict(zip(sides, bands, strict=False))
+    bands = dict(zip(sides, (side for band in line.bands for side in band), strict=False))
+    lists = {name: line.over[name] for name in against} | {"value": line.y} | dict.fromkeys(sides, np.empty(0)) | bands
+    return {"series": line.label, **{name: thinned(values, MOST_POINTS) for name, values in lists.items()}}
 
 
 def _inputs(against: Sequence[str], log: bool) -> list[Spec]:
@@ -285,23 +284,6 @@ def _json(value: object) -> object:
     if isinstance(value, float):
         return float(f"{value:.6g}") if np.isfinite(value) else None
     return value
-
-
-def with_fewer_points(charts: Mapping[str, Spec]) -> dict[str, Spec]:
-    """The charts, with at most `MOST_POINTS` points per line in charts of lines."""
-    return {
-        name: {**chart, "data": {"values": [_thinned_row(row) for row in chart["data"]["values"]]}}
-        if chart.get("name") == "lines"
-        else chart
-        for name, chart in charts.items()
-    }
-
-
-def _thinned_row(row: Mapping[str, Any]) -> dict[str, object]:
-    return {
-        name: thinned(np.array(value, dtype=object), MOST_POINTS).tolist() if isinstance(value, list) else value
-        for name, value in row.items()
-    }
 
 
 def thinned(values: np.ndarray, most: int) -> np.ndarray:

@@ -49,7 +49,7 @@ def sections(groups: Sequence[Group], names: Sequence[str]) -> list[Section]:
         Section(
             "Messages",
             "Sizes of the messages as encoded, summed over clients.",
-            [*_communication(groups), *_participation(groups)],
+            _communication(groups),
         ),
         Section(
             "Training and other measurements",
@@ -252,17 +252,6 @@ def _round_lines(groups: Sequence[Group], column: str, unit: float = 1.0) -> lis
         rounds = group.runs[0].rounds["round"].to_numpy()[:count]
         lines.append(Line(group.label, cost(group.runs[0]).at(rounds).axes, values))
     return lines
-
-
-def _participation(groups: Sequence[Group]) -> list[Figure]:
-    """The share of the chosen clients that delivered; none if all did."""
-    chosen, delivered = _round_lines(groups, "selected"), _round_lines(groups, "delivered")
-    pairs = list(zip(chosen, delivered, strict=True))
-    if all(np.array_equal(one.y, some.y) for one, some in pairs):
-        return []
-    lines = [one._replace(y=np.divide(some.y, one.y, out=np.ones_like(one.y), where=one.y > 0)) for one, some in pairs]
-    caption = "The share of the clients chosen for a round whose update arrived."
-    return _figure("Delivered", caption, lines, Facts(title="Share that delivered", unit="%"), _labels(groups))
 
 
 def _measured(groups: Sequence[Group], name: str) -> list[Figure]:

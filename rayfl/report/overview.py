@@ -1,15 +1,12 @@
 """The state of each run in a folder; nothing there is changed."""
 
-import math
-import time
-from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
 from rayfl.errors import RayflError
-from rayfl.metrics.facts import ACCURACY, Facts
+from rayfl.report.comparison import TextTable
 from rayfl.report.series import ranking_names, series
 from rayfl.run_directory.disk import is_locked
 from rayfl.run_directory.record import Run, read_run
@@ -22,43 +19,32 @@ _DEPTH = 3
 """The depth of folders in which runs are looked for: runs/SWEEP/RUN."""
 
 
-@dataclass(frozen=True)
-class Overview:
-    """A run in a line.
+def run_list(folder: Path) -> TextTable:
+    """All runs in a folder and in the folders below, a row each, the latest first.
 
-    `planned`: the rounds of the whole run; `values`: the last value in each of `PLACES` where models are evaluated, by
-    the first metric that ranks runs, whose `facts` are given; `age_s`: seconds since the run last recorded anything,
-    infinite if that is unknown.
+    Name, state, rounds, the last value in each of `PLACES` where models are evaluated, by the first metric that ranks
+    runs, and when the run last recorded anything.
     """
-
-    directory: Path
-    state: State
-    rounds: int
-    planned: int | None
-    values: Mapping[str, float]
-    age_s: float
-    facts: Facts = ACCURACY
-
-
-def overviews(folder: Path) -> list[Overview]:
-    """All runs in a folder and in the folders below, the latest first."""
-    found = (path for depth in range(_DEPTH + 1) for path in sorted(folder.glob("*/" * depth + "experiment.json")))
+    found = [path for depth in range(_DEPTH + 1) for path in sorted(folder.glob("*/" * depth + "experiment.json"))]
     runs = [path.parent for path in found if path.is_file() and not path.parent.is_symlink()]
-    return sorted(map(overview, runs), key=lambda one: one.age_s)
+    changed = {run: _last_change(run) for run in runs}
+    rows = []
+    for run in sorted(changed, key=changed.__getitem__, reverse=True):
+        name = run.name if run == folder else run.relative_to(folder).as_posix()
+        rows.append([name, *_overview(run), datetime.fromtimestamp(changed[run]).isoformat(" ", "minutes")])
+    return TextTable(["run", "state", "rounds", *PLACES, "changed"], rows)
 
 
-def overview(directory: Path) -> Overview:
-    """The overview of the run in `directory`; a run that cannot be read is damaged."""
-    changed = _last_change(directory)
-    age = max(0.0, time.time() - changed) if changed else math.inf
+def _overview(directory: Path) -> list[str]:
+    """State, rounds and values of a run; one that cannot be read is damaged."""
     try:
         run = read_run(directory, leave_out=("clients",))
     except RayflError:
-        return Overview(directory, "damaged", 0, None, {}, age)
-    judged = [name.partition("/")[2] for name in ranking_names(run) if name.partition("/")[0] in PLACES][:1]
-    last = {place: found.final for what in judged for place in PLACES if (found := series(run, f"{place}/{what}"))}
-    rounds = planned if isinstance(planned := run.experiment.get("rounds"), int) else None
-    return Overview(directory, state_of(run), len(run.rounds), rounds, last, age, *(run.facts[what] for what in judged))
+        return ["damaged", "0/?", *[""] * len(PLACES)]
+    judged = [name.partition("/")[2] for name in ranking_names(run) if name.partition("/")[0] in PLACES]
+    last = [series(run, f"{place}/{judged[0]}") if judged else None for place in PLACES]
+    values = ["" if one is None else run.facts[judged[0]].words(one.final) for one in last]
+    return [state_of(run), f"{len(run.rounds)}/{run.experiment.get('rounds')}", *values]
 
 
 def state_of(run: Run) -> State:

@@ -15,14 +15,13 @@ from rayfl.choices import plugins
 from rayfl.determinism.platform import kinds_besides
 from rayfl.errors import RayflError
 from rayfl.experiment.report_options import ReportOptions, agreed_options
-from rayfl.population.sampling import Clients
 from rayfl.report import wording
-from rayfl.report.charts import MOST_POINTS, with_fewer_points
+from rayfl.report.charts import MOST_POINTS
 from rayfl.report.colors import DARK, LIGHT, config
 from rayfl.report.fairness import fairness_tables
 from rayfl.report.figures import sections
-from rayfl.report.graph_words import graph_words, setting
 from rayfl.report.groups import Group, groups
+from rayfl.report.numbers import further_columns
 from rayfl.report.page_tables import (
     differences,
     origins,
@@ -33,7 +32,7 @@ from rayfl.report.page_tables import (
     statuses,
     work_columns,
 )
-from rayfl.report.series import facts, metric_names, run_label, run_name, table_name
+from rayfl.report.series import facts, run_label, run_name, table_name
 from rayfl.report.summary import summary
 from rayfl.report.targets import targets
 from rayfl.report.tuning import compared, tuning
@@ -41,11 +40,6 @@ from rayfl.report.vega_script import vega_javascript
 from rayfl.run_directory.outputs import REPORT, require_replaceable, write_output
 from rayfl.run_directory.record import Run, read_run
 from rayfl.settings import dotted
-
-
-def load_early() -> None:
-    """Load the charts' library, which takes the longest, so that drawing a page later does not wait for it."""
-    vega_javascript()
 
 
 def report(
@@ -81,14 +75,14 @@ def _rendered(shown: Mapping[str, Any]) -> str:
         for outer, section in enumerate(shown["sections"], 1)
         for inner, figure in enumerate(section.figures, 1)
     }
-    found = {"config": {"light": config(LIGHT), "dark": config(DARK)}, "charts": with_fewer_points(drawn)}
+    found = {"config": {"light": config(LIGHT), "dark": config(DARK)}, "charts": drawn}
     return template.render(
         shown,
         light=LIGHT,
         dark=DARK,
         javascript=Markup(vega_javascript()) if drawn else "",
         charts=Markup(json.dumps(found, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")),
-        thinning="" if found["charts"] == drawn else f"Of longer lines {MOST_POINTS} points are drawn, evenly spaced.",
+        most_points=MOST_POINTS,
     )
 
 
@@ -96,11 +90,11 @@ def page(found: Sequence[Group], options: ReportOptions) -> dict[str, object]:
     """The values that the template shows."""
     runs = [run for group in found for run in group.runs]
     several = len(runs) > 1
-    lede = f"{_lede(found)} {graph_words(found)}".strip()
     found, names, choices = compared(found, options)
+    more = further_columns(found, names[0] if names else None, options)
     return {
         "title": "Comparison of runs" if len(found) > 1 else _title(found[0]),
-        "lede": lede,
+        "lede": _lede(found),
         "unfinished": [run_label(run) for run in runs if not run.finished],
         "mixed": [run_label(run) for run in runs if kinds_besides(run.platform)],
         "unmeasured": [run_and_seed(run) for run in runs if several and not run.metrics.num_rows],
@@ -108,9 +102,9 @@ def page(found: Sequence[Group], options: ReportOptions) -> dict[str, object]:
         "unknown_metric": options.metric if several and options.metric not in (None, *names) else None,
         "empty": not any(len(run.rounds) for run in runs),
         "cards": [] if several else _cards(runs[0], names),
-        "targets": targets(found, names[0], options.target, options.last) if several and names else None,
+        "targets": [targets(found, names[0], one, options.last) for one in options.targets if several and names],
         "tuning": tuning(choices, options.best_over, names[0], options.last, found) if several and choices else None,
-        "ranking": ranking(found, names, options.last) if several else None,
+        "ranking": ranking(found, names, options.last, more) if several else None,
         "work": sortable(found, work_columns(found), "") if several else None,
         "fairness": fairness_tables(found, names),
         "statuses": statuses(found),
@@ -133,37 +127,18 @@ def _lede(found: Sequence[Group]) -> str:
         f" {word} {plugins.short(name)}" if (name := table_name(runs[0], table)) else ""
         for word, table in (("with", "method"), ("on", "data"))
     )
-    judged = any(name.startswith("unseen/") for name in metric_names(runs[0]))
-    more = _unseen(runs[0], len(runs) == 1) if judged else ""
-    if dotted(runs[0].experiment).get("evaluation.clients") is not None:
-        sample, count = setting(runs[0], "evaluation.clients", int), setting(runs[0], "clients.count", int)
-        more += f" Values of clients are those of a sample of {sample:,} of {count:,} clients."
+    sample = dotted(runs[0].experiment).get("evaluation.clients")
+    sampled = "" if sample is None else f" Values of clients are those of a sample of {sample} of all clients."
     return (
-        f"{clients} clients trained{method}{data} for {rounds} rounds{seeds}.{more} "
+        f"{clients} clients trained{method}{data} for {rounds} rounds{seeds}.{sampled} "
         "Their data stayed with them; only the messages counted here travelled."
     )
-
-
-def _unseen(run: Run, named: bool) -> str:
-    """A sentence on the clients that no round asked, with the numbers of the first ones in the partition if `named`."""
-    clients = Clients(count=setting(run, "clients.count", int), unseen=setting(run, "clients.unseen", float))
-    numbers = clients.unseen_numbers(setting(run, "seed", int))
-    first = ", ".join(map(str, numbers[:10])) + ", ..." * (len(numbers) > 10)
-    which = f": {clients.num_seen} and higher, which are {first} in the partition" if named else ""
-    return f" {len(numbers)} more, which no round asked, were judged as new ones{which}."
 
 
 def _title(group: Group) -> str:
     """ "name: label" if the run has a label, else the group's label."""
     run = group.runs[0]
     return f"{run_name(run)}: {group.label}" if run.experiment.get("label") else group.label
-
-
-def _headlines(names: Sequence[str]) -> list[str]:
-    """The first metric wherever it is evaluated, and the others where they are first."""
-    firsts = {name.partition("/")[2]: name for name in reversed(names)}
-    whats = [name.partition("/")[2] for name in names]
-    return [name for name, what in zip(names, whats, strict=True) if what == whats[0] or firsts[what] == name]
 
 
 def _cards(run: Run, names: Sequence[str]) -> list[tuple[str, str, str]]:
@@ -178,7 +153,7 @@ def _cards(run: Run, names: Sequence[str]) -> list[tuple[str, str, str]]:
                 facts(run, name).words(numbers["final"][name]),
                 f"final; best {facts(run, name).words(best[name]['value'])} in round {best[name]['round']}",
             )
-            for name in _headlines(names)
+            for name in names
             if name in best
         ),
         ("Total sent up", wording.megabytes(numbers["uplink_megabytes"]), f"{up:,.1f} kB per client per round"),

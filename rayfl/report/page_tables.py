@@ -70,14 +70,19 @@ def _places(by: Sequence[tuple[float, ...]] | None, count: int) -> list[int]:
     return sorted(range(count), key=order.__getitem__)
 
 
-def ranking(found: Sequence[Group], names: Sequence[str], last: int = 3) -> dict[str, object]:
-    """The table of runs with the metrics `names`, sorted by the mean of the last values of the first one."""
+def ranking(
+    found: Sequence[Group], names: Sequence[str], last: int = 3, more: Sequence[Column] = ()
+) -> dict[str, object]:
+    """The table of runs with the metrics `names`, sorted by the mean of the last values of the first one.
+
+    more: further columns, at its end.
+    """
     titles = {name: wording.title(name, facts_of(found, name)) for name in names}
     smooth = [metric_column(f"Final, smoothed: {titles[name]}", found, name, last) for name in names[:1]]
     finals = [metric_column(f"Final: {titles[name]}", found, name, 1) for name in names]
     return sortable(
         found,
-        [*run_columns(found), *smooth, *finals, *cost_columns(found)],
+        [*run_columns(found), *smooth, *finals, *cost_columns(found), *more],
         smooth[0].head if smooth else "",
         with_seeds=has_seeds(found),
         by=titles[names[0]] if names else "",
@@ -127,25 +132,21 @@ def cost_columns(found: Sequence[Group]) -> list[Column]:
 
 
 def statuses(found: Sequence[Group]) -> dict[str, object] | None:
-    """What became of the clients that were chosen, counted over all rounds, as means over seeds.
+    """What became of the clients that were chosen, counted over all rounds, as means over seeds: a row per status.
 
-    A row per status for one group, else a row per group. None if every chosen client delivered.
+    None if every chosen client delivered.
     """
     counts = [[Counter(run.clients["status"].to_pylist()) for run in group.runs] for group in found]
     names = [name for name in _STATUSES if any(count[name] for group in counts for count in group)]
     if set(names) <= {"delivered"}:
         return None
-    times = [[float(np.mean([count[name] for count in group])) for name in names] for group in counts]
-    cells = [[(f"{one:,.10g}", wording.percent(one / (sum(mean) or 1))) for one in mean] for mean in times]
-    words = [name.replace("_", " ") for name in names]
-    if len(found) == 1:
-        rows = [(word, [*cell, _STATUSES[name]]) for word, cell, name in zip(words, cells[0], names, strict=True)]
-        return {"head": ["What became of a client", "Times", "Share", "Why"], "rows": rows}
-    rows = [
-        (key(group.label, style), [f"{count} ({share})" for count, share in cells[style]])
-        for style, group in enumerate(found)
-    ]
-    return {"head": ["Run", *words], "rows": rows}
+    times = np.array([[np.mean([count[name] for count in group]) for name in names] for group in counts])
+    rows = []
+    for name, column in zip(names, times.T, strict=True):
+        counted = zip(column, times.sum(axis=1), strict=True)
+        cells = [f"{one:,.10g} ({wording.percent(one / (total or 1))})" for one, total in counted]
+        rows.append((name.replace("_", " "), [*cells, _STATUSES[name]]))
+    return {"head": ["What became of a client", *(group.label for group in found), "Why"], "rows": rows}
 
 
 def run_and_seed(run: Run) -> str:

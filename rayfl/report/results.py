@@ -15,19 +15,19 @@ import pandas as pd
 from rayfl.errors import RayflError, one_line
 from rayfl.experiment.identity import determining_settings
 from rayfl.limits.regular_files import path_of
+from rayfl.report.groups import groups, ranked_names
+from rayfl.report.numbers import number
 from rayfl.report.series import cost, metric_names, series
 from rayfl.report.summary import Summary, summary
 from rayfl.run_directory.copies import copy_for_reading
 from rayfl.run_directory.object_storage import is_url, require_path
 from rayfl.run_directory.record import Run, read_run, run_directories
-from rayfl.run_directory.saved_models import CONSTANTS, load_model, model_keys, read_model_inputs
+from rayfl.run_directory.saved_models import CONSTANTS, load_model, read_model_inputs
 from rayfl.settings import dotted, shown
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-    from rayfl.data.datasets import Dataset
-    from rayfl.determinism.process import Precision
     from rayfl.experiment.experiment import Experiment
     from rayfl.models.base import Architecture
     from rayfl.models.predictor import Predictor
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 _PREDICTED_AT_ONCE = 1000
 """Number of inputs, as many as a run judges at once."""
-_MOST_NAMED = 10
-"""The most clients that a message names."""
 
 
 def load(directory: str | Path) -> "RunResults | SweepResults":
@@ -123,9 +121,6 @@ class RunResults:
 
         from rayfl.determinism.torch_flags import own_flags
 
-        inputs_of = read_model_inputs(self.directory)
-        if inputs_of is not None and not inputs_of.has_classes:
-            raise RayflError(f"the run in {self.directory} predicts no classes; call results.model() for its outputs")
         parts = dotted({"parts": self.settings.get("parts")})
         trained = parts.get("parts.personal") and parts.get("parts.order") != "shared-only"
         if client is None and "global" in self.model_names and (trained or parts.get("parts.buffers") == "personal"):
@@ -134,6 +129,8 @@ class RunResults:
                 "or call results.model() for what they share, with the first values of their parts"
             )
         model = self.model() if client is None else self.personal_model(client)
+        if not read_model_inputs(self.directory).has_classes:
+            raise RayflError(f"the run in {self.directory} predicts no classes; call results.model() for its outputs")
         rows = np.asarray(inputs)
         if rows.dtype.kind not in "biuf":
             raise RayflError(f"inputs={shown(inputs)} are no numbers; give an array of raw inputs [n, ...]")
@@ -161,11 +158,9 @@ class RunResults:
         found = load_model(self.directory, "personal", prefix)
         weights = {name.removeprefix(prefix): tensor for name, tensor in found.items()}
         if not weights:
-            owners = {name.partition("/")[0] for name in model_keys(self.directory, "personal")}
-            saved = sorted(int(owner) for owner in owners - {CONSTANTS})
             raise RayflError(
                 f"client {client} has no model of its own in {self.directory}, because it was never selected or does "
-                f"not exist: {len(saved)} clients have one, {shown(saved[:_MOST_NAMED])} first"
+                "not exist: name another client"
             )
         constants = load_model(self.directory, "personal", f"{CONSTANTS}/")
         weights |= {name.removeprefix(f"{CONSTANTS}/"): tensor for name, tensor in constants.items()}
@@ -179,7 +174,8 @@ class RunResults:
         from rayfl.models.predictor import Predictor
         from rayfl.network import named_weights
 
-        architecture, (data, precision) = self._architecture, self._data
+        architecture, inputs = self._architecture, read_model_inputs(self.directory)
+        data = inputs.without_samples()
         # Building a module draws its first weights, which must not change the program's own random numbers.
         with own_flags(), torch.random.fork_rng(devices=()):
             build = architecture.builder(data.input_shape, data.num_classes)
@@ -196,7 +192,7 @@ class RunResults:
             )
         for key, tensor in slots.items():
             tensor.data.copy_(weights[key])
-        return Predictor(module, data, architecture.memory_format, precision).eval()
+        return Predictor(module, data, architecture.memory_format, inputs.precision).eval()
 
     @cached_property
     def _architecture(self) -> "Architecture":
@@ -207,17 +203,6 @@ class RunResults:
         if self._experiment is not None:
             return self._experiment.model
         return resolve(Architecture, self._located({"model": self.settings.get("model")})["model"])
-
-    @property
-    def _data(self) -> "tuple[Dataset, Precision]":
-        """The run's dataset, without its samples, and its precision; the data are read if an earlier rayfl saved the
-        models."""
-        from rayfl.experiment.experiment import make_experiment
-
-        if (inputs := read_model_inputs(self.directory)) is not None:
-            return inputs.without_samples(), inputs.precision
-        experiment = self._experiment or make_experiment(self._located(self.settings))
-        return experiment.data.load(), experiment.runtime.precision
 
     # Any: tables of the experiment.
     def _located(self, table: Mapping[str, Any]) -> dict[str, Any]:
@@ -263,6 +248,18 @@ class SweepResults:
         names = list(dict.fromkeys(name for one in self.runs for name in one.summary["final"]))
         costs = ["uplink_megabytes", "downlink_megabytes", "simulated_s", "wall_s"]
         return pd.concat([self.settings, numbers[["finished", "rounds", *names, *costs]]], axis=1)
+
+    def numbers(self, *names: str, last: int = 3, metric: str | None = None) -> pd.DataFrame:
+        """A row per run: the columns of `settings`, and each of the numbers `names`; missing if a run lacks it.
+
+        "own/accuracy": the mean of its `last` values; "own/accuracy:best" (final, mean, sum); "megabytes" and the other
+        costs of `rayfl.report.numbers`; "rounds@0.8": the cost of a target of `metric`, by default the metric that
+        ranks the runs. Raise RayflError for a number that no run has.
+        """
+        found = groups([one.arrow for one in self.runs])
+        ranked = ranked_names(found, metric)
+        every = [number(name, found, ranked[0] if ranked else None, last) for name in names]
+        return self.settings.assign(**{one.name: [one.read(run.arrow) for run in self.runs] for one in every})
 
     def __len__(self) -> int:
         return len(self.runs)

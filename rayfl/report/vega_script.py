@@ -11,9 +11,6 @@ from rayfl.errors import RayflError
 from rayfl.limits.regular_files import expanded, read_text
 from rayfl.run_directory.disk import write_text
 
-_END = "\n/* whole */"
-"""The end of a complete file."""
-
 
 @functools.cache
 def vega_javascript() -> str:
@@ -25,9 +22,8 @@ def vega_javascript() -> str:
     # A user without a home has no cache: RayflError, which is a ValueError.
     place = CACHE / "charts" / f"vega-{version('vl-convert-python')}.js"
     with suppress(OSError, ValueError):
-        if (kept := read_text(expanded(place))).endswith(_END):
-            return kept
-    made = _made().replace("</script", "<\\/script").replace("<!--", "<\\!--") + _END
+        return read_text(expanded(place))
+    made = _made().replace("</script", "<\\/script").replace("<!--", "<\\!--")
     with suppress(OSError, ValueError):
         path = expanded(place)
         path.parent.mkdir(parents=True, exist_ok=True)

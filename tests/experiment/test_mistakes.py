@@ -9,7 +9,7 @@ from tests.refusals import refused
 
 FEDAVG = {"method": "fedavg"}
 INNER = {"name": "topk", "keep_ratio": 2.0}
-UNION = ("number", "list", "median", "sigma", "low", "high", "groups", "order")
+UNION = ("number", "list", "median", "sigma", "low", "high")
 
 
 @pytest.mark.parametrize(
@@ -92,10 +92,10 @@ UNION = ("number", "list", "median", "sigma", "low", "high", "groups", "order")
          ["clients.fraction=1.5", "(0, 1]"]),
         ({"clients": {"count": 20, "retention_ratio": "x"}},
          ["clients.retention_ratio='x'", *UNION]),
-        ({"clients": {"count": 20, "retention_ratio": {"groups": [0.5, 1.5]}}},
+        ({"clients": {"count": 20, "retention_ratio": [0.5, 1.5]}},
          ["clients.retention_ratio=1.5", "(0, 1]"]),
-        ({"clients": {"count": 20, "retention_ratio": {"groups": []}}},
-         ["clients.retention_ratio.groups=[]", "numbers"]),
+        ({"clients": {"count": 20, "retention_ratio": []}},
+         ["clients.retention_ratio=[]", "no values"]),
         ({"clients": {"count": 20, "retention_ratio": 1.5}},
          ["clients.retention_ratio=1.5", "(0, 1]"]),
         ({"clients": {"count": 20, "retention_ratio": {"low": 0.5, "high": 1.5}}},

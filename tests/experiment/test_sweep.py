@@ -107,6 +107,47 @@ def test_an_override_sweeps_a_part_of_what_is_swept(tmp_path):
     assert [one.title for one in found] == ["fedavg, lr=0.1", "local, lr=0.1"]
 
 
+CASES = """
+seed = [1, 2]
+[[sweep.case]]
+label = "compressed"
+method = {name = "dcgd", lr = 0.3}
+uplink = "topk"
+[[sweep.case]]
+label = "two clients"
+clients.per_round = 2
+"""
+
+
+def test_a_case_changes_settings_of_several_tables(tmp_path):
+    found = swept(tmp_path, CASES)
+    assert [one.title for one in found[:2]] == ["seed=1, compressed", "seed=1, two clients"]
+    one, other = (one.experiment for one in found[2:])
+    assert (one.method.name, one.uplink.name, one.clients.per_round, one.seed) == ("dcgd", "topk", None, 2)
+    # What a case does not name stays as the file has it, in the same table too.
+    assert (other.method.name, other.uplink.name, other.clients.per_round, other.clients.count) == (
+        "fedavg",
+        "dense",
+        2,
+        4,
+    )
+    # An override inside what a case replaces holds in every case.
+    assert [hyper(one)["lr"] for one in swept(tmp_path, CASES, "method.lr=0.7")] == [0.7] * 4
+
+
+@pytest.mark.parametrize(
+    ("case", "names"),
+    [
+        ("clients.per_round = 2", ["sweep.case", "label"]),
+        ('label = "a"\nclients.per_rond = 2', ["a", "clients.per_rond"]),
+        ('label = "a"\nuplink = "topk"\nmethod = {name = "fedpse"}', ["a", "uplink"]),
+    ],
+)
+def test_a_wrong_case_gets_one_sentence(tmp_path, case, names):
+    with refused(names=names):
+        swept(tmp_path, f"[[sweep.case]]\n{case}")
+
+
 def test_the_experiment_that_a_sweep_varies_can_be_read_alone(tmp_path):
     swept(tmp_path, "seed = [5, 6]")
     assert read(tmp_path / "base.toml").seed == 1

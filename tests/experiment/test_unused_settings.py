@@ -105,12 +105,11 @@ def test_models_that_adapt_are_evaluated_on_the_pooled_set(name: str, rate: str)
     model = here.server_half.model(run_state.server)
     for client in range(6):
         rows = here.partition.train[client]
-        samples = here.dataset.train
-        inputs, labels = here.device_data.of(samples).take(here.device_data.of(samples).order(rows))
+        inputs, labels = here.device_data.train.take(here.device_data.train.order(rows))
         gradient = here.method.task.grad(model, Batch(here.device_data.normalise(inputs), labels))
         adapted = tree.add(model, gradient, -getattr(here.method.hyper, rate))
-        test = here.dataset.test
-        expected = values(here, model_sums(here, adapted, test, np.arange(len(test))).total.sums)
+        rows = np.arange(len(here.dataset.test))
+        expected = values(here, model_sums(here, adapted, "test", rows).total.sums)
         assert found[client, "personal_pooled/loss"] == pytest.approx(expected["loss"], rel=1e-4)
     assert {"personal_pooled/accuracy", "personal_pooled_after_training/accuracy"} <= record.means.keys()
 

@@ -20,7 +20,7 @@ from tests.contracts.every_method import experiment
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     directory = create_run_directory(tmp_path_factory.mktemp("runs") / "dispfl")
-    options = {"evaluation": {"every": 1, "masks": True}, "clients": {"retention_ratio": {"groups": [0.2, 0.5]}}}
+    options = {"evaluation": {"every": 1, "masks": True}, "clients": {"retention_ratio": [0.2, 0.5]}}
     here = prepare(experiment("dispfl", rounds=1, **options))
     describe_run(directory, {"name": "dispfl", "seed": 1}, {}, "")
     play_run(here, InlineExecutor(here), directory, lambda record: None)

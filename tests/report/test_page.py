@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from rayfl.experiment.report_options import ReportOptions
 from rayfl.report import wording
 from rayfl.report.page import report
 from rayfl.report.summary import summary
@@ -101,8 +102,9 @@ def charts(html: str) -> dict:
     return json.loads(html.partition('id="charts">')[2].partition("</script>")[0])["charts"]
 
 
-def rendered(directories: Sequence[Path], tmp_path: Path) -> tuple[str, Page]:
-    html = report(directories, tmp_path / "pages" / "report.html").read_text(encoding="utf-8")
+def rendered(directories: Sequence[Path], tmp_path: Path, target: float | None = None) -> tuple[str, Page]:
+    options = ReportOptions(target=target)
+    html = report(directories, tmp_path / "pages" / "report.html", options).read_text(encoding="utf-8")
     return html, Page(html)
 
 
@@ -152,7 +154,6 @@ def test_the_page_of_one_run_shows_its_numbers_and_settings(tmp_path):
         "500.0 kB",
         "1.25 MB",
         "12.0 s",
-        "Delivered",
         "dropped before download",
         *(wording.title(name) for name in ("train/loss", "correlation_distance", "own/accuracy")),
         wording.metric("correlation_distance").meaning,
@@ -166,13 +167,12 @@ def test_the_page_of_one_run_shows_its_numbers_and_settings(tmp_path):
     assert page.row("platform") == ["torch 2.13.0"]
     # The one warning is for browsers without JavaScript.
     assert page.attributes.count(("class", "warning")) == 1
-    # Accuracy, spread and end of own accuracy, bytes, participation, two other metrics.
-    assert page.tags.count("figure") == page.tags.count("figcaption") == len(charts(html)) == 7
+    # Accuracy, spread and end of own accuracy, bytes, two other metrics.
+    assert page.tags.count("figure") == page.tags.count("figcaption") == len(charts(html)) == 6
 
 
 def test_what_did_not_happen_is_not_plotted(tmp_path):
     _, page = rendered([record(tmp_path / "run", [0.2, 0.8])], tmp_path)
-    assert "Delivered" not in page.text
     assert page.tags.count("figure") == 6
 
 
@@ -197,7 +197,7 @@ def test_several_runs_are_ranked_grouped_by_seed_and_told_what_they_spent(tmp_pa
         record(tmp_path / f"fast-seed{seed}", values, seed=seed, training={"lr": 0.1})
         for seed, values in ((1, [0.3, 0.46, 0.48]), (2, [0.3, 0.44, 0.52]))
     ]
-    html, page = rendered([slow, *fast], tmp_path)
+    html, page = rendered([slow, *fast], tmp_path, target=0.23)
     prices, ranking, work = (
         [row for row in page.rows if row and row[0] in ("fast", "slow")][at : at + 2] for at in (0, 2, 4)
     )
@@ -208,8 +208,7 @@ def test_several_runs_are_ranked_grouped_by_seed_and_told_what_they_spent(tmp_pa
     assert ranking[0] == ["fast", "1, 2", "3", smoothed, last, last, *spent]
     assert ranking[1] == ["slow", "1", "3", "25.0 % (1)", "45.0 % (1)", "45.0 % (1)", *spent]
     assert work == [["fast", "2", "2", "10"], ["slow", "2", "2", "10"]]
-    # The target: 95 % of the lower of two, 0.25, is 0.2375, and 23 % in whole percent. Both seeds of fast pass it in
-    # round 0, slow in round 2; a round costs 1.5 MB, 1 MB of it up, and 4 s.
+    # Both seeds of fast pass the target in round 0, slow in round 2; a round costs 1.5 MB, 1 MB of it up, and 4 s.
     assert mentions(heading(html, "target"), "23 %")
     assert prices[0] == [
         "fast",
@@ -231,10 +230,9 @@ def test_several_runs_are_ranked_grouped_by_seed_and_told_what_they_spent(tmp_pa
 
 def test_a_target_that_one_seed_missed_says_so(tmp_path):
     runs = [record(tmp_path / f"run{seed}", [last], seed=seed) for seed, last in ((1, 0.9), (2, 0.1))]
-    _, page = rendered(runs, tmp_path)
+    _, page = rendered(runs, tmp_path, target=0.47)
     # Neither seed nor name is what the runs share.
     assert "experiment" not in [row[0] for row in page.rows]
-    # The mean is 0.5, so the target is 0.47, which only seed 1 reached.
     assert ["1 of 2 seeds", "1 (1)", "1.00 MB (1)"] in [row[1:4] for row in page.rows if row[0] == "run"]
 
 
@@ -253,11 +251,11 @@ def test_seeds_of_different_length_and_those_without_a_measurement_are_told(tmp_
 
 def test_a_table_can_be_sorted_by_its_headings(tmp_path):
     runs = [record(tmp_path / name, [last], lr=last) for name, last in (("low", 0.3), ("high", 0.9))]
-    html, page = rendered(runs, tmp_path)
+    html, page = rendered(runs, tmp_path, target=0.28)
     # Six columns of prices; rounds, smoothed final, two finals, up, down, two times of the ranking; three
     # of work.
     assert html.count('title="Sort by this"') == 17 and ("aria-sort", "ascending") in page.attributes
-    # The target is 95 % of 0.3: both reach it at once, and the final accuracy, the sixth, puts high first.
+    # Both reach the target at once, and the final accuracy, the sixth, puts high first.
     places = re.findall(r'data-places="([^"]*)"><th[^>]*><span[^>]*></span>(\w+)<', html)[:2]
     assert [(found.split()[5], name) for found, name in places] == [("0", "high"), ("1", "low")]
 

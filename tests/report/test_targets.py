@@ -1,4 +1,4 @@
-"""Rounds, megabytes and seconds to a target accuracy, the target that is taken by default, and smoothed finals."""
+"""Rounds, megabytes and seconds to a target accuracy, and smoothed finals."""
 
 import math
 
@@ -7,7 +7,7 @@ import pytest
 from rayfl.metrics.facts import ACCURACY as FACTS
 from rayfl.report.groups import Group, Score, groups, in_words, last_mean, over, smoothed
 from rayfl.report.page_tables import Column, sortable
-from rayfl.report.targets import cost_to_target, default_target, targets
+from rayfl.report.targets import cost_to_target, targets
 from tests.hand_written import ACCURACY, group_of, run_of
 from tests.refusals import mentions
 
@@ -56,36 +56,10 @@ def test_the_price_is_what_was_spent_when_an_evaluation_first_showed_the_target(
     assert math.isnan(cost_to_target(group, "own/accuracy", 0.5).best)
 
 
-@pytest.mark.parametrize(
-    ("finals", "target"),
-    [
-        # 95 % of 0.9, 0.8, 0.7 in the middle: 0.76. A run that learned nothing moves the middle by one place alone.
-        ([0.9, 0.8, 0.7], 0.76),
-        ([0.9, 0.8, 0.7, 0.1], 0.66),
-        # Of two the lower: 0.95 x 0.5 = 0.475, a whole percent below.
-        ([0.9, 0.5], 0.47),
-        # 0.95 x 0.6 = 0.57 is a whole percent, which rounding in binary must not lose.
-        ([0.6], 0.57),
-        ([0.01], 0.0095),
-    ],
-)
-def test_the_default_target_is_95_percent_of_the_median_run_in_whole_percent(tmp_path, finals, target):
-    found = groups([run_of(tmp_path / str(n), {0: value}, lr=n) for n, value in enumerate(finals)])
-    assert default_target(found, ACCURACY, 3) == pytest.approx(target, abs=1e-12)
-
-
-def test_runs_that_learned_nothing_have_no_default_target(tmp_path):
-    chance = [run_of(tmp_path / str(n), {0: 0.1, 1: 0.11, 2: 0.1}, lr=n) for n in range(2)]
-    assert default_target(groups(chance), ACCURACY, 3) is None
-    one_learns = [*chance[:1], run_of(tmp_path / "3", {0: 0.1, 1: 0.5, 2: 0.9}, lr=3)]
-    assert default_target(groups([*one_learns, one_learns[1]]), ACCURACY, 1) is not None
-
-
-def test_without_any_value_there_is_no_target(tmp_path):
-    found = groups([run_of(tmp_path / "1", {}, rounds=2)])
-    assert default_target(found, ACCURACY, 3) is None
-    assert targets(found, ACCURACY, 0.5, 3) is not None
-    assert targets(found, ACCURACY, None, 3) is None
+def test_without_any_value_nobody_reaches_the_target(tmp_path):
+    table = targets(groups([run_of(tmp_path / "1", {}, rounds=2)]), ACCURACY, 0.5, 3)
+    assert isinstance(table["rows"], list)
+    assert table["rows"][0][1][0] == "\u2013"
 
 
 def test_the_table_is_sorted_by_megabytes_and_says_who_did_not_get_there(tmp_path):
@@ -104,7 +78,6 @@ def test_the_table_is_sorted_by_megabytes_and_says_who_did_not_get_there(tmp_pat
         run_of(tmp_path / "other", {0: 0.99}, name="own/accuracy", label="other", lr=6),
     ]
     table = targets(groups(runs), ACCURACY, 0.8, 1)
-    assert table is not None
     heads, rows = table["heads"], table["rows"]
     assert isinstance(heads, list) and isinstance(rows, list)
     assert [head for head, _, _ in heads] == [
@@ -132,15 +105,13 @@ def test_the_table_is_sorted_by_megabytes_and_says_who_did_not_get_there(tmp_pat
     assert [places[label][1] for label in cells] == [1, 0, 2, 3, 4, 5]
     assert [places[label][3] for label in cells] == [0, 1, 2, 3, 4, 5]
     assert [places[label][5] for label in cells] == [1, 0, 2, 3, 4, 5]
-    assert (table["target"], table["default"]) == ("80 %", False)
+    assert table["target"] == "80 %"
 
 
 def test_single_seeds_are_not_counted(tmp_path):
     runs = [run_of(tmp_path / str(lr), {0: 0.9}, lr=lr, label=str(lr)) for lr in (1, 2)]
-    table = targets(groups(runs), ACCURACY, None, 3)
-    assert table is not None and isinstance(table["rows"], list)
-    # 0.95 x 0.9 is 85.5 %.
-    assert (table["target"], table["default"]) == ("85 %", True)
+    table = targets(groups(runs), ACCURACY, 0.85, 3)
+    assert isinstance(table["rows"], list)
     assert table["rows"][0][1] == ["yes", "1", "1.00 MB", "4.00 MB", "2.0 s", "90.0 %"]
 
 

@@ -1,4 +1,4 @@
-"""A partition as a table and as a picture, for `rayfl data`."""
+"""A partition as a table, for `rayfl data`."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,6 @@ from rich.table import Table
 from rayfl.data.datasets import Dataset
 from rayfl.data.partition import Partition
 from rayfl.data.partitions.matching_test_split import label_counts
-from rayfl.report.mask_figures import cells_chart
 
 SPLITS = ("train", "validation", "heldout", "test")
 
@@ -66,30 +65,6 @@ def table(dataset: Dataset, partition: Partition, max_rows: int = 100, unseen: S
         numbers = [*(sizes[split][client] for split in splits), np.count_nonzero(counts[client])]
         result.add_row(name, *map(str, numbers), _label_text(counts[client]), f"{far[client]:.2f}")
     return result
-
-
-def picture(dataset: Dataset, partition: Partition, image_format: str = "png", num_unseen: int = 0) -> bytes:
-    """Draw the train samples of each client and class as a heat map; the last `num_unseen` clients are unseen.
-
-    `image_format` is "png" or "svg"; the same partition gives the same bytes.
-    """
-    # It starts the threads of a JavaScript engine, and only this function needs it.
-    import vl_convert
-
-    counts = holdings(dataset, partition)
-    num_clients, num_classes = counts.shape
-    title = f"{dataset.name}: {num_clients} clients, mean distance {distances(counts).mean():.2f}"
-    clients = f"Client (the last {num_unseen} unseen)" if num_unseen else "Client"
-    chart = cells_chart(counts.T, clients, f"Class (dark: {counts.max():,} samples)", float(counts.max()))
-    chart |= {
-        "title": title,
-        "width": min(max(400, 18 * num_clients), 1600),
-        "height": min(max(200, 18 * num_classes), 1200),
-        "background": "white",
-    }
-    if image_format == "svg":
-        return vl_convert.vegalite_to_svg(chart).encode()
-    return vl_convert.vegalite_to_png(chart, scale=1.5)
 
 
 def _label_text(counts: np.ndarray) -> str:

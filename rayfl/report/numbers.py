@@ -1,0 +1,123 @@
+"""The numbers of runs by name, as columns of tables: what was measured, what it cost, and the cost of a target.
+
+NAME is a metric as the run recorded it ("own/accuracy"), or one of `COSTS` ("megabytes"). NAME:best, NAME:final,
+NAME:mean and NAME:sum say which of a metric's values count. COST@0.8 is a cost up to the first evaluation at the target
+0.8, and COST@own/accuracy=0.8 that of another metric than the one that ranks the runs.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from rayfl.errors import RayflError, did_you_mean
+from rayfl.experiment.report_options import ReportOptions
+from rayfl.metrics.facts import Facts
+from rayfl.report import wording
+from rayfl.report.groups import Group, facts_of, has_seeds, in_words, over, rank_value
+from rayfl.report.page_tables import Column
+from rayfl.report.series import MEGABYTE_BITS, Series, cost, metric_names, series, work_done
+from rayfl.run_directory.record import Run
+
+
+class Number(NamedTuple):
+    """A number of a run. facts: its title, its unit and which way is better; read: NaN if a run lacks it."""
+
+    name: str
+    facts: Facts
+    read: Callable[[Run], float]
+
+
+def _total(column: str, unit: float, run: Run) -> float:
+    return float(run.rounds[column].to_numpy().sum() / unit)
+
+
+COSTS: Mapping[str, tuple[str, str, Callable[[Run], float]]] = {
+    "rounds": ("Rounds", "", lambda run: float(len(run.rounds))),
+    "megabytes": ("Sent up and down", "MB", lambda run: float(cost(run).total_megabytes[-1:].sum())),
+    "uplink_megabytes": ("Sent up", "MB", partial(_total, "uplink_bits", MEGABYTE_BITS)),
+    "downlink_megabytes": ("Sent down", "MB", partial(_total, "downlink_bits", MEGABYTE_BITS)),
+    "simulated_s": ("Simulated time", "s", partial(_total, "simulated_s", 1)),
+    "wall_s": ("Wall-clock time", "s", partial(_total, "wall_s", 1)),
+    "clients_per_round": ("Clients per round", "", lambda run: work_done(run).clients),
+    "steps_per_client_round": ("Steps per client per round", "", lambda run: work_done(run).steps),
+    "examples_per_client_round": ("Examples per client per round", "", lambda run: work_done(run).examples),
+}
+"""Costs of whole runs by name: title, unit, and how they are read."""
+_TO_TARGET = ("rounds", "megabytes", "uplink_megabytes", "simulated_s")
+"""The costs that `spent` gives, in its order."""
+_AT_TARGET = re.compile(rf"({'|'.join(_TO_TARGET)})@(?:(.+)=)?(-?\d*\.?\d+(?:e-?\d+)?)")
+_WAYS: Mapping[str, Callable[[Series, Facts, int], float]] = {
+    "": lambda found, facts, last: float(found.values[-last:].mean()),
+    "best": lambda found, facts, last: found.best(facts)[0],
+    "final": lambda found, facts, last: found.final,
+    "mean": lambda found, facts, last: float(found.values.mean()),
+    "sum": lambda found, facts, last: float(found.values.sum()),
+}
+
+
+def number(name: str, found: Sequence[Group], metric: str | None = None, last: int = 3) -> Number:
+    """The number that `name` stands for.
+
+    Without a way, a metric's is the mean of its last `last` values, or of all of them if it is a cost per round
+    ("comm/busiest_megabytes"). metric: what a target is a value of, unless the name says it. Raise RayflError if no run
+    has the number.
+    """
+    if name in COSTS:
+        title, unit, read = COSTS[name]
+        return Number(name, Facts(title=title, unit=unit, higher_is_better=False), read)
+    known = list(dict.fromkeys(one for group in found for run in group.runs for one in metric_names(run)))
+    at = _AT_TARGET.fullmatch(name)
+    base, _, way = (at[2] or metric or "" if at else name).partition(":")
+    if base not in known or way not in _WAYS:
+        words = did_you_mean(base, [*known, *COSTS, *(f"{one}@TARGET" for one in _TO_TARGET)])
+        ways = ", ".join(filter(None, _WAYS))
+        raise RayflError(f"no run has the number {name!r}; {words if base not in known else f'after : comes {ways}'}")
+    facts = facts_of(found, base)
+    if at is not None:
+        (title, unit, _), place = COSTS[at[1]], _TO_TARGET.index(at[1])
+        title += f" to {target_words(float(at[3]), facts)}" + f" ({wording.title(base, facts)})" * bool(at[2])
+        read = partial(_spent, place, base, float(at[3]), facts)
+        return Number(name, Facts(title=title, unit=unit, higher_is_better=False), read)
+    text = wording.metric(base, facts)
+    own = facts.model_copy(update={"title": text.title + f", {way}" * bool(way), "unit": facts.unit or text.unit})
+    chosen = _WAYS[way or "mean" * text.unit.endswith("per round")]
+    return Number(name, own, lambda run: np.nan if (one := series(run, base)) is None else chosen(one, facts, last))
+
+
+def number_column(found: Sequence[Group], shown: Number) -> Column:
+    """A column of a number: means over seeds with their deviations, the best first."""
+    scores = [over(map(shown.read, group.runs)) for group in found]
+    words = [in_words(score, shown.facts, has_seeds(found)) for score in scores]
+    return Column(shown.facts.title, words, [(-rank_value(score, shown.facts),) for score in scores])
+
+
+def further_columns(found: Sequence[Group], metric: str | None, options: ReportOptions) -> list[Column]:
+    """The columns of `[report] values`; one that no run has yet is empty."""
+    columns = []
+    for name in options.values:
+        try:
+            columns.append(number_column(found, number(name, found, metric, options.last)))
+        except RayflError:
+            columns.append(Column(name, [wording.NONE] * len(found)))
+    return columns
+
+
+def spent(run: Run, name: str, target: float, facts: Facts) -> tuple[float, ...] | None:
+    """What a run had cost (`_TO_TARGET`) by its first evaluation as good as the target; None if it has none."""
+    found = series(run, name)
+    at = np.empty(0) if found is None else found.rounds[facts.sign * found.values >= facts.sign * target][:1]
+    total, done = cost(run).at(at), np.searchsorted(run.rounds["round"].to_numpy(), at, side="right")
+    return (float(done[0]), *(float(amount[0]) for amount in total[1:])) if len(at) else None
+
+
+def _spent(place: int, name: str, target: float, facts: Facts, run: Run) -> float:
+    costs = spent(run, name, target, facts)
+    return np.nan if costs is None else costs[place]
+
+
+def target_words(target: float, facts: Facts) -> str:
+    """A target: 80 %, 12.5 nats."""
+    return f"{100 * target:.6g} %" if facts.is_percent else facts.words(target)
