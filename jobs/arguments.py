@@ -46,7 +46,6 @@ def _place(word: str) -> Path | str:
     return _local(word).absolute()
 
 
-EXISTING = _Place(_local)
 ABSOLUTE = _Place(lambda word: _local(word).absolute())
 PLACE = _Place(_place)
 EXPERIMENT = _Place(lambda word: experiment_file(_local(word)))
@@ -67,10 +66,7 @@ class WithSettings(click.Command):
             # --lr=0.1, or --lr 0.1
             value = re.search(rf"(?:^|\0){re.escape(option)}[=\0]([^\0]+)", "\0".join(given))
             word = value[1] if value else "VALUE"
-            pairs = {"--output": "--dir", "--dir": "--output"}
-            if any((instead := pairs.get(option)) in one.opts for one in self.params):
-                raise RayflError(f"there is no option {option} of rayfl {self.name}; give {instead} {word}") from None
-            if (key := next(iter(places(option.lstrip("-"), Experiment)), None)) is None:
+            if option == "--output" or (key := next(iter(places(option.lstrip("-"), Experiment)), None)) is None:
                 raise
             words = f"there is no option {option}; settings are written KEY=VALUE: {key}={word}"
             raise RayflError(words) from None

@@ -15,9 +15,6 @@ from rayfl.methods.base import Method, ServerHalf
 from rayfl.methods.shared.local_training import LocalTraining
 from rayfl.settings import describe, shown
 
-_MOST_SHOWN = 3
-"""The most optional settings that an example shows."""
-
 
 def print_list(table: str) -> None:
     """Print everything that the experiment's `table` can choose: names, descriptions and settings."""
@@ -56,21 +53,9 @@ def print_one(table: str, name: str) -> None:
 
 # Any: a class of a kind, or what it adopts; a TOML table.
 def example(name: str, found: Any) -> dict[str, Any]:
-    """A TOML table that chooses `found`: its required settings, and the first others at their defaults."""
-    fields = settings_of(found)
-    required = {key: (field.examples or [None])[0] for key, field in fields.items() if field.is_required()}
-    own = [key for key in fields if key not in LocalTraining.model_fields]
-    defaults = {key: _plain(fields[key].default) for key in [*own, *fields] if not fields[key].is_required()}
-    given = {key: value for key, value in defaults.items() if value is not None}
-    return {"name": name, **required, **dict(list(given.items())[:_MOST_SHOWN])}
-
-
-# Any: a default, and a value that TOML holds.
-def _plain(value: Any) -> Any:
-    """A default as TOML writes it; None if TOML has no such value or an example does not need it."""
-    if isinstance(value, Choice):
-        return value.name
-    return value if isinstance(value, bool | int | float | str | tuple) and value != () else None
+    """A TOML table that chooses `found`, with its required settings."""
+    fields = settings_of(found).items()
+    return {"name": name} | {key: (field.examples or [None])[0] for key, field in fields if field.is_required()}
 
 
 # Any: a TOML table.

@@ -3,10 +3,10 @@
 import json
 import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 import click
 
@@ -15,7 +15,7 @@ from jobs import shipped
 from jobs.arguments import ABSOLUTE, EXPERIMENT, PLACE, WithSettings
 from jobs.display import Display
 from jobs.failures import FAILED, sentences
-from jobs.standard_output import outliving_its_reader, print_table, say
+from jobs.standard_output import print_table, say
 from rayfl.errors import RayflError
 from rayfl.version import __version__
 
@@ -49,7 +49,7 @@ def main() -> None:
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--rounds", type=int, help="Number of rounds, instead of the file's.")
 @click.option("--actors", metavar="N", help="Number of client actors, or all; changes the time and nothing else.")
-@click.option("--output", type=PLACE, help="Run directory, or its URL; by default the next free runs/NAME.")
+@click.option("--output", "--dir", type=PLACE, help="Run directory, or its URL; by default the next free runs/NAME.")
 @click.option("--overwrite", is_flag=True, help="Replace the run in --output if there is one.")
 @click.option("--resume", "resumed", is_flag=True, help="Resume the run in --output if there is one.")
 @click.option("--inline", is_flag=True, help="Run in this process, without Ray (for debugging).")
@@ -83,13 +83,13 @@ def run(
                 f"output.directory={output} for the copies"
             )
         context.invoke(sweep, file=file, overrides=settings, directory=output, overwrite=overwrite, inline=inline)
-    with outliving_its_reader(), Display("loading") as display:
+    with Display("loading") as display:
         if not inline:
             fork_server.begin()
-        from rayfl.experiment.experiment import make_experiment
+        from rayfl.experiment.experiment import Experiment
 
         # A wrong setting is refused before Ray is loaded.
-        experiment = make_experiment(table)
+        experiment = Experiment(**table)
         from jobs.console import Audience
         from jobs.run_and_print import print_result, run_or_resume
         from jobs.single import run as run_once
@@ -116,7 +116,7 @@ def resume(
     run can be resumed even if torch, numpy or the hardware differ.
     """
     began = time.monotonic()
-    with outliving_its_reader(), Display("loading") as display:
+    with Display("loading") as display:
         if isinstance(directory, Path):
             parent_process.report(run=str(directory))
         if not inline:
@@ -144,62 +144,14 @@ def _settings(rounds: int | None, actors: str | None, inline: bool) -> list[str]
     return [f"{key}={value}" for key, value in given.items() if value is not None]
 
 
-@main.command(cls=WithSettings)
-@click.argument("file", type=EXPERIMENT)
-@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
-@click.option("--dir", "directory", type=ABSOLUTE, help="Sweep directory; runs that finished there are not repeated.")
-@click.option("--parallel", type=int, default=1, metavar="N", help="Number of runs at once, on one machine or cluster.")
-@click.option("--rounds", type=int, help="Number of rounds, instead of the file's.")
-@click.option("--actors", metavar="N", help="Number of client actors of each run, or all.")
-@click.option("--target", type=float, help="Value whose cost in rounds and megabytes is compared, as 0.8.")
-@click.option("--best-over", multiple=True, metavar="KEY", help="Show only the best value of a setting, as method.lr.")
-@click.option("--overwrite", is_flag=True, help="Repeat the runs that finished in --dir.")
-@click.option("--inline", is_flag=True, help="Run without Ray (for debugging).")
-def sweep(
-    file: Path,
-    overrides: Sequence[str],
-    directory: Path | None,
-    parallel: int,
-    rounds: int | None,
-    actors: str | None,
-    target: float | None,
-    best_over: Sequence[str],
-    overwrite: bool,
-    inline: bool,
-) -> None:
-    """Run all combinations of the [sweep] table in FILE and compare them on one page.
-
-    KEY=VALUE replaces single settings. KEY=VALUE for a swept KEY removes KEY from the sweep; sweep.KEY=[...] adds it.
-    """
-    began = time.monotonic()
-    reported = (f"report.{key}={json.dumps(value)}" for key, value in _report_options(target, best_over).items())
-    settings = [*overrides, *_settings(rounds, actors, inline), *reported]
-    table, lists = _read(file, settings)
-    if lists is None:
-        raise RayflError(f"{file} has no [sweep] table; add one, or give sweep.KEY=[...], or use: rayfl run {file}")
-    with outliving_its_reader(), Display("loading") as display:
-        if not inline:
-            fork_server.begin()
-        from jobs.console import Audience
-        from jobs.sweep import sweep as run_all
-        from rayfl.experiment.sweep import combine
-
-        combinations = combine(table, lists, settings)
-        audience = Audience(display=display, began=began)
-        raise click.exceptions.Exit(run_all(combinations, directory, parallel, overwrite, audience))
-
-
-def _report_options(
-    target: float | None, best_over: Sequence[str], last: int | None = None, metric: str | None = None
-) -> dict[str, object]:
-    """The options that were given, by their names in the table `[report]`."""
-    options = {"target": target, "best_over": list(best_over) or None, "last": last, "metric": metric}
-    return {key: value for key, value in options.items() if value is not None}
+def _given(options: Mapping[str, object]) -> dict[str, object]:
+    """The options of `_comparing` that were given, by their names in the table `[report]`."""
+    return {key: value for key, value in options.items() if value not in (None, ())}
 
 
 # Any: the options of a command.
 def _comparing(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that set values of `[report]` to a command: the arguments of `_report_options`."""
+    """Add the options that set values of `[report]` to a command."""
     for option in (
         click.option(
             "--metric",
@@ -211,10 +163,64 @@ def _comparing(command: Callable[..., None]) -> Callable[..., None]:
         click.option(
             "--best-over", multiple=True, metavar="KEY", help="Show only the best value of a setting, as method.lr."
         ),
-        click.option("--target", type=float, help="Value whose cost in rounds and megabytes is compared, as 0.8."),
+        click.option(
+            "--target", type=float, multiple=True, help="Value whose cost in rounds and megabytes is compared, as 0.8."
+        ),
+        click.option(
+            "--values",
+            metavar="NAME,...",
+            callback=lambda context, option, given: tuple(given.split(",")) if given else (),
+            help="Further numbers to show, as own/accuracy:best,comm/busiest_megabytes,rounds@0.8.",
+        ),
     ):
         command = option(command)
     return command
+
+
+@main.command(cls=WithSettings)
+@click.argument("file", type=EXPERIMENT)
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option(
+    "--dir", "--output", "directory", type=ABSOLUTE, help="Sweep directory; runs that finished there are not repeated."
+)
+@click.option("--parallel", type=int, default=1, metavar="N", help="Number of runs at once, on one machine or cluster.")
+@click.option("--rounds", type=int, help="Number of rounds, instead of the file's.")
+@click.option("--actors", metavar="N", help="Number of client actors of each run, or all.")
+@_comparing
+@click.option("--overwrite", is_flag=True, help="Repeat the runs that finished in --dir.")
+@click.option("--inline", is_flag=True, help="Run without Ray (for debugging).")
+def sweep(
+    file: Path,
+    overrides: Sequence[str],
+    directory: Path | None,
+    parallel: int,
+    rounds: int | None,
+    actors: str | None,
+    overwrite: bool,
+    inline: bool,
+    # Any: the options of `_comparing`.
+    **given: Any,
+) -> None:
+    """Run all combinations of the [sweep] table in FILE and compare them on one page.
+
+    KEY=VALUE replaces single settings. KEY=VALUE for a swept KEY removes KEY from the sweep; sweep.KEY=[...] adds it.
+    """
+    began = time.monotonic()
+    reported = (f"report.{key}={json.dumps(value)}" for key, value in _given(given).items())
+    settings = [*overrides, *_settings(rounds, actors, inline), *reported]
+    table, lists = _read(file, settings)
+    if lists is None:
+        raise RayflError(f"{file} has no [sweep] table; add one, or give sweep.KEY=[...], or use: rayfl run {file}")
+    with Display("loading") as display:
+        if not inline:
+            fork_server.begin()
+        from jobs.console import Audience
+        from jobs.sweep import sweep as run_all
+        from rayfl.experiment.sweep import combine
+
+        combinations = combine(table, lists, settings)
+        audience = Audience(display=display, began=began)
+        raise click.exceptions.Exit(run_all(combinations, directory, parallel, overwrite, audience))
 
 
 @main.command()
@@ -239,7 +245,7 @@ def report(
         if as_json:
             looking.print_json(directories, display)
         else:
-            looking.write_page(directories, output, _report_options(**given), overwrite, display)
+            looking.write_page(directories, output, _given(given), overwrite, display)
 
 
 @main.command()
@@ -251,13 +257,13 @@ def compare(directories: Sequence[Path | str], **given: Any) -> None:
     with Display("loading") as display:
         from jobs import looking
 
-        looking.compare(directories, _report_options(**given), display)
+        looking.compare(directories, _given(given), display)
 
 
 @main.command()
 @click.argument("folders", nargs=-1, type=ABSOLUTE)
 def ls(folders: Sequence[Path]) -> None:
-    """List the runs in FOLDERS, by default in runs/, the latest first: state, rounds, metric, age."""
+    """List the runs in FOLDERS, by default in runs/, the latest first: state, rounds, metric, time."""
     with Display("loading") as display:
         from jobs import looking
 
@@ -278,35 +284,24 @@ def show(place: Path | str) -> None:
 @main.command(cls=WithSettings)
 @click.argument("file", type=EXPERIMENT)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
-@click.option("--picture", type=ABSOLUTE, help="Draw a picture too, PNG or SVG by its ending.")
-@click.option("--overwrite", is_flag=True, help="Replace the file if there is one.")
-def data(file: Path, overrides: Sequence[str], picture: Path | None, overwrite: bool) -> None:
+def data(file: Path, overrides: Sequence[str]) -> None:
     """Show how the data are split among the clients, as a table. For a sweep, its first experiment."""
     with Display("reading the data") as display:
         from rayfl.data.check import checked_dataset
         from rayfl.experiment.experiment import read
         from rayfl.experiment.prepare import make_partition
         from rayfl.experiment.sweep import read_sweep
-        from rayfl.report import partition_picture as drawing
-        from rayfl.run_directory.outputs import PARTITION_PICTURE, require_replaceable, write_output
+        from rayfl.report.partition_table import table
 
         combinations = read_sweep(file, overrides)
         experiment = combinations[0].experiment if combinations else read(file, overrides)
-        if picture is not None and picture.suffix not in (".png", ".svg"):
-            raise RayflError(f"--picture {picture} ends in {picture.suffix!r}; write a name that ends in .png or .svg")
-        if picture is not None:
-            require_replaceable(picture, PARTITION_PICTURE, overwrite)
         dataset = checked_dataset(experiment.data.load())
         partition = make_partition(experiment, dataset)
         display.close()
         unseen = experiment.clients.unseen_numbers(experiment.seed)
-        print_table(drawing.table(dataset, partition, unseen=unseen), 140)
+        print_table(table(dataset, partition, unseen=unseen), 140)
         for line in dataset.columns_in_words(200):
             say(line)
-        if picture is not None:
-            drawn = drawing.picture(dataset, partition, picture.suffix[1:], len(unseen))
-            write_output(picture, drawn, PARTITION_PICTURE, overwrite)
-            say(f"picture: {picture}")
 
 
 @main.command()
@@ -317,11 +312,11 @@ def examples() -> None:
 
 
 @main.command()
-@click.argument("file", type=ABSOLUTE, default="experiment.toml")
-def init(file: Path) -> None:
+@click.argument("file", type=click.File("x", encoding="utf-8"), default="experiment.toml")
+def init(file: TextIO) -> None:
     """Write a commented experiment file to begin with, by default experiment.toml. It never replaces a file."""
-    shipped.write_template(file)
-    say(f"experiment: {file}\nrun it with: rayfl run {shlex.quote(str(file))}")
+    file.write(shipped.TEMPLATE.read_text(encoding="utf-8"))
+    say(f"run it with: rayfl run {shlex.quote(file.name)}")
 
 
 def _catalogue(command: str, table: str) -> None:

@@ -4,13 +4,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from logging import INFO, Handler, getLogger
-from typing import Literal
+from logging import INFO, Handler, LogRecord, getLogger
 
 from jobs.display import STOPPING, Display, Line
 from jobs.failures import INTERRUPTED, LIMIT
 from jobs.standard_output import say
 from rayfl.metrics.facts import RECORDED_BEFORE, Facts
+from rayfl.report.wording import megabytes
 from rayfl.rounds.executor import Wave
 from rayfl.rounds.ledger import OnRound, RoundRow
 
@@ -18,23 +18,19 @@ PLACES = ("pooled", "own", "unseen", "personal_pooled", "own_after_training")
 """Where models are evaluated, the most important place first."""
 
 
-Show = Literal["all", "nothing"]
-"""all: a bar if the display is live, otherwise a line per round; nothing: not even the log."""
-
-
 @dataclass(frozen=True)
 class Audience:
     """Who follows a run.
 
-    display: the live area of the command. on_round: called with every round's row and means; if it raises, the run
+    display: the live area of the command. If it is not live, a line per round is printed; if it is hidden, nothing is,
+    not even the log. on_round: called with every round's row and means; if it raises, the run
     ends and can be resumed. stopping: asked after each round; if it returns true, the run ends as after a first Ctrl-C.
     began: when the command began, by `time.monotonic`; `runtime.limit_s` counts from then.
     """
 
-    show: Show = "all"
     on_round: OnRound = lambda row, means: None
     stopping: Callable[[], bool] = lambda: False
-    display: Display = field(default_factory=lambda: Display(hidden=True))
+    display: Display = field(default_factory=Display)
     began: float = field(default_factory=time.monotonic)
 
     def is_over(self, limit_s: float | None) -> bool:
@@ -96,7 +92,9 @@ class Follower:
     def show(self, words: str, wave: str = "") -> None:
         """Show these words, or that the run stops, then the first metric so far, the wave, and the other numbers."""
         numbers = (
-            [*headline(self.means, self.facts).split("  "), megabytes(sum(self.sent.values()))] if self.sent else []
+            [*headline(self.means, self.facts).split("  "), megabytes(sum(self.sent.values()) / 8e6)]
+            if self.sent
+            else []
         )
         parts = [STOPPING if self.stops else words, *numbers[:1], wave, *numbers[1:]]
         self.line.update(self.done, "  ".join(filter(None, parts)))
@@ -108,20 +106,28 @@ def following(
 ) -> Iterator[Follower]:
     """Show the progress and the log of a run to its audience. Yields the object to call with every round."""
     display = audience.display
-    prints = audience.show == "all" and not display.live
-    log = nullcontext() if audience.show == "nothing" else logging_to(display.handler())
+    prints = not display.hidden and not display.live
+    log = nullcontext() if display.hidden else logged()
     with log, closing(Follower(display.line(title, rounds), rounds, prints, facts)) as follower:
         yield follower
 
 
+class _Lines(Handler):
+    """Prints log records; on a terminal they appear above the live area."""
+
+    def emit(self, record: LogRecord) -> None:
+        """As logging's."""
+        say(self.format(record))
+
+
 @contextmanager
-def logging_to(handler: Handler) -> Iterator[None]:
-    """Show rayfl's log records by `handler`, unless the program has set up logging itself."""
+def logged() -> Iterator[None]:
+    """Print rayfl's log records, unless the program has set up logging itself."""
     log = getLogger("rayfl")
     if log.hasHandlers():
         yield
         return
-    before = log.level, log.propagate
+    before, handler = (log.level, log.propagate), _Lines()
     log.addHandler(handler)
     log.setLevel(log.level or INFO)
     # So that nothing is shown twice if a package gives the root logger a handler meanwhile.
@@ -138,8 +144,8 @@ def line(row: RoundRow, means: Mapping[str, float], rounds: int, facts: Mapping[
     """One round as one line of a log."""
     return (
         f"{row.round + 1}/{rounds} rounds  {headline(means, facts)}  "
-        f"delivered {row.delivered}/{row.selected}  up {megabytes(row.uplink_bits)}  "
-        f"down {megabytes(row.downlink_bits)}  {row.wall_s:.2f} s"
+        f"delivered {row.delivered}/{row.selected}  up {megabytes(row.uplink_bits / 8e6)}  "
+        f"down {megabytes(row.downlink_bits / 8e6)}  {row.wall_s:.2f} s"
     )
 
 
@@ -151,8 +157,3 @@ def headline(means: Mapping[str, float], facts: Mapping[str, Facts] = RECORDED_B
     unseen = any(name.startswith("unseen/") for name in found)
     names = found[: 3 if unseen else 2] or [name for name in ("train/loss",) if name in means]
     return "  ".join(f"{name} {means[name]:.4f}" for name in names) or "not evaluated"
-
-
-def megabytes(bits: float) -> str:
-    """Bits as megabytes of 1e6 bytes."""
-    return f"{bits / 8e6:.3f} MB"

@@ -12,7 +12,7 @@ from rayfl.data.check import checked_dataset
 from rayfl.determinism import platform
 from rayfl.errors import RayflError
 from rayfl.experiment import toml
-from rayfl.experiment.experiment import Experiment, make_experiment
+from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.identity import determining_settings, experiment_files
 from rayfl.experiment.input_files import located, require_copies
 from rayfl.experiment.prepare import with_task
@@ -76,11 +76,6 @@ def _require_same(here: Path, fetched: Path) -> None:
     """Raise RayflError if two directories hold runs of different settings or seeds."""
     if _changes(read_run(here).experiment, read_run(fetched).experiment).keys() - {"rounds"}:
         raise RayflError(f"{here} holds another run than its copy in the storage: move it away, or name another place")
-
-
-def decides_numbers(table: Mapping[str, object]) -> bool:
-    """Whether a table has a setting that decides a run's numbers, or the number of its rounds."""
-    return bool(_changes({}, table))
 
 
 def _changes(before: Mapping[str, object], after: Mapping[str, object]) -> dict[str, tuple[object, object]]:
@@ -158,24 +153,16 @@ def resumable(before: Run, overrides: Sequence[str], settings: Mapping[str, Any]
     if lists is not None:
         raise RayflError(f"sweep.{next(iter(lists), '')} is no setting of a run; give it to: rayfl sweep")
     require_copies(before.experiment, table, before.directory)
-    experiment = make_experiment(table)
-    _require_same_settings(before, experiment)
+    experiment = Experiment(**table)
+    changes = _changes(before.experiment, experiment_files(experiment).table)
+    if changed := _in_words({key: change for key, change in changes.items() if key != "rounds"}):
+        raise RayflError(f"a resumed run keeps its settings ({changed}): start a new run to change them")
     _require_more_rounds(before, experiment)
     return experiment
 
 
-def _require_same_settings(before: Run, experiment: Experiment) -> None:
-    """Raise RayflError if a setting that decides the numbers has changed, the number of rounds apart."""
-    changes = _changes(before.experiment, experiment_files(experiment).table)
-    for key, (old, new) in changes.items():
-        if key != "rounds":
-            raise RayflError(
-                f"a resumed run keeps its {key}={shown(old)}; start a new run to change it to {shown(new)}"
-            )
-
-
 def _require_more_rounds(before: Run, experiment: Experiment) -> None:
-    """Raise RayflError if no rounds are left, or if the new number of rounds would change recorded ones."""
+    """Raise RayflError if there are fewer rounds than recorded, or if their new number would change recorded ones."""
     planned = before.experiment.get("rounds")
     if not isinstance(planned, int):
         raise RayflError(f"{before.directory / EXPERIMENT} has rounds={shown(planned)}: restore the file")
@@ -196,15 +183,13 @@ def _require_more_rounds(before: Run, experiment: Experiment) -> None:
         raise RayflError(
             f"rounds={experiment.rounds} is below the {len(before.rounds)} rounds that {before.directory} already has"
         )
-    if before.finished and experiment.rounds == len(before.rounds):
-        raise RayflError(f"{before.directory} is finished; to go on with it, give --rounds above {experiment.rounds}")
 
 
 def require_same_platform(before: Run, runtime: Runtime, here: platform.Platform) -> None:
     """Raise RayflError if resuming here would change the results.
 
-    `here`: the platform of this process, described after the experiment was prepared, when `runtime.instruction_set`
-    is in force. On Ray this process only prepares the run, and the coordinator compares the actors.
+    `here`: the platform of this process, described after the experiment was prepared. On Ray this process only prepares
+    the run, and the coordinator compares the actors.
     """
     nothing_computed = not before.platform and not len(before.rounds)
     if nothing_computed or runtime.mixed:

@@ -25,7 +25,7 @@ from jobs.shipped import experiment_file
 from jobs.sweep import run_all
 from rayfl.choices.plugins import is_in_memory
 from rayfl.errors import RayflError
-from rayfl.experiment.experiment import Experiment, make_experiment
+from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.sweep import combine
 from rayfl.experiment.table import read_table, with_overrides
 from rayfl.limits.regular_files import path_of
@@ -134,8 +134,7 @@ def sweep(
         raise RayflError('nothing is swept: give sweep={"KEY": [VALUE, ...]}, or use rayfl.run')
     combinations = combine({"name": "experiment", **table}, lists, overrides)
     with Display(hidden=not progress) as display:
-        audience = Audience("all" if progress else "nothing", display=display)
-        swept = run_all(combinations, _path(directory), parallel, overwrite, audience)
+        swept = run_all(combinations, _path(directory), parallel, overwrite, Audience(display=display))
     if failed := swept.with_status("failed"):
         errors = {outcome.combination.title: outcome.error for outcome in failed}
         title, error = next(iter(errors.items()))
@@ -162,7 +161,7 @@ def _audience(planned: int, on_round: Callable[[Round], object] | None, progress
             enough.set()
 
     with Display(hidden=not progress) as display:
-        yield Audience("all" if progress else "nothing", report_round, enough.is_set, display)
+        yield Audience(report_round, enough.is_set, display)
 
 
 def _path(directory: str | Path | None) -> Path | None:
@@ -184,7 +183,7 @@ def _experiment(given: Given, overrides: Sequence[str], settings: Mapping[str, A
     table, lists = with_overrides(_table(given), overrides, settings)
     if lists is not None:
         raise RayflError("this experiment has swept settings (sweep), so it is several runs: give it to rayfl.sweep")
-    return make_experiment(table)
+    return Experiment(**table)
 
 
 # Any: a table of settings.

@@ -1,7 +1,6 @@
 """The commands `report`, `compare`, `ls` and `show`, and tables about runs. Nothing here loads torch or Ray."""
 
 import json
-import math
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,16 +17,11 @@ from rayfl.metrics.facts import Facts
 from rayfl.report import wording
 from rayfl.report.comparison import TextTable, comparison, over_clients, require
 from rayfl.report.groups import groups
-from rayfl.report.overview import PLACES, Overview, overviews, state_of
+from rayfl.report.overview import run_list, state_of
 from rayfl.report.summary import Summary, summary
 from rayfl.run_directory.copies import copy_for_reading
 from rayfl.run_directory.record import Run, read_run, run_directories
 from rayfl.settings import dotted
-
-_MOST_DIFFERENCES = 12
-"""The most differing settings that a terminal shows."""
-_MOST_RUNS = 6
-"""The most runs whose settings fit side by side into a terminal."""
 
 
 def print_json(places: Sequence[Path | str], display: Display) -> None:
@@ -72,11 +66,11 @@ def list_runs(folder: Path, display: Display) -> None:
     display.stage("reading the runs")
     if not folder.is_dir():
         raise RayflError(f"there is no folder {folder}; name the folder of your runs")
-    found = overviews(folder)
+    found = run_list(folder)
     display.close()
-    if found:
-        print_table(list_table(folder, found), 120)
-    say(f"{wording.counted(len(found), 'run') if found else 'no runs'} in {folder}")
+    if found.rows:
+        print_table(_rich(None, found), 120)
+    say(f"{wording.counted(len(found.rows), 'run') if found.rows else 'no runs'} in {folder}")
 
 
 def show(place: Path | str, display: Display) -> None:
@@ -113,28 +107,8 @@ def _agreed(runs: Sequence[Run], given: Mapping[str, object]) -> ReportOptions:
 
 def print_comparison(runs: Sequence[Run], options: ReportOptions) -> None:
     """Print runs side by side, the best first."""
-    for table in comparison_tables(runs, options):
-        print_table(table, 150)
-
-
-def list_table(folder: Path, found: Sequence[Overview]) -> Table:
-    """The runs in a folder, a row each."""
-    places = [place for place in PLACES if place != "unseen" or any(place in one.values for one in found)]
-    rows = []
-    for one in found:
-        name = str(one.directory.relative_to(folder)) if one.directory != folder else one.directory.name
-        values = [one.facts.words(one.values[place]) if place in one.values else "" for place in places]
-        planned = "?" if one.planned is None else one.planned
-        rows.append([name, one.state, f"{one.rounds}/{planned}", *values, age(one.age_s)])
-    return _rich(None, TextTable(["run", "state", "rounds", *places, "age"], rows))
-
-
-def age(seconds: float) -> str:
-    """A time in its largest unit: 45 s, 12 min, 3 h, 2 days; "" if it is infinite."""
-    for unit, size, end in (("s", 1, 120), ("min", 60, 2 * 3600), ("h", 3600, 48 * 3600), ("days", 86400, math.inf)):
-        if seconds < end:
-            return f"{seconds / size:.0f} {unit}"
-    return ""
+    for title, table in comparison(runs, options):
+        print_table(_rich(title, table), 150)
 
 
 def result_table(numbers: Summary) -> Table:
@@ -179,24 +153,8 @@ def standing(run: Run, url: str | None = None) -> str:
     state = state_of(run) if url is None or run.finished else "unfinished"
     go_on = f"go on with: rayfl resume {place}"
     more = {"stopped": go_on, "unfinished": go_on, "finished": f"draw its page: rayfl report {place}"}.get(state, "")
-    if more != go_on and url is None and (run.directory / "report.html").exists():
-        more = f"report: {place}/report.html"
     rounds = f"{state}: {len(run.rounds)} of {run.experiment.get('rounds')} rounds"
     return "\n".join(filter(None, [rounds, f"run: {url or place}", more]))
-
-
-def comparison_tables(runs: Sequence[Run], options: ReportOptions) -> list[Table]:
-    """Runs side by side, and the first settings in which they differ."""
-    found = comparison(runs, options)
-    by = f" by {found.metric}" if found.metric else ""
-    title = f"{wording.counted(len(runs), 'run')}{by}" + ", best first" * (len(found.results.rows) > 1)
-    tables = [_rich(title, found.results), *(_rich(*one) for one in found.fairness)]
-    differences = found.differences
-    if differences.rows and len(differences.heads) <= _MOST_RUNS + 1:
-        shown = TextTable(differences.heads, differences.rows[:_MOST_DIFFERENCES])
-        more = len(differences.rows) - len(shown.rows)
-        tables.append(_rich("what differs" + (f" ({more} more settings do)" if more else ""), shown))
-    return tables
 
 
 def _rich(title: str | None, given: TextTable) -> Table:

@@ -1,11 +1,9 @@
-"""Draw the pages of runs. On Ray, a run loads the drawing modules during its rounds, and draws while Ray shuts down."""
+"""Draw the pages of runs, and complete what a killed process left undone."""
 
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from jobs.console import Audience
-from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.report_options import ReportOptions
 from rayfl.run_directory.disk import writing
 from rayfl.run_directory.run_folder import RunFolder
@@ -45,38 +43,3 @@ def finish_up(folder: RunFolder, page: bool, audience: Audience) -> bool:
         with folder.mirrored():
             pass
     return page or behind
-
-
-class RunPage:
-    """Draws the page of a run, if the run is to have one, in a thread of its own."""
-
-    def __init__(self, experiment: Experiment, directory: Path, audience: Audience) -> None:
-        self.directory, self._wanted, self._audience = directory, experiment.output.report, audience
-        # Loading would delay the rounds of an executor in this process.
-        self._loads = self._wanted and experiment.runtime.executor != "inline"
-        self._thread = ThreadPoolExecutor(1, "rayfl.page")
-        self._drawn: Future[Path] | None = None
-
-    def load(self) -> None:
-        """Begin to load the modules that draw; the first round calls it, later calls do nothing."""
-        if self._loads:
-            self._loads = False
-            # If loading fails, drawing reports the error.
-            self._thread.submit(_load)
-
-    def begin(self) -> None:
-        """Begin to draw."""
-        if self._wanted:
-            self._audience.display.stage(DRAWING)
-            self._drawn = self._thread.submit(draw, self.directory)
-
-    def finish(self) -> None:
-        """Wait until the page is drawn. Errors are those of `draw`."""
-        if self._drawn is not None:
-            self._drawn.result()
-
-
-def _load() -> None:
-    from rayfl.report.page import load_early
-
-    load_early()

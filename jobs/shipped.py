@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jobs.standard_output import first_sentence
-from rayfl.errors import RayflError, did_you_mean, reason
+from rayfl.errors import RayflError, did_you_mean
 
 FOLDER = Path(__file__).parent / "experiments"
 TEMPLATE = Path(__file__).parent / "experiment_template.toml"
@@ -51,16 +51,3 @@ def first_comment_sentence(text: str) -> str:
     """The first sentence of the comment at the beginning of a file; "" if there is none."""
     comment = re.match(r"(#.*\n)*", text)
     return first_sentence((comment[0] if comment else "").replace("#", " "))
-
-
-def write_template(path: Path) -> None:
-    """Write a commented experiment file. Raise RayflError if `path` exists."""
-    if path.suffix != ".toml":
-        raise RayflError(f"{path} ends in {path.suffix!r}; give a name that ends in .toml")
-    try:
-        with open(path, "x", encoding="utf-8") as file:
-            file.write(TEMPLATE.read_text(encoding="utf-8"))
-    except FileExistsError:
-        raise RayflError(f"{path} exists already and is not replaced; give another name") from None
-    except OSError as error:
-        raise RayflError(f"{path} cannot be written ({reason(error)}); give another place") from None

@@ -1,27 +1,27 @@
 """Run one experiment, or resume a run."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from logging import INFO, WARNING, getLogger
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from actors import fork_server, package_folder, parent_process, signals
 from jobs import console
 from jobs.console import Audience
-from jobs.earlier_run import decides_numbers, found_again, require_asked, require_same_platform, resumable
-from jobs.run_page import RunPage, finish_up
+from jobs.earlier_run import found_again, require_same_platform, resumable
+from jobs.run_page import DRAWING, draw, finish_up
 from rayfl.determinism import platform
 from rayfl.determinism.platform import Platform
 from rayfl.determinism.torch_flags import own_flags
-from rayfl.errors import refusing_exits
+from rayfl.errors import RayflError, refusing_exits
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.identity import experiment_files, identity
 from rayfl.experiment.input_files import KeptFiles
 from rayfl.experiment.prepare import prepare, with_task
-from rayfl.experiment.table import override
 from rayfl.rounds.errors import MethodError
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.ledger import RoundRow
@@ -33,7 +33,6 @@ from rayfl.run_directory.play_run import Stopped, play_run
 from rayfl.run_directory.record import Run, read_run
 from rayfl.run_directory.run_files import require_no_links
 from rayfl.run_directory.run_folder import RunFolder
-from rayfl.settings import dotted
 
 # Runs in one process need no Ray.
 if TYPE_CHECKING:
@@ -96,19 +95,8 @@ def resume(place: Path | str, overrides: Sequence[str] = (), audience: Audience 
     Raise RayflError for other changes, if this machine computes other bits, unless runtime.mixed is set, and as
     `require_asked` for a run from another host.
     """
-    audience = audience or Audience()
     directory, overrides = found_again(place, overrides)
     before = read_run(directory)
-    require_asked(before, overrides)
-    # Any: values of overrides.
-    changed: dict[str, Any] = {}
-    for one in overrides:
-        override(changed, one)
-    if before.finished and not decides_numbers(changed):
-        settings = {**dotted(before.experiment), **dotted(changed)}
-        folder = RunFolder.at(directory, str(settings.get("output.directory", "")))
-        if finish_up(folder, settings.get("output.report") is True, audience):
-            return directory
     return go_on(before, resumable(before, overrides), audience)
 
 
@@ -117,12 +105,18 @@ def resume(place: Path | str, overrides: Sequence[str] = (), audience: Audience 
 def go_on(before: Run, experiment: Experiment, audience: Audience | None = None) -> Path:
     """Resume a run with the settings in `experiment`. The settings that decide its numbers must be unchanged.
 
-    Raise RayflError, before anything is written, if the run cannot be resumed here, or if the directory has links.
+    If the run is finished, only draw its page and complete its copy. Raise RayflError, before anything is written, if
+    the run cannot be resumed here, if nothing is left to do, or if the directory has links.
     """
     audience = audience or Audience()
     parent_process.report(run=str(before.directory))
     require_no_links(before.directory)
     folder = RunFolder.at(before.directory, experiment.output.directory)
+    if before.finished and experiment.rounds == len(before.rounds):
+        if not finish_up(folder, experiment.output.report, audience):
+            done = experiment.rounds
+            raise RayflError(f"{folder.directory} is finished; to go on with it, give --rounds above {done}")
+        return folder.directory
     folder.require_writable_copy(may_hold_run=True)
     if experiment.output.report:
         require_replaceable(folder.directory / "report.html", REPORT)
@@ -155,7 +149,8 @@ def _play(
     if folder.url is None and (sentence := package_folder.warning(folder.directory.parent)):
         _log_once(WARNING, sentence)
     resume = None if before is None else f"rayfl resume {folder.directory}"
-    with ExitStack() as copying:
+    page = None
+    with ExitStack() as copying, ThreadPoolExecutor(1) as drawing:
         with _ray(prepared, audience, resume) as pool, opening as folder:
             parent_process.report(run=str(folder.directory))
             with writing(folder.directory, f"go on with: {resume}" if resume else "run it again"):
@@ -167,23 +162,22 @@ def _play(
                 if before is None:
                     write_origin(folder.directory)
             round_done = copying.enter_context(folder.mirrored())
-            page = RunPage(prepared.experiment, folder.directory, audience)
             try:
-                listeners = (round_done, page.load)
-                _play_rounds(prepared, pool, folder.directory, audience, listeners, resumed=before is not None)
+                _play_rounds(prepared, pool, folder.directory, audience, round_done, resumed=before is not None)
             except MethodError as error:
                 kept = f"the rounds before it are kept, go on with: rayfl resume {folder.directory}"
                 raise MethodError(f"{error}; {kept}") from error
-            page.begin()
-        page.finish()
+            if prepared.experiment.output.report:
+                audience.display.stage(DRAWING)
+                # Drawn while Ray shuts down.
+                page = drawing.submit(draw, folder.directory)
+        if page is not None:
+            page.result()
     return folder.directory
 
 
-@cache
-def _log_once(level: int, *lines: str) -> None:
-    """Log lines once in a process: every run of a sweep has them."""
-    for line in lines:
-        _LOG.log(level, line)
+_log_once = cache(_LOG.log)
+"""Logs a line once in a process: every run of a sweep has it."""
 
 
 @contextmanager
@@ -210,21 +204,21 @@ def _play_rounds(
     placement: "Placement | None",
     directory: Path,
     audience: Audience,
-    listeners: Sequence[Callable[[], object]],
+    round_done: Callable[[], object],
     resumed: bool,
 ) -> None:
-    """Play all rounds that are left. `listeners` are called after each round."""
+    """Play all rounds that are left. `round_done` is called after each round."""
     experiment, setup = prepared.experiment, prepared.setup
     over = partial(audience.is_over, experiment.runtime.limit_s)
     title = experiment.label or experiment.name
     with console.following(experiment.rounds, title, audience, setup.metric_facts) as show:
         for what in experiment.in_memory:
             _LOG.warning(f"{what} was given from Python and cannot be imported: this run cannot be resumed")
-        _log_once(INFO, *(f"{setup.dataset.train.place}: {line}" for line in setup.dataset.columns_in_words(10)))
+        for line in setup.dataset.columns_in_words(10):
+            _log_once(INFO, f"{setup.dataset.train.place}: {line}")
 
         def on_round(row: RoundRow, means: Mapping[str, float]) -> None:
-            for after_round in listeners:
-                after_round()
+            round_done()
             show(row, means)
             audience.on_round(row, means)
 

@@ -21,18 +21,16 @@ from jobs.looking import print_comparison
 from jobs.run_page import DRAWING, draw
 from jobs.single import go_on, run
 from jobs.standard_output import say
-from jobs.sweep_processes import Outcome, Processes, Status
+from jobs.sweep_processes import Outcome, Status, run_at_once
 from rayfl.determinism import platform
 from rayfl.errors import RayflError, one_line
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.identity import require_settings
 from rayfl.experiment.prepare import prepare
-from rayfl.experiment.runtime import Runtime
 from rayfl.experiment.sweep import Combination
-from rayfl.rounds.ledger import RoundRow
 from rayfl.run_directory.object_storage import Storage
 from rayfl.run_directory.outputs import REPORT, require_replaceable
-from rayfl.run_directory.record import Run, read_run
+from rayfl.run_directory.record import read_run
 from rayfl.run_directory.run_folder import RunFolder, require_free
 from rayfl.settings import shown
 
@@ -105,7 +103,8 @@ def run_all(
     folder = RunFolder.at(directory, home) if directory else RunFolder.named(first.name, home).next_free()
     directory, url = folder.directory, folder.url
     parent_process.report(again=f"go on with --dir {directory}")
-    combinations = [_of_sweep(one, directory.name, url) for one in combinations]
+    if url is not None:
+        combinations = [_changed(one, "output", {"directory": url}) for one in combinations]
     audience.display.stage(f"checking {len(combinations)} experiments")
     if directory.exists() and (not directory.is_dir() or (directory / "experiment.json").exists()):
         raise RayflError(f"{directory} is a file or a run, no directory of a sweep; name another one")
@@ -123,7 +122,7 @@ def run_all(
             if parallel == 1:
                 outcomes += _one_by_one(waiting, directory, overwrite, audience, overall)
             else:
-                outcomes += Processes(directory, address, overwrite, overall, audience).run(waiting, parallel)
+                outcomes += run_at_once(waiting, parallel, directory, overwrite, address, overall, audience)
     place = {one.directory: number for number, one in enumerate(combinations)}
     outcomes.sort(key=lambda outcome: place[outcome.combination.directory])
     swept = Swept(directory, outcomes)
@@ -138,12 +137,10 @@ def run_all(
     return swept
 
 
-def _of_sweep(one: Combination, name: str, url: str | None) -> Combination:
-    """The combination with the sweep's `name` as `output.group`, unless a group is set, and with `url`, if given, as
-    `output.directory`."""
-    output = one.experiment.output
-    changed = output.model_copy(update={"group": output.group or name, "directory": url or output.directory})
-    return replace(one, experiment=one.experiment.model_copy(update={"output": changed}))
+def _changed(one: Combination, table: str, changes: Mapping[str, object]) -> Combination:
+    """The combination with other settings in a table of its experiment."""
+    settings = getattr(one.experiment, table).model_copy(update=changes)
+    return replace(one, experiment=one.experiment.model_copy(update={table: settings}))
 
 
 def _most_actors(one: Combination, home: Path, parallel: int, overwrite: bool) -> int:
@@ -160,30 +157,19 @@ def _most_actors(one: Combination, home: Path, parallel: int, overwrite: bool) -
         if found is None:
             require_free(directory, overwrite)
         elif not found.finished:
-            _require_resumable_here(found, one.experiment.runtime)
+            runtime = one.experiment.runtime
+            require_same_platform(found, runtime, platform.describe(runtime.threads, runtime.driver_device))
     except ValueError as error:
         raise RayflError(f"{one.title}: {error}") from None
-    if parallel > 1 and (unnamed := one.experiment.in_memory):
-        raise RayflError(
-            f"{one.title}: {unnamed[0]} was given from Python and cannot be imported, so no other process can run it: "
-            "put it into a file or a module, or run one at a time"
+    if (unnamed := one.experiment.in_memory) and (parallel > 1 or found is not None):
+        why = (
+            "no other process can run it: put it into a file or a module, or run one at a time"
+            if parallel > 1
+            else f"rayfl cannot check that the run in {directory} used the same: name another directory, or give "
+            "--overwrite"
         )
-    if found is not None and (unnamed := one.experiment.in_memory):
-        raise RayflError(
-            f"{one.title}: {unnamed[0]} was given from Python and cannot be imported, so rayfl cannot check "
-            f"that the run in {directory} used the same: name another directory, or give --overwrite"
-        )
+        raise RayflError(f"{one.title}: {unnamed[0]} was given from Python and cannot be imported, so {why}")
     return 0 if found is not None and found.finished else setup.most_actors
-
-
-def _require_resumable_here(found: Run, runtime: Runtime) -> None:
-    """Raise RayflError if the unfinished run of a combination cannot be resumed here with the same bits."""
-    try:
-        require_same_platform(found, runtime, platform.describe(runtime.threads, runtime.driver_device))
-    except RayflError as error:
-        raise RayflError(
-            f"{found.directory} holds an unfinished run: {error}; or name another --dir, or give --overwrite"
-        ) from None
 
 
 @contextmanager
@@ -209,10 +195,7 @@ def _sharing(one: Combination, parallel: int, most_calls: int) -> Combination:
         return one
     from actors.placement import share
 
-    try:
-        runtime = share(one.experiment.runtime, parallel, most_calls)
-    except ValueError as error:
-        raise RayflError(f"{one.title}: {error}") from None
+    runtime = share(one.experiment.runtime, parallel, most_calls)
     return replace(one, experiment=one.experiment.model_copy(update={"runtime": runtime}))
 
 
@@ -222,15 +205,10 @@ def _one_by_one(
     """Run one combination after another. A signal ends the one under way, and no later one is begun."""
     with signals.stoppable(overall.stopping) as stopping:
         for number, one in enumerate(waiting):
-            if audience.show == "all":
+            if not audience.display.hidden:
                 say(f"[{number + 1}/{len(waiting)}] {one.title}")
-
-            def on_round(row: RoundRow, means: Mapping[str, float], one: Combination = one) -> None:
-                overall.part(one.title, (row.round + 1) / one.experiment.rounds)
-                audience.on_round(row, means)
-
-            outcome = _attempt(one, directory / one.directory, overwrite, replace(audience, on_round=on_round))
-            overall.over(one.title)
+            outcome = _attempt(one, directory / one.directory, overwrite, audience)
+            overall.over()
             yield outcome
             # A signal during the last round, or the limit, leaves the run finished.
             if outcome.status == "stopped" or stopping() or audience.is_over(one.experiment.runtime.limit_s):

@@ -8,12 +8,10 @@ import os
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from signal import SIGINT
@@ -25,12 +23,8 @@ from jobs.display import Overall
 from jobs.failures import INTERRUPTED, LIMIT
 from jobs.standard_output import say
 from rayfl.experiment import toml
-from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.input_files import absolute
 from rayfl.experiment.sweep import Combination
-
-LOOK_S = 5.0
-"""Seconds between looks at what the runs print."""
 
 Status = Literal["finished", "skipped", "stopped", "failed"]
 
@@ -45,109 +39,86 @@ class Outcome:
     error: str = ""
 
 
-@dataclass
-class Processes:
-    """Runs combinations in processes that join the Ray at `address` (None: without Ray).
+def run_at_once(
+    waiting: Sequence[Combination],
+    parallel: int,
+    directory: Path,
+    overwrite: bool,
+    address: str | None,
+    overall: Overall,
+    audience: Audience,
+) -> list[Outcome]:
+    """Run up to `parallel` combinations at once, in processes that join the Ray at `address` (None: without Ray).
 
-    overwrite: replace earlier runs.
+    The first signal lets each run end its round, and no further one begins; the second ends all at once.
     """
+    running: list[subprocess.Popen[str]] = []
 
-    directory: Path
-    address: str | None
-    overwrite: bool
-    overall: Overall
-    audience: Audience
-    stopping: bool = False
-    running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    def stop() -> None:
+        overall.stopping()
+        for process in running:
+            process.send_signal(SIGINT)
 
-    def run(self, waiting: Sequence[Combination], parallel: int) -> list[Outcome]:
-        """Run up to `parallel` at once. The first signal lets each run end its round, the second ends it at once."""
-        outcomes = []
-        with (
-            tempfile.TemporaryDirectory() as files,
-            ThreadPoolExecutor(parallel) as pool,
-            stoppable(self.stop),
-        ):
-            futures = [pool.submit(self._one, one, Path(files) / str(n)) for n, one in enumerate(waiting)]
-            try:
-                for future in as_completed(futures):
-                    if (outcome := future.result()) is not None:
-                        outcomes.append(outcome)
-                        self.overall.over(outcome.combination.title)
-                        say(f"[{len(outcomes)}/{len(waiting)}] {outcome.combination.title}: {outcome.status}")
-            except KeyboardInterrupt:
-                self._each(subprocess.Popen.kill)
-                raise
-        return outcomes
-
-    def stop(self) -> None:
-        """Begin no further run, and ask the current ones to end."""
-        self.overall.stopping()
-        with self.lock:
-            self.stopping = True
-            self._each(lambda process: process.send_signal(SIGINT))
-
-    def _each(self, act: Callable[[subprocess.Popen[bytes]], None]) -> None:
-        for process in list(self.running.values()):
-            act(process)
-
-    def _one(self, one: Combination, files: Path) -> Outcome | None:
-        """One run from start to end, with `files` as a folder for it; None if it was not begun."""
-        directory = self.directory / one.directory
-        files.mkdir()
-        with (files / "log").open("wb") as log, (files / "lines").open("wb") as lines, self.lock:
-            if self.stopping or self.audience.is_over(one.experiment.runtime.limit_s):
-                return None
-            # A session of its own, so that a terminal's Ctrl-C reaches it once, from `stop`.
-            process = subprocess.Popen(
-                self._command(one.experiment, directory, files / "experiment.toml"),
-                stdout=lines,
-                stderr=log,
-                env=self._environment(),
-                start_new_session=True,
-            )
-            self.running[one.directory] = process
-        self.overall.begin(one.title)
-        status, error = _end(_followed(process, one.title, files / "lines"), files / "log")
-        del self.running[one.directory]
+    def attempt(one: Combination) -> Outcome | None:
+        """One run from start to end; None if it was not begun."""
+        if stopping() or audience.is_over(one.experiment.runtime.limit_s):
+            return None
+        with tempfile.TemporaryDirectory() as folder:
+            # The limit counts from the begin of the sweep.
+            left_s = audience.began + (one.experiment.runtime.limit_s or inf) - time.monotonic()
+            command = _command(one, directory, Path(folder, "experiment.toml"), overwrite, left_s)
+            process = _begun(command, address)
+            running.append(process)
+            # The signal may have come meanwhile.
+            if stopping():
+                process.send_signal(SIGINT)
+            status, error = _end(process, one.title)
         # A signal ends a process that is still starting at once, with another exit code.
-        return Outcome(one, directory, "stopped" if self.stopping and status == "failed" else status, error)
+        status = "stopped" if stopping() and status == "failed" else status
+        overall.over()
+        say(f"{one.title}: {status}")
+        return Outcome(one, directory / one.directory, status, error)
 
-    def _command(self, experiment: Experiment, directory: Path, file: Path) -> list[str]:
-        """The command that runs an experiment, which is written to `file`, or goes on with its unfinished run."""
-        file.write_text(toml.dumps(absolute(experiment.as_dict())), encoding="utf-8")
-        # The limit counts from the begin of the sweep.
-        ends = self.audience.began + (experiment.runtime.limit_s or inf)
-        left = [f"runtime.limit_s={max(1.0, ends - time.monotonic()):.0f}"] if ends < inf else []
-        way = "--overwrite" if self.overwrite else "--resume"
-        return [sys.executable, "-m", "rayfl", "run", str(file), "--output", str(directory), way, *left]
-
-    def _environment(self) -> dict[str, str]:
-        here = str(Path(__file__).resolve().parents[1])
-        path = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
-        address = {"RAY_ADDRESS": self.address} if self.address else {}
-        return {**os.environ, "PYTHONPATH": path} | address
+    with ThreadPoolExecutor(parallel) as pool, stoppable(stop) as stopping:
+        try:
+            return [outcome for outcome in pool.map(attempt, waiting) if outcome is not None]
+        except KeyboardInterrupt:
+            for process in running:
+                process.kill()
+            raise
 
 
-def _followed(process: "subprocess.Popen[bytes]", title: str, lines: Path) -> int:
-    """The exit code of a run's process, after its end. Before that, repeat what it prints about waiting for room."""
-    said = 0
-    while True:
-        with suppress(subprocess.TimeoutExpired):
-            return process.wait(LOOK_S)
-        waiting = [line for line in lines.read_text("utf-8", "replace").splitlines() if "waiting for " in line]
-        for line in waiting[said:]:
-            say(f"{title}: {line}")
-        said = len(waiting)
+def _command(one: Combination, directory: Path, file: Path, overwrite: bool, left_s: float) -> list[str]:
+    """The command that runs an experiment, which is written to `file`, or goes on with its unfinished run."""
+    file.write_text(toml.dumps(absolute(one.experiment.as_dict())), encoding="utf-8")
+    limit = [f"runtime.limit_s={max(1.0, left_s):.0f}"] if left_s < inf else []
+    way = "--overwrite" if overwrite else "--resume"
+    return [sys.executable, "-m", "rayfl", "run", str(file), "--output", str(directory / one.directory), way, *limit]
 
 
-def _end(code: int, log: Path) -> tuple[Status, str]:
-    """Status and error of a process: the last sentence of rayfl in its log, or else the last line."""
-    if code == 0:
-        return "finished", ""
-    if code in (INTERRUPTED, LIMIT):
-        return "stopped", ""
-    lines = [one for one in log.read_text(encoding="utf-8", errors="replace").splitlines() if one.strip()]
-    sentences = [one.removeprefix("rayfl: ") for one in lines if one.startswith("rayfl: ")]
-    return "failed", (sentences or lines or [f"its process ended with code {code}"])[-1]
+def _begun(command: Sequence[str], address: str | None) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, **({"RAY_ADDRESS": address} if address else {})},
+        # A session of its own, so that a terminal's Ctrl-C reaches it once, from `stop`.
+        start_new_session=True,
+        encoding="utf-8",
+        errors="replace",
+    )
+
+
+def _end(process: subprocess.Popen[str], title: str) -> tuple[Status, str]:
+    """Wait for the end of a process, printing for what it waits. Status, and rayfl's last sentence or the last line."""
+    words = ""
+    with process:
+        for line in process.stdout or ():
+            if "waiting for " in line:
+                say(f"{title}: {line.rstrip()}")
+            if line.startswith("rayfl: ") or not words.startswith("rayfl: "):
+                words = line.strip() or words
+    code = process.returncode
+    if code in (0, INTERRUPTED, LIMIT):
+        return "stopped" if code else "finished", ""
+    return "failed", words.removeprefix("rayfl: ") or f"its process ended with code {code}"

@@ -12,7 +12,6 @@ import pytest
 
 from actors.errors import ClusterError
 from jobs.single import run
-from jobs.standard_output import outliving_its_reader
 from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Experiment, read
 from rayfl.experiment.sweep import read_sweep
@@ -108,18 +107,10 @@ def test_a_missing_and_a_broken_file(file):
     refused(rayfl("run", file), names=["small.toml", "TOML"])
 
 
-def test_data_prints_who_holds_what_and_draws_it(file):
-    result = rayfl("data", file, "--picture", "who.png")
+def test_data_prints_who_holds_what(file):
+    result = rayfl("data", file)
     assert result.exit_code == 0, result.output
-    assert f"picture: {file.parent}/who.png" in result.output
-    assert Path("who.png").read_bytes().startswith(b"\x89PNG")
-    refused(rayfl("data", file, "--picture", "who.bmp"), names=[".png"])
-    Path("mine.svg").write_text("mine")
-    refused(rayfl("data", file, "--picture", "mine.svg"), names=["mine.svg", "--overwrite"])
-    assert Path("mine.svg").read_text() == "mine"
-    assert not rayfl("data", file).output.count("picture")
-    for arguments in (["who.svg"], ["mine.svg", "--overwrite"]):
-        assert rayfl("data", file, "--picture", *arguments).exit_code == 0
+    line_with(result.output, ["all", "mean"])
 
 
 def test_report_compares_runs_and_prints_numbers(file):
@@ -151,7 +142,7 @@ def test_a_run_that_is_refused_late_leaves_no_directory(file, monkeypatch):
 
     monkeypatch.setattr("jobs.single.play_run", refuse)
     refused(rayfl("run", file, "--inline"), names=["GPU", "actor"])
-    assert not Path("runs").exists()
+    assert list(Path("runs").iterdir()) == []
 
 
 @pytest.mark.parametrize("error", [ClientError("round 3, client 7: boom"), ClusterError("the node is gone")])
@@ -234,12 +225,6 @@ def test_a_setting_given_as_an_option_is_shown_as_a_setting(file, option, settin
     refused(rayfl("run", file, *option), names=["option", setting])
 
 
-@pytest.mark.parametrize(("command", "given", "named"), [("sweep", "--output", "--dir"), ("run", "--dir", "--output")])
-def test_the_option_of_the_other_command_names_this_one(file, command: str, given: str, named: str):
-    refused(rayfl(command, file, given, "X"), names=[f"no option {given}", f"{named} X"])
-    refused(rayfl(command, file, f"{given}=X"), names=[f"no option {given}", f"{named} X"])
-
-
 def test_an_option_that_is_no_setting_either_is_refused(file):
     result = rayfl("run", file, "--inlin")
     assert result.exit_code == 2 and "--inline" in result.stderr
@@ -262,15 +247,19 @@ def test_a_reader_that_has_left_ends_a_list_in_silence():
     assert (done.returncode, done.stderr) == (1, b"")
 
 
-def test_what_outlives_its_reader_prints_on_to_nowhere(monkeypatch):
+def test_a_run_without_a_reader_ends_in_silence_and_can_be_resumed(file):
+    command = [sys.executable, "-m", "jobs.cli", "run", str(file), "--inline", "--output", "run", "rounds=1000"]
     with without_reader() as nobody:
-        monkeypatch.setattr(sys, "stdout", nobody)
-        with pytest.raises(BrokenPipeError):
-            print("lost", flush=True)
-        with outliving_its_reader():
-            for _ in range(3):
-                print("round", flush=True)
-        assert sys.stdout is nobody
+        done = subprocess.run(
+            command,
+            stdout=nobody,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": str(EXPERIMENTS[0].parents[2])},
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (1, b"")
+    found = read_run(Path("run"))
+    assert not found.finished and 1 <= len(found.rounds) < 1000
 
 
 def test_a_broken_pipe_that_is_not_standard_output_is_told(monkeypatch):

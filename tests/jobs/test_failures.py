@@ -172,7 +172,7 @@ EXITING = {
     "    def forward(self, inputs):\n        return self.training and sys.exit(0) or super().forward(inputs[:, 0, 0])",
     "hook": "class Mine(FedAvg):\n    def finish(self, state, carry, ctx):\n        sys.exit(0)",
     "server": "class Mine(FedAvg):\n    def server_update(self, *arguments):\n        raise GeneratorExit",
-    "unchecked": "class Mine(Ditto):\n    def final_model(self, state):\n        sys.exit(0)",
+    "unchecked": "class Mine(Ditto):\n    def final_model(self, state, server):\n        sys.exit(0)",
 }
 """Plug-ins that end the process, by the part that does."""
 

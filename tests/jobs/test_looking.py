@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from jobs.looking import age
 from rayfl.errors import printable
 from rayfl.metrics.facts import Facts
 from rayfl.report.results import RunResults, load
@@ -69,12 +68,6 @@ def test_ls_shows_what_became_of_each_run(here):
     assert sorted(path for path in here.rglob("*")) == before
     assert [row[0] for row in cells(rayfl("ls", "runs/sweep/cut").output)] == ["cut"]
     refused(rayfl("ls", "nowhere"), names=[f"{here}/nowhere"])
-
-
-def test_ages_are_in_their_largest_unit():
-    assert [age(seconds) for seconds in (0, 119, 120, 7199, 7200, 2 * 86400 - 1, 3 * 86400)] == [
-        "0 s", "119 s", "2 min", "120 min", "2 h", "48 h", "3 days",
-    ]  # fmt: skip
 
 
 def test_show_says_settings_results_and_how_to_go_on(here):

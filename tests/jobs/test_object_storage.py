@@ -118,7 +118,7 @@ def test_one_command_goes_on_on_any_machine(
 
     def killed(self: Recorder, row, clients, metrics):
         if row.round == 2:
-            while (found := reached(Storage(url).files())) is None or found.saved < 1:
+            while (found := reached(Storage(url).files())) is None or found[0] < 1:
                 pass
             raise Killed
         record(self, row, clients, metrics)
@@ -147,9 +147,6 @@ def test_a_bucket_that_vanishes_costs_nothing(
     def vanishing(self: Recorder, row, clients, metrics):
         if row.round == 1:
             server.forget_everything()
-        if row.round == 3:
-            while not logged(caplog):
-                pass
         record(self, row, clients, metrics)
 
     monkeypatch.setattr(Recorder, "round", vanishing)
@@ -158,7 +155,7 @@ def test_a_bucket_that_vanishes_costs_nothing(
     here = Path("runs/fedpse").absolute()
     assert result.exit_code == 1, result.output
     check_sentence(result.stderr.removesuffix("\n"), [url, "NO_SUCH_BUCKET", f"rayfl resume {here}"])
-    line_with(logged(caplog), [url, here])
+    line_with(logged(caplog)[:1], [url, here])
     assert_same(undisturbed, here, tmp_path)
     server.make_bucket("bucket")
     result = rayfl("resume", here)
@@ -213,8 +210,6 @@ def test_a_bucket_that_comes_back_has_all_of_the_run(server: Server, folder: str
         if row.round == 1:
             server.forbid_writing("bucket")
         if row.round == 3:
-            while not logged(caplog):
-                pass
             server.allow_writing("bucket")
         record(self, row, clients, metrics)
 
@@ -316,10 +311,8 @@ def test_a_url_is_refused_where_a_path_is_meant(folder: str):
     file = experiment_file(Path("run.toml"), "runs")
     for arguments in (
         ("sweep", file, "--dir", folder),
-        ("data", file, "--picture", folder),
         ("report", "runs", "--output", folder),
         ("run", folder),
-        ("init", "s3:/bucket/a.toml"),
     ):
         refused(rayfl(*arguments), names=["URL", "path"])
     refused(rayfl("run", file, "--output", "s5://bucket/a"), names=["s5://"])

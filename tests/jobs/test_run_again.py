@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -128,21 +126,6 @@ def test_other_settings_are_refused_and_nothing_is_lost(
     before = contents(finished)
     refused(rayfl("run", file, *arguments, "--output", finished, "--resume"), names=names)
     assert contents(finished) == before
-
-
-@pytest.mark.slow
-def test_a_run_with_other_instructions_goes_on(file: Path, tmp_path: Path):
-    """In processes of their own: a process computes with the instructions that it began with."""
-    directory = tmp_path / "run"
-    command = [sys.executable, "-m", "rayfl", "run", str(file), "runtime.instruction_set=avx2", "rounds=1"]
-    command += ["--output", str(directory), "--resume"]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=Path(__file__).parents[2])
-    for name in ("records", "checkpoints"):
-        shutil.rmtree(directory / name)
-    assert not read_run(directory).finished
-    again = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
-    assert again.returncode == 0, again.stderr
-    assert read_run(directory).finished
 
 
 def test_it_needs_a_directory(file: Path):

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +9,6 @@ import pytest
 from ray._private.node import Node
 
 from actors import start_or_join
-from jobs import run_page
-from jobs.console import Audience
-from jobs.run_page import RunPage
-from rayfl.errors import RayflError
-from rayfl.experiment.experiment import Experiment
 from rayfl.rounds.ledger import RoundRow
 from rayfl.run_directory.tracking import Tracking
 from tests.jobs.commands import rayfl
@@ -98,70 +92,6 @@ def read_row(directory: Path) -> dict[str, Any]:
     from rayfl.run_directory.tables import read_records
 
     return read_records(directory, "rounds").to_pylist()[0]
-
-
-def page(report: bool, executor: str, directory: Path) -> RunPage:
-    experiment = Experiment(
-        rounds=1,
-        data="digits",
-        partition="iid",
-        clients={"count": 2},
-        model="logistic",
-        method="fedavg",
-        output={"report": report},
-        runtime={"executor": executor},
-    )
-    return RunPage(experiment, directory, Audience())
-
-
-def test_a_page_is_loaded_once_and_drawn_beside_what_follows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    loaded, drawn, ended = threading.Semaphore(0), list[Path](), threading.Event()
-
-    def draw(directory: Path) -> None:
-        assert ended.wait(60)
-        drawn.append(directory)
-
-    monkeypatch.setattr("rayfl.report.page.load_early", loaded.release)
-    monkeypatch.setattr(run_page, "draw", draw)
-    one = page(True, "ray", tmp_path)
-    one.load()
-    one.load()
-    assert loaded.acquire(timeout=60) and not loaded.acquire(timeout=0.2)
-    one.begin()
-    assert drawn == []
-    # What follows goes on although the page is not there yet.
-    ended.set()
-    one.finish()
-    assert drawn == [tmp_path]
-
-
-@pytest.mark.parametrize(("report", "executor"), [(False, "ray"), (True, "inline")])
-def test_nothing_is_loaded_beside_rounds_in_this_process_or_for_no_page(
-    report: bool, executor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    def refuse(*given: object) -> None:
-        raise AssertionError("nobody asked for it")
-
-    monkeypatch.setattr("rayfl.report.page.load_early", refuse)
-    monkeypatch.setattr(run_page, "_load", refuse)
-    drawn: list[Path] = []
-    monkeypatch.setattr(run_page, "draw", drawn.append)
-    one = page(report, executor, tmp_path)
-    one.load()
-    one.begin()
-    one.finish()
-    assert drawn == ([tmp_path] if report else [])
-
-
-def test_what_goes_wrong_with_a_page_is_raised_where_it_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def refuse(directory: Path) -> None:
-        raise RayflError("the page of another run")
-
-    monkeypatch.setattr(run_page, "draw", refuse)
-    one = page(True, "inline", tmp_path)
-    one.begin()
-    with pytest.raises(RayflError, match="the page of another run"):
-        one.finish()
 
 
 def test_a_ray_of_our_own_starts_no_process_without_work(monkeypatch: pytest.MonkeyPatch):

@@ -57,7 +57,7 @@ def submit(
     head: str, *arguments: str, wait: bool = True, options: Sequence[str] = ()
 ) -> "subprocess.CompletedProcess[str]":
     given = ["--working-dir", ".", *["--no-wait"] * (not wait), *options]
-    return ray_job(head, "submit", *given, "--", "python", "-m", "jobs.run", *arguments)
+    return ray_job(head, "submit", *given, "--", "python", "-m", "rayfl", "run", *arguments)
 
 
 def ray_job(head: str, verb: str, *arguments: str) -> "subprocess.CompletedProcess[str]":

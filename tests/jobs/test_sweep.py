@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -16,14 +15,15 @@ from click.testing import Result
 
 from jobs import single as running
 from jobs import sweep as sweeping
-from jobs import sweep_processes
-from jobs.sweep_processes import _end
+from jobs.console import Audience
+from jobs.display import Overall
+from jobs.sweep_processes import run_at_once
 from rayfl.experiment.experiment import Experiment
-from rayfl.experiment.sweep import read_sweep
+from rayfl.experiment.sweep import Combination, read_sweep
 from rayfl.rounds.errors import ClientError
 from rayfl.run_directory.record import read_run
 from rayfl.run_directory.tables import read_records
-from tests.actors.toys import assert_same_run
+from tests.actors.toys import assert_same_run, experiment
 from tests.jobs.commands import rayfl
 from tests.refusals import check_sentence, line_with, refused
 
@@ -280,7 +280,7 @@ def test_an_unfinished_run_of_another_experiment_or_platform_stays(file, paralle
     before = contents(directory)
     refused(
         rayfl(*sweep),
-        names=[directory, "unfinished", "torch=1.0", "--overwrite"],
+        names=["torch=1.0", "runtime.mixed=true"],
     )
     (directory / "platform.json").write_text("{")
     refused(rayfl(*sweep), names=["platform.json", "--overwrite"])
@@ -308,47 +308,42 @@ def test_the_report_of_a_sweeps_directory_is_of_its_runs(file):
 
 
 def test_data_shows_the_first_combination(file):
-    result = rayfl("data", file, "sweep.clients.count=[3, 2]", "--picture", "who.png")
+    result = rayfl("data", file, "sweep.clients.count=[3, 2]")
     assert result.exit_code == 0, result.output
 
 
 @pytest.mark.parametrize(
     ("code", "log", "end"),
     [
-        (0, "", ("finished", "")),
-        (130, "", ("stopped", "")),
-        (1, "rayfl: the run failed: boom\nsomething else\n", ("failed", "the run failed: boom")),
-        (1, "Traceback\n  File\nKeyError: 3\n\n", ("failed", "KeyError: 3")),
-        (-9, "", ("failed", "-9")),
+        ("0", "waiting for room", ("finished", "")),
+        ("130", "", ("stopped", "")),
+        ("1", "rayfl: the run failed: boom\nsomething else", ("failed", "the run failed: boom")),
+        ("1", "Traceback\n  File\nKeyError: 3\n", ("failed", "KeyError: 3")),
+        ("9", "", ("failed", "its process ended with code 9")),
     ],
 )
-def test_the_end_of_a_process(tmp_path: Path, code: int, log: str, end: tuple[str, str]):
+def test_the_end_of_a_process_and_for_what_it_waits(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    code: str,
+    log: str,
+    end: tuple[str, str],
+) -> None:
     (tmp_path / "log").write_text(log)
-    state, said = _end(code, tmp_path / "log")
-    assert state == end[0] and (said == end[1] or code < 0)
-    if code < 0:
-        check_sentence(said, [end[1]])
+    (program := tmp_path / "python").write_text(f"#!/bin/sh\ncat {tmp_path}/log\nexit {code}\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    audience, one = Audience(), Combination("seed=1", "one", experiment())
+    (found,) = run_at_once([one], 2, tmp_path, False, None, Overall(audience.display, 1), audience)
+    assert (found.status, found.error) == end and found.directory == tmp_path / "one"
+    waiting = "seed=1: waiting for room\n" if log.startswith("waiting") else ""
+    assert capsys.readouterr().out == f"{waiting}seed=1: {end[0]}\n"
 
 
 def environment() -> dict[str, str]:
     clean = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
     return clean | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("undrawn")
-def test_a_run_in_a_process_says_for_what_it_waits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sweep_processes, "LOOK_S", 0.1)
-    (lines := tmp_path / "lines").write_text("waiting for room for 2 client actors\nround 0 of 3\n")
-    with subprocess.Popen([sys.executable, "-c", "input(); exit(3)"], stdin=subprocess.PIPE) as process:
-        assert process.stdin is not None
-        timer = threading.Timer(0.5, process.stdin.close)
-        timer.start()
-        assert sweep_processes._followed(process, "seed=1", lines) != 0
-        timer.join()
-    assert capsys.readouterr().out == "seed=1: waiting for room for 2 client actors\n"
 
 
 def test_several_at_once_give_the_same_records_and_one_may_fail(file):
@@ -389,7 +384,7 @@ def test_several_at_once_share_one_ray_and_a_signal_ends_all_after_their_round(f
 
 def test_the_sweep_that_the_documentation_shows_is_valid(file):
     page = (ROOT / "docs" / "how-to" / "sweep.md").read_text(encoding="utf-8")
-    (shown,) = re.findall(r"```toml\n(\[sweep\]\n.*?)```", page, flags=re.DOTALL)
+    shown, *_ = re.findall(r"```toml\n(\[sweep\]\n.*?)```", page, flags=re.DOTALL)
     file.write_text(SWEEP.partition("[sweep]")[0] + shown)
     found = read_sweep(file)
     assert found is not None and len(found) == 18

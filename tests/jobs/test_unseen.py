@@ -43,31 +43,25 @@ def test_progress_table_json_list_and_comparison(runs: Path):
     (numbers,) = json.loads(rayfl("report", "--json", runs / "some").output)
     assert numbers["final"]["unseen/accuracy"] == accuracy
     listed = rayfl("ls", runs).output
-    assert "unseen" in line_with(listed, ["pooled", "own", "age"]) and shown(line_with(listed, ["some"]), accuracy)
+    assert "unseen" in line_with(listed, ["pooled", "own", "changed"]) and shown(line_with(listed, ["some"]), accuracy)
     compared = rayfl("compare", runs / "seen", runs / "some", "--metric", "own/accuracy").output
     assert "Unseen" in compared and shown(compared, accuracy)
     ranked = rayfl("compare", runs / "seen", runs / "some", "--metric", "unseen/accuracy", "--target", "0.01").output
     line_with(ranked, ["2 runs", "unseen/accuracy"])
-    assert "unseen" not in rayfl("ls", runs / "seen").output
 
 
-def test_the_page_says_who_was_only_judged(runs: Path):
+def test_the_page_names_unseen_clients(runs: Path):
     page = (runs / "some" / "report.html").read_text()
-    first, second, third = Clients(count=10, unseen=0.3).unseen_numbers(1)
-    assert "7 clients trained" in page and f"7 and higher, which are {first}, {second}, {third} in the" in page
-    assert "Unseen clients, own test data" in page
-    assert "no round asked" not in (runs / "seen" / "report.html").read_text()
+    assert "7 clients trained" in page and "Unseen clients, own test data" in page
 
 
 def test_the_table_of_the_data_marks_them(runs: Path):
-    picture = runs / "data.png"
-    result = rayfl("data", "demo", "clients.count=10", "clients.unseen=0.3", "--picture", picture)
+    result = rayfl("data", "demo", "clients.count=10", "clients.unseen=0.3")
     assert result.exit_code == 0, result.output
     rows = [line.split("│")[1].strip() for line in result.output.splitlines() if line.startswith("│")]
     numbers = Clients(count=10, unseen=0.3).unseen_numbers(1)
     marked = [f"{7 + place} unseen ({number} in the partition)" for place, number in enumerate(numbers)]
     assert rows == [*map(str, range(7)), *marked, "all"]
-    assert picture.stat().st_size
 
 
 def test_a_method_says_what_a_new_client_does():
