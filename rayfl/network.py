@@ -64,8 +64,16 @@ class Network:
         self.vmappable = not self.stochastic and not self.recurrent
 
     def init(self, seed: int) -> Tree:
-        """The shared parameters of `first_weights`; the constants and what clients keep stay here."""
-        return self.keep_constants(self.first_weights(seed), self.personal, self.moving, self.frozen)
+        """The shared parameters of `first_weights`; the constants and what clients keep stay here.
+
+        Where they are here already, they stay as they are: several models may be drawn for one network.
+        """
+        return self.keep_constants(
+            {**self.first_weights(seed), **tree.to_tensors({**self.constants, **self.local})},
+            self.personal,
+            self.moving,
+            self.frozen,
+        )
 
     def first_weights(self, seed: int) -> Tree:
         """The parameters and the buffers that the module begins with."""

@@ -80,6 +80,11 @@ def mul(a: Tree, b: Tree) -> Tree:
     return {name: torch.mul(tensor, b[name]) for name, tensor in a.items()}
 
 
+def blend(a: Tree, b: Tree, share: Tree) -> Tree:
+    """share * a + (1 - share) * b, of the tensors that have a share: one of their shape, or a single number."""
+    return {name: part * a[name] + (1 - part) * b[name] for name, part in share.items()}
+
+
 def scale(a: Tree, factor: float) -> Tree:
     """factor * a."""
     if at_once(a):

@@ -54,7 +54,7 @@ FAULTS: Mapping[str, Mapping[str, Any]] = {
     "capacity": {"work": "capacity", "examples_per_s": {"median": 500.0, "sigma": 1.0}},
     "some a round": {"per_round": 3},
     "availability": {"per_round": 3, "availability": {"probability": 0.6}},
-    "retention": {"retention_ratio": {"groups": [0.2, 0.5, 1.0]}},
+    "retention": {"retention_ratio": [0.2, 0.5, 1.0]},
     "unseen": {"unseen": 0.3},
 }
 SERVERS = ("fedavg", "scaffold", "fedpse", "fedstc")
@@ -186,7 +186,7 @@ def cases() -> Iterator[tuple[str, Callable[[], Hashes]]]:
             yield f"{engine} {name}", lambda name=name, engine=engine: inline(with_runtime(name, engine=engine))
         if not kind.own_compression:
             top = {"name": "topk", "keep_ratio": 0.2}
-            clients = {"count": 6, **({} if issubclass(kind, PeerHalf) else {"per_round": 4})}
+            clients = {"count": 6, **({} if issubclass(kind, PeerHalf) or kind.needs_everyone else {"per_round": 4})}
             yield (
                 f"topk {name}",
                 lambda name=name, top=top, clients=clients: inline(

@@ -75,8 +75,9 @@ def installed(kind: type[Kind]) -> dict[str, Any]:
 
 # Any: a class of `kind`, or what it adopts.
 def known(kind: type[Kind]) -> dict[str, Any]:
-    """All choices of a kind that have a plain name: built-in ones, and plugins of installed packages."""
-    return {**named(_widest(kind)), **installed(_widest(kind))}
+    """All choices of a kind that have a plain name: plugins of installed packages, and built-in ones, which are the
+    ones that a common name stands for."""
+    return {**installed(_widest(kind)), **named(_widest(kind))}
 
 
 # Any: a name from a file, or a class or a function from Python; found is a class of `kind`, or what it adopts.
@@ -86,21 +87,16 @@ def find(kind: type[Kind], given: Any) -> Any:
     ours = named(_widest(kind))
     if callable(given):
         return _checked(kind, given)
-    if isinstance(given, str) and plugins.is_reference(given):
-        return _checked(kind, plugins.load(given))
-    if not isinstance(given, str) or (given not in ours and given not in plugins.installed()):
-        if isinstance(given, str) and given.endswith(".py"):
+    if isinstance(given, str):
+        if plugins.is_reference(given):
+            return _checked(kind, plugins.load(given))
+        if given in ours:
+            return ours[given]
+        if given in plugins.installed():
+            return _checked(kind, plugins.load_installed(given))
+        if given.endswith(".py"):
             raise RayflError(f"{given!r} names a file only; name its class too, as in {given}:Class")
-        raise UnknownName(f"unknown {kind.label} {shown(given)}: {did_you_mean(str(given), known(kind))}")
-    if given not in plugins.installed():
-        return ours[given]
-    found = plugins.load_installed(given)
-    if given in ours and _is(kind, found):
-        raise RayflError(
-            f"{plugins.packages_of(given)} has a {kind.label} {given!r}, which is the name of one of ours; uninstall "
-            "it, or have it renamed"
-        )
-    return ours[given] if given in ours else _checked(kind, found)
+    raise UnknownName(f"unknown {kind.label} {shown(given)}: {did_you_mean(str(given), known(kind))}")
 
 
 # Any: a class of kinds, of which type checkers cannot know that it is a `Choice` for a `Choice`.
@@ -121,8 +117,8 @@ def _checked(kind: type[Kind], found: Any) -> Any:
     word = getattr(found, "__qualname__", shown(found))
     if not _is(widest, found):
         raise RayflError(
-            f"{plugins.place_of(found)}: {word!r} is {_what(found)}, and no {kind.label}; give a subclass of "
-            f"{widest.__module__}.{widest.__name__}"
+            f"{plugins.place_of(found)}: {word!r} is no {kind.label}; give a subclass of {widest.__module__}."
+            f"{widest.__name__}"
         )
     if not isinstance(found, type) or not issubclass(found, Kind) or found in named(widest).values():
         return found
@@ -137,16 +133,6 @@ def _checked(kind: type[Kind], found: Any) -> Any:
     if "name" not in vars(found):
         found.name = found.__name__
     return found
-
-
-def _what(found: object) -> str:
-    """What `found` is, in the user's words."""
-    if not isinstance(found, type):
-        return "a function" if inspect.isfunction(found) else f"a value of type {type(found).__name__}"
-    labels = [one.label for one in found.__mro__ if issubclass(one, Kind) and "label" in vars(one)]
-    if labels:
-        return f"a {labels[-1]}"
-    return "a torch module" if any(one.__module__.startswith("torch.nn") for one in found.__mro__) else "a class"
 
 
 # Any: a class or a function.

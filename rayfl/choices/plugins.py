@@ -1,8 +1,8 @@
 """Loads code from outside the package by the name that an experiment file gives.
 
-- `my_methods.py:FedNova`: a class in a file.
-- `my_package.methods:FedNova`: a class in a module that Python can import.
-- `fednova`: an entry point `fednova = "my_package.methods:FedNova"` of an installed package, in the group
+- `my_methods.py:FedExP`: a class in a file.
+- `my_package.methods:FedExP`: a class in a module that Python can import.
+- `fedexp`: an entry point `fedexp = "my_package.methods:FedExP"` of an installed package, in the group
   `rayfl.plugins`.
 
 A file runs once per process, as a module whose name has a digest of the content, so a copy of the file is the same
@@ -12,7 +12,6 @@ another. Other processes never read a file: they get its source before any objec
 
 import ast
 import builtins
-import difflib
 import functools
 import hashlib
 import importlib
@@ -23,13 +22,13 @@ import sys
 import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from rayfl.errors import PLUGIN_MODULES, RayflError, did_you_mean, plugin_line, reason
-from rayfl.limits.regular_files import read_bytes
+from rayfl.errors import PLUGIN_MODULES, RayflError, did_you_mean, plugin_line
+from rayfl.limits.regular_files import read_bytes, reading
 
 GROUP = "rayfl.plugins"
 _FILE = re.compile(r"(?P<path>.+\.py):(?P<name>[A-Za-z_][\w.]*)")
@@ -154,23 +153,8 @@ def load(name: str) -> Any:
 
 def read_file(path: Path) -> PluginFile:
     """The plugin file at a path. Raise RayflError if there is none, or if it is not Python."""
-    try:
+    with reading(path, "give the path of a Python file", SyntaxError):
         return PluginFile.read(path)
-    except FileNotFoundError:
-        others = [str(other) for other in path.parent.glob("*.py")] if path.parent.is_dir() else []
-        close = difflib.get_close_matches(str(path), others, n=1)
-        raise RayflError(
-            f"there is no file {path}; {f'did you mean {close[0]!r}?' if close else 'give the path of a Python file'}"
-        ) from None
-    except UnicodeDecodeError:
-        raise RayflError(
-            f"{path} or a file that it imports is not UTF-8 text; give the path of a Python file"
-        ) from None
-    except (SyntaxError, ValueError) as error:
-        place = f"{getattr(error, 'filename', path)}{f':{line}' if (line := getattr(error, 'lineno', 0)) else ''}"
-        raise RayflError(f"{place} is not valid Python: {getattr(error, 'msg', error)}; correct it") from None
-    except OSError as error:
-        raise RayflError(f"{path} cannot be read ({reason(error)}); give the path of a Python file") from None
 
 
 def _run(file: PluginFile) -> ModuleType:
@@ -204,12 +188,9 @@ def _module(file: PluginFile) -> ModuleType:
 
 
 def _failed(error: BaseException) -> RayflError:
-    """The error of an import, with the innermost line of a plug-in file, or else that of the first file beside Python's
-    own and this one."""
-    frames = [one for one in traceback.extract_tb(error.__traceback__) if one.filename != __file__]
-    theirs = [one for one in frames if "importlib" not in one.filename]
-    lines = [f"{one.filename}:{one.lineno}" for one in theirs if one.filename == theirs[0].filename]
-    where = plugin_line(error).strip(" ()") or (lines[-1] if lines else "a plug-in")
+    """The error of an import, with the innermost line of a plug-in file, or else of any file that is not Python's."""
+    frames = [one for one in traceback.extract_tb(error.__traceback__) if "importlib" not in one.filename]
+    where = plugin_line(error).strip(" ()") or f"{frames[-1].filename}:{frames[-1].lineno}"
     words = " ".join(str(error).split())
     name = getattr(error, "name", None)
     if isinstance(error, ModuleNotFoundError) and Path(where).with_name(f"{name}.py").is_file():
@@ -227,8 +208,6 @@ def _imported(module: str, name: str) -> ModuleType:
             f"there is no module {error.name!r} for {name!r}; install it, or name a file as in path/to/file.py:"
             f"{name.partition(':')[2]}"
         ) from None
-    except SyntaxError as error:
-        raise RayflError(f"{error.filename}:{error.lineno} is not valid Python: {error.msg}; correct it") from None
     except BaseException as error:  # noqa: BLE001 (a module may raise anything, SystemExit too)
         raise (error if isinstance(error, KeyboardInterrupt) else _failed(error)) from None
 
@@ -248,35 +227,17 @@ def _member(module: ModuleType, name: str, place: str) -> Any:
 
 
 @functools.cache
-def installed() -> dict[str, tuple[EntryPoint, ...]]:
-    """The entry points of installed packages by their names; several where packages clash."""
-    found: dict[str, dict[tuple[str, str], EntryPoint]] = {}
-    for one in entry_points(group=GROUP):
-        found.setdefault(one.name, {}).setdefault((_package(one), one.value), one)
-    return {name: tuple(ones.values()) for name, ones in sorted(found.items())}
-
-
-def _package(one: EntryPoint) -> str:
-    return one.dist.name if one.dist is not None else one.value
-
-
-def packages_of(name: str) -> str:
-    """The packages that an installed plugin comes from, in words."""
-    return " and ".join(_package(one) for one in installed()[name])
+def installed() -> dict[str, str]:
+    """The entry points of installed packages: their values by their names."""
+    return {one.name: one.value for one in sorted(entry_points(group=GROUP))}
 
 
 # Any: whatever the entry point leads to.
 def load_installed(name: str) -> Any:
-    """The object of the entry point `name`. Raise RayflError if two packages have one of that name."""
-    first, *others = ones = installed()[name]
-    if others:
-        values = " or ".join(repr(one.value) for one in ones)
-        raise RayflError(
-            f"the packages {packages_of(name)} both have a plugin {name!r}; uninstall one of them, or give {values}"
-        )
-    value = first.value
+    """The object of the entry point `name`. Raise RayflError if there is none."""
+    value = installed()[name]
     if not _MODULE.fullmatch(value):
-        raise RayflError(f"the plugin {name!r} of {packages_of(name)} is {value!r}; it must be module:Class")
+        raise RayflError(f"the installed plugin {name!r} is {value!r}; it must be module:Class")
     return load(value)
 
 
@@ -286,9 +247,8 @@ def reference(found: Any) -> str:
     if module in _files:
         return f"{_files[module].path}:{name}"
     value = f"{module}:{name}"
-    for entry, ones in installed().items():
-        if len(ones) == 1 and ones[0].value == value:
-            return entry
+    if entry := next((name for name, known in installed().items() if known == value), None):
+        return entry
     can_be_imported = module != "__main__" and _reached(sys.modules.get(module), name) is found
     return value if can_be_imported else f"{MEMORY}{value}"
 

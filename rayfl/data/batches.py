@@ -28,6 +28,14 @@ class Batch(NamedTuple):
     labels: Tensor
     weights: Tensor | None = None
 
+    def without_padding(self, values: Tensor) -> Tensor:
+        """Values of the examples, [..., batch], times their weights: 0 for padding."""
+        return values if self.weights is None else values * self.weights
+
+    def mean(self, values: Tensor) -> Tensor:
+        """The mean of values of the examples, [batch], without padding; a scalar."""
+        return values.mean() if self.weights is None else (values * self.weights).sum() / self.weights.sum()
+
 
 def schedule(
     num_examples: int,
@@ -68,7 +76,8 @@ def amount(
     share: float = 1.0,
 ) -> tuple[int, int]:
     """The number of steps of a `schedule` and of their examples; with `share` < 1 of its first steps, at least one."""
-    _check(num_examples, epochs, steps, batch_size, batches_per_step)
+    if (epochs is None) == (steps is None):
+        raise RayflError(f"epochs={epochs} and steps={steps}: give exactly one of them")
     a_pass = 1 if batch_size is None else -(-num_examples // batch_size)
     num_steps = steps if epochs is None else -(-epochs * a_pass // batches_per_step)
     assert num_steps is not None
@@ -225,13 +234,3 @@ class ClientData:
             if crops is not None:
                 inputs = cropped(inputs, crops[index])
             yield Batch(self.store.normalise(inputs), labels)
-
-
-def _check(num_examples: int, epochs: int | None, steps: int | None, batch_size: int | None, group: int) -> None:
-    if num_examples < 1:
-        raise RayflError("there are no samples to make batches of: give the client data in this split")
-    if (epochs is None) == (steps is None):
-        raise RayflError(f"epochs={epochs} and steps={steps}: give exactly one of them")
-    for key, value in (("epochs", epochs), ("steps", steps), ("batch_size", batch_size), ("batches_per_step", group)):
-        if value is not None and value < 1:
-            raise RayflError(f"{key}={value} is below 1: give at least 1")

@@ -64,7 +64,9 @@ def check_finite(place: str, split: str, values: np.ndarray, word: str = "input"
         return
     row = first_row(values, lambda part: ~np.isfinite(part))
     if row is not None:
-        raise RayflError(f"{place} has a {split} {word} that is NaN or infinite ({_counted(row)}); correct it")
+        raise RayflError(
+            f"{place} has a {split} {word} that is NaN or infinite (row {row}, counted from 0); correct it"
+        )
 
 
 def check_targets(place: str, split: str, targets: np.ndarray) -> None:
@@ -116,7 +118,9 @@ def _check_tokens(place: str, split: str, tokens: np.ndarray, vocabulary: int | 
     if row is not None:
         given = tokens[row][(tokens[row] < 0) | (tokens[row] >= most)].flat[0]
         upper = "" if vocabulary is None else f" to {vocabulary - 1}"
-        raise RayflError(f"{place} has the token {given} in a {split} input ({_counted(row)}); tokens are 0{upper}")
+        raise RayflError(
+            f"{place} has the token {given} in a {split} input (row {row}, counted from 0); tokens are 0{upper}"
+        )
 
 
 def _refuse(place: str, split: str, row: int, labels: np.ndarray, num_classes: int) -> NoReturn:
@@ -124,8 +128,4 @@ def _refuse(place: str, split: str, row: int, labels: np.ndarray, num_classes: i
     allowed = f"whole numbers from 0 to {num_classes - 1}" if known else "whole numbers from 0, or the names of classes"
     which = f"{split} label".strip()
     cure = ", and numbers to predict have the shape [n, outputs]" if labels.dtype.kind == "f" else ""
-    raise RayflError(f"{place} has the {which} {labels[row]} ({_counted(row)}); labels are {allowed}{cure}")
-
-
-def _counted(row: int) -> str:
-    return f"row {row}, counted from 0"
+    raise RayflError(f"{place} has the {which} {labels[row]} (row {row}, counted from 0); labels are {allowed}{cure}")

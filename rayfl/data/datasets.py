@@ -15,7 +15,6 @@ from pydantic import Field
 from torch import Tensor
 
 from rayfl.choices.kinds import Choice
-from rayfl.errors import RayflError
 from rayfl.limits.regular_files import expanded
 from rayfl.settings import shown
 
@@ -85,12 +84,10 @@ class Dataset:
 
     @property
     def num_tokens(self) -> int:
-        """Number of different tokens: the source's, or the largest token + 1. Raise RayflError if any is negative."""
+        """Number of different tokens: the source's, or the largest token + 1."""
         if self.vocabulary is not None:
             return self.vocabulary
         occurring = [samples.inputs for samples in (self.train, self.test) if samples.inputs.size]
-        if any(int(tokens.min()) < 0 for tokens in occurring):
-            raise RayflError(f"dataset {self.name!r} has tokens below 0; number them from 0, which is padding")
         return max((int(tokens.max()) + 1 for tokens in occurring), default=0)
 
     @property

@@ -77,10 +77,6 @@ class DeviceData:
         """The samples that the split called `name` indexes."""
         return self.test if name == "test" else self.train
 
-    def of(self, samples: Samples) -> DeviceSamples:
-        """The same samples: the dataset's `train` or its `test`."""
-        return self.test if samples is self.dataset.test else self.train
-
     def normalise(self, inputs: Tensor) -> Tensor:
         """See `Dataset.normalise`; uses constants that are already on the device."""
         return self.dataset.normalise(inputs, self._constants)

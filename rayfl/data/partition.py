@@ -25,8 +25,6 @@ class Shards:
 
     def __getitem__(self, client: int) -> np.ndarray:
         """The sample indices of a client, as a view."""
-        if not 0 <= client < len(self):
-            raise IndexError(f"client {client} is not one of the {len(self)} clients 0 to {len(self) - 1}")
         return self.indices[self.offsets[client] : self.offsets[client + 1]]
 
     def __len__(self) -> int:
@@ -96,10 +94,7 @@ class Partition:
 
     def split(self, name: str) -> Shards:
         """The shards of the split called `name`."""
-        splits = {"train": self.train, "validation": self.validation, "heldout": self.heldout, "test": self.test}
-        if name not in splits:
-            raise RayflError(f"split={name!r} is not known: give one of {', '.join(splits)}")
-        return splits[name]
+        return {"train": self.train, "validation": self.validation, "heldout": self.heldout, "test": self.test}[name]
 
     def hold_out(self, validation_ratio: float, heldout_ratio: float, generator: np.random.Generator) -> "Partition":
         """A partition whose validation and heldout splits are cut at random from each client's train samples.

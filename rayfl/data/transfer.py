@@ -48,9 +48,8 @@ def to_memory(nested: Nested, device: torch.device) -> Nested:
 
 def stack(nested: Sequence[Nested], width: int, device: torch.device) -> Nested:
     """Stack `nested` on the device: every leaf is [width, ...]. The rows that are missing are copies of the first."""
-    flat = [tree_flatten(one) for one in nested]
-    spec, missing = flat[0][1], width - len(nested)
-    columns = [[*column, *[column[0]] * missing] for column in zip(*(leaves for leaves, _ in flat), strict=True)]
+    spec, missing = tree_flatten(nested[0])[1], width - len(nested)
+    columns = [[*column, *[column[0]] * missing] for column in zip(*map(_leaves, nested), strict=True)]
     if device.type == "cpu":
         return tree_unflatten([torch.stack(column) for column in columns], spec)
     moving = [all(tensor.device.type == "cpu" for tensor in column) for column in columns]
@@ -70,7 +69,8 @@ def unstack(stacked: Nested, count: int) -> list[Nested]:
     """
     leaves, spec = tree_flatten(stacked)
     if not leaves or leaves[0].device.type != "cuda":
-        return [tree_unflatten([leaf[row].clone() for leaf in leaves], spec) for row in range(count)]
+        columns = [[row.clone() for row in leaf[:count].unbind()] for leaf in leaves]
+        return [tree_unflatten([column[row] for column in columns], spec) for row in range(count)]
     starts, size = offsets([(leaf.shape[1:], leaf.dtype) for leaf in leaves])
     buffer = torch.empty((len(leaves[0]), size), dtype=torch.uint8, device=leaves[0].device)
     copies = [
@@ -80,6 +80,15 @@ def unstack(stacked: Nested, count: int) -> list[Nested]:
     private._foreach_copy_(copies, leaves)
     rows = zip(*(copy.unbind() for copy in copies), strict=True)
     return [tree_unflatten(list(row), spec) for row, _ in zip(rows, range(count), strict=False)]
+
+
+# Any: as `Nested`.
+def _leaves(nested: Any) -> list[Tensor]:
+    """The leaves in the order of `tree_flatten`, which takes ten times as long."""
+    if isinstance(nested, Tensor):
+        return [nested]
+    parts = nested.values() if isinstance(nested, dict) else nested
+    return [leaf for part in parts for leaf in _leaves(part)]
 
 
 def offsets(shapes: Sequence[tuple[torch.Size, torch.dtype]]) -> tuple[list[int], int]:

@@ -9,6 +9,7 @@ cores are recorded, but are not decisive.
 import json
 import os
 import platform
+import zlib
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -22,6 +23,7 @@ from rayfl.version import __version__
 ON_CPU = (
     "torch",
     "numpy",
+    "zlib",
     "system",
     "libc",
     "cpu",
@@ -34,6 +36,9 @@ ON_CPU = (
 _ON_GPU = ("gpu", "gpu_processors", "gpu_threads_percent", "cuda", "cudnn", "gpu_driver")
 DECISIVE = (*ON_CPU, *_ON_GPU, "threads_per_actor")
 """The entries that must be equal for equal bits. Those of a GPU are None if a process does not use one."""
+
+_RELEVANT = ("fma", "f16c", "avx", "amx", "bf16", "i8mm", "asimd", "sve")
+"""The first letters of instruction sets by which arithmetic libraries may choose code."""
 
 Platform = Mapping[str, object]
 """Entries by name, as `describe` returns them."""
@@ -51,12 +56,14 @@ def describe(threads: int, device: str = "cpu") -> dict[str, object]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
+        # Its build decides how many bits `lossless` sends.
+        "zlib": zlib.ZLIB_RUNTIME_VERSION,
         "ray": _ray_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "libc": " ".join(platform.libc_ver()),
         "cores": os.cpu_count(),
         "cpu": name,
-        "cpu_instructions": " ".join(sorted(one for one in instructions if one.startswith(_relevant()))),
+        "cpu_instructions": " ".join(sorted(one for one in instructions if one.startswith(_RELEVANT))),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         # The levels that numpy uses here, above the level that it was built for.
         "numpy_instructions": " ".join(np.show_config(mode="dicts")["SIMD Extensions"].get("found", [])),
@@ -137,16 +144,6 @@ def commonest(found: Sequence[Platform]) -> Platform:
     return found[written.index(most)]
 
 
-def _relevant() -> tuple[str, ...]:
-    """The first letters of instruction sets by which arithmetic libraries may choose code in this process."""
-    up_to_avx2 = ("fma", "f16c", "avx2", "asimd", "sve")
-    return (
-        up_to_avx2 if variables().get("ONEDNN_MAX_CPU_ISA") == "AVX2" else (*up_to_avx2, "avx", "amx", "bf16", "i8mm")
-    )
-
-
 def _gpu_driver() -> str | None:
-    try:
-        return Path("/sys/module/nvidia/version").read_text(encoding="ascii").strip()
-    except OSError:
-        return None
+    version_of_module = Path("/sys/module/nvidia/version")
+    return version_of_module.read_text(encoding="ascii").strip() if version_of_module.exists() else None

@@ -14,13 +14,10 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-InstructionSet = Literal["native", "avx2"]
-"""The instructions that ATen and oneDNN may use: all of the processor's, or AVX2, which slows a CNN by about half."""
-
 Precision = Literal["fp32", "tf32", "bf16"]
 """How a model multiplies and convolves: in float32; on a GPU in TF32; or under autocast to bfloat16."""
 
-_ALLOCATOR = {
+ALLOCATOR = {
     "MALLOC_MMAP_THRESHOLD_": (-3, 1 << 30),
     "MALLOC_TRIM_THRESHOLD_": (-1, 1 << 30),
     "MALLOC_TOP_PAD_": (-2, 64 << 20),
@@ -34,6 +31,9 @@ _ALWAYS: dict[str, str | None] = {
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
     "ONEDNN_DEFAULT_FPMATH_MODE": "STRICT",
     "ONEDNN_CPU_ISA_HINTS": "NO_HINTS",
+    # ATen and oneDNN use all of the processor's instructions.
+    "ONEDNN_MAX_CPU_ISA": "DEFAULT",
+    "ATEN_CPU_CAPABILITY": None,
     "OPENBLAS_NUM_THREADS": "1",
     # Older names of oneDNN's variables, and those that numpy refuses beside NPY_DISABLE_CPU_FEATURES.
     "DNNL_MAX_CPU_ISA": None,
@@ -57,11 +57,6 @@ _NUMPY_IS_EARLIER = "numpy" in sys.modules and any(
 )
 """Whether numpy was loaded without these variables before this module, which `import rayfl` loads."""
 
-_LEVELS: dict[InstructionSet, dict[str, str | None]] = {
-    "native": {"ONEDNN_MAX_CPU_ISA": "DEFAULT", "ATEN_CPU_CAPABILITY": None},
-    "avx2": {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"},
-}
-
 _HEEDED = (
     "GLIBC_TUNABLES",
     "MKL_DISABLE_FAST_MM",
@@ -78,35 +73,22 @@ _HEEDED = (
 """Variables that may change bits and stay as the user set them."""
 
 
-def prepare_process(instruction_set: InstructionSet = "native") -> None:
+def prepare_process() -> None:
     """Set up the allocator and the libraries of arithmetic. Calling it twice changes nothing.
 
     The variables that decide bits get fixed values, whatever the user's shell has set: equal bits depend on them. The
     allocator keeps freed memory, which activations need again in the next step. Otherwise the kernel would
     take the pages and clear new ones, which takes a third of the time of a small CNN.
     """
-    for name, value in _pinned(instruction_set).items():
+    for name, value in pinned().items():
         if value is None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
     libc = _libc()
     if hasattr(libc, "mallopt"):
-        for number, value in _ALLOCATOR.values():
+        for number, value in ALLOCATOR.values():
             libc.mallopt(number, value)
-
-
-def environment(prepared: bool) -> dict[str, str]:
-    """This process's environment for a program that does not know rayfl.
-
-    `prepared`: with all that `prepare_process` sets, the allocator included; otherwise without any of it.
-    """
-    pinned = _pinned("native")
-    others = {name: value for name, value in os.environ.items() if name not in pinned}
-    if not prepared:
-        return others
-    allocator = {name: str(value) for name, (_, value) in _ALLOCATOR.items()}
-    return {**others, **{name: value for name, value in pinned.items() if value is not None}, **allocator}
 
 
 def warn_if_late() -> None:
@@ -126,7 +108,7 @@ def hide_gpus() -> None:
 
 def variables() -> dict[str, str]:
     """The variables of this process that decide bits, as they are set."""
-    names = sorted({*_ALWAYS, *_LEVELS["native"], *_HEEDED})
+    names = sorted({*_ALWAYS, *_HEEDED})
     return {name: os.environ[name] for name in names if name in os.environ}
 
 
@@ -149,9 +131,9 @@ def processor() -> tuple[str, frozenset[str]]:
     return " ".join(filter(None, [*named, *arm])), frozenset(flags.split())
 
 
-def _pinned(instruction_set: InstructionSet) -> dict[str, str | None]:
-    at_avx2 = _NUMPY_AT_AVX2 if "avx2" in processor()[1] else {}
-    return {**_ALWAYS, **at_avx2, **_LEVELS[instruction_set]}
+def pinned() -> dict[str, str | None]:
+    """The variables that `prepare_process` sets, with their values; None: it unsets the variable."""
+    return {**_ALWAYS, **(_NUMPY_AT_AVX2 if "avx2" in processor()[1] else {})}
 
 
 def trim() -> None:

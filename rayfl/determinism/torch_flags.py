@@ -6,29 +6,10 @@ from typing import Any
 
 import torch
 
-from rayfl.determinism.process import InstructionSet, Precision, prepare_process
-from rayfl.errors import RayflError
+from rayfl.determinism.process import Precision
 
 # Any: torch's types do not name its flag.
 _filling: Any = torch.utils.deterministic
-
-_chosen: list[InstructionSet] = []
-"""The instruction set of this process, once chosen: torch keeps the first one that it computes with."""
-
-
-def choose(instruction_set: InstructionSet) -> None:
-    """Let this process compute with these instructions. Raise RayflError where torch computes with others already."""
-    began_with = _chosen[0] if _chosen else None
-    prepare_process(began_with or instruction_set)
-    if began_with is None and instruction_set == "avx2" and "AVX512" in torch.backends.cpu.get_cpu_capability():
-        began_with = "native"
-    if began_with not in (None, instruction_set):
-        prepare_process(began_with)
-        raise RayflError(
-            f"runtime.instruction_set={instruction_set!r} is too late: this process has computed with {began_with!r}; "
-            "use another process"
-        )
-    _chosen[:] = [instruction_set]
 
 
 def fix(threads: int, device: torch.device, precision: Precision = "fp32") -> None:

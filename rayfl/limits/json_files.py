@@ -27,14 +27,11 @@ def parse(text: bytes | str) -> Any:
     """The value of a JSON text. Raise RayflError, whose text is the reason, if it is invalid or nested too deep."""
     try:
         value = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise RayflError(f"its line {error.lineno} is no JSON") from None
-    except UnicodeDecodeError:
-        raise RayflError("it is no UTF-8 text") from None
     except RecursionError:
         raise RayflError("its tables are nested too deep") from None
-    except ValueError:
-        raise RayflError("it holds a number that is too long") from None
+    # Wrong JSON, no UTF-8, or a number of more digits than Python reads.
+    except ValueError as error:
+        raise RayflError(f"it is no JSON: {error}") from None
     require_shallow(value)
     return value
 

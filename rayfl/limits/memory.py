@@ -4,6 +4,7 @@ from functools import cache
 from pathlib import Path
 
 import psutil
+from rich.filesize import decimal as in_words
 
 from rayfl.errors import RayflError
 
@@ -29,16 +30,3 @@ def require(num_bytes: int, what: str, advice: str) -> None:
         raise RayflError(
             f"{what} takes {in_words(num_bytes)} of memory, and this machine has {in_words(machine_bytes())}; {advice}"
         )
-
-
-def in_words(num_bytes: int) -> str:
-    """Bytes in words, in powers of 1000: 512 bytes, 25.3 GB."""
-    if num_bytes < 1000:
-        return f"{num_bytes} bytes"
-    if num_bytes >= 10**21:
-        return f"{num_bytes:.1e} bytes"
-    size, units = float(num_bytes), iter(("kB", "MB", "GB", "TB", "PB", "EB"))
-    unit = ""
-    while size >= 1000:
-        size, unit = size / 1000, next(units)
-    return f"{size:.1f} {unit}"

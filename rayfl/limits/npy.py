@@ -39,12 +39,6 @@ def read_npz(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
     return found
 
 
-def npz_names(path: Path) -> list[str]:
-    """The names of all arrays in an .npz file that `read_npz` could read."""
-    with zipfile.ZipFile(path) as archive:
-        return [info.filename.removesuffix(".npy") for info in archive.infolist()]
-
-
 @contextmanager
 def _refusing() -> Iterator[None]:
     """Turn the errors of numpy and zipfile into a ValueError in rayfl's words."""

@@ -6,19 +6,15 @@ Opening a pipe waits for ever, reading a device may never end, and opening one m
 import difflib
 import errno
 import os
+import re
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rayfl.errors import RayflError
+from rayfl.errors import RayflError, reason
 from rayfl.limits.memory import in_words, machine_bytes
-
-_KINDS = (
-    (stat.S_ISFIFO, "a pipe"),
-    (stat.S_ISSOCK, "a socket"),
-    (stat.S_ISCHR, "a device"),
-    (stat.S_ISBLK, "a device"),
-)
 
 _LONGEST_PART = 255
 """Bytes of a file's name, on most file systems."""
@@ -45,9 +41,8 @@ def require_regular(path: Path, most: int | None = None) -> None:
         raise Unopened("its name holds a null character") from None
     if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    for is_kind, kind in _KINDS:
-        if is_kind(status.st_mode):
-            raise Unopened(f"it is {kind}, and only regular files are opened")
+    if not stat.S_ISREG(status.st_mode):
+        raise Unopened("it is a pipe or a device, and only regular files are opened")
     limit = machine_bytes() if most is None else most
     if status.st_size > limit:
         whose = "it may have" if most is not None else "this machine has memory for"
@@ -89,15 +84,34 @@ def read_text(path: Path, most: int | None = None) -> str:
     return read_bytes(path, most).decode("utf-8-sig")
 
 
+@contextmanager
+def reading(path: Path, advice: str, *errors: type[Exception]) -> Iterator[None]:
+    """Context manager: raise RayflError, which ends with `advice`, if the file cannot be read in the block.
+
+    That is: if the block raises OSError, ValueError or one of `errors`. A RayflError passes through.
+    """
+    try:
+        yield
+        return
+    except (RayflError, MemoryError):
+        raise
+    except FileNotFoundError:
+        raise RayflError(absent(path, advice)) from None
+    except UnicodeDecodeError:
+        why = "it is no UTF-8 text"
+    except (OSError, ValueError, *errors) as error:
+        # What follows is for programmers.
+        why = re.split(r"[;\n]", reason(error))[0].rstrip(".") or type(error).__name__
+    raise RayflError(f"{path} cannot be read ({why}); {advice}")
+
+
 def absent(path: Path, otherwise: str) -> str:
     """The sentence for a missing file: the folder that was searched, and the nearest name in it, or `otherwise`."""
     folder = path.absolute().parent
     if not folder.is_dir():
         return f"{path} does not exist, nor does the folder {folder}; {otherwise}"
-    alike = sorted(entry.name for entry in folder.iterdir() if entry.suffix == path.suffix)
-    close = difflib.get_close_matches(path.name, alike, n=1, cutoff=0.5)
-    looked = str(path) if path.is_absolute() else f"{path} (in {folder})"
-    return f"{looked} does not exist; {f'did you mean {close[0]!r}?' if close else otherwise}"
+    close = difflib.get_close_matches(path.name, [one.name for one in folder.glob(f"*{path.suffix}")], n=1, cutoff=0.5)
+    return f"{path} (in {folder}) does not exist; {f'did you mean {close[0]!r}?' if close else otherwise}"
 
 
 def expanded(path: str | Path) -> Path:

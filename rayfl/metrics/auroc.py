@@ -6,12 +6,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from rayfl.errors import RayflError
-from rayfl.metrics.base import Metric, Sums, Targets, Values, are_labels, flat, sizes
+from rayfl.metrics.base import Metric, Sums, Targets, Values, are_labels, flat
 from rayfl.metrics.facts import Facts
 
-MOST_CLASSES = 100
-"""More classes or labels are refused: a client's sums have 2 * classes * bins numbers."""
 RANGE = 16.0
 """Logits are clipped to +-RANGE; a probability of 1e-7 lies beyond."""
 
@@ -30,15 +27,10 @@ class Auroc(Metric):
     bounds = (0.0, 1.0)
     higher_is_better = True
     judges: ClassVar[tuple[Targets, ...]] = ("classes", "labels")
+    # A client's sums have 2 * classes * bins numbers.
+    most_classes = 100
 
     bins: int = Field(default=4096, ge=2, le=1 << 16, description="number of bins of the logits")
-
-    def check(self, targets: Targets, outputs: Tensor) -> None:
-        super().check(targets, outputs)
-        if sizes(outputs) > MOST_CLASSES:
-            raise RayflError(
-                f"metric {self.name!r} takes at most {MOST_CLASSES} classes, and there are {sizes(outputs)}"
-            )
 
     def measure(self, outputs: Tensor, targets: Tensor) -> Sums:
         if are_labels(outputs, targets):

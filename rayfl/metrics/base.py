@@ -54,6 +54,8 @@ class Metric(Choice, ABC):
     """The figure that a page makes of its parts. They are recorded for all clients together and not for each."""
     judges: ClassVar[tuple[Targets, ...]] = ("classes", "labels", "numbers")
     """The targets that it can judge."""
+    most_classes: ClassVar[float] = math.inf
+    """More classes or labels are refused."""
 
     @abstractmethod
     def measure(self, outputs: Tensor, targets: Tensor) -> Sums:
@@ -104,6 +106,11 @@ class Metric(Choice, ABC):
             raise RayflError(
                 f"metric {self.name!r} judges {' or '.join(map(_WORDS.__getitem__, self.judges))}, and this experiment "
                 f"has {_WORDS[targets]}; remove it from evaluation.metrics",
+            )
+        if sizes(outputs) > self.most_classes:
+            raise RayflError(
+                f"metric {self.name!r} takes at most {self.most_classes} classes, and there are {sizes(outputs)}; use "
+                "recall or f1"
             )
 
 

@@ -5,11 +5,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rayfl.errors import RayflError
-from rayfl.metrics.base import Metric, Sums, Targets, Values, flat, sizes
-
-MOST_CLASSES = 50
-"""A matrix of more classes is refused: each of its numbers is a row of the records at each evaluation."""
+from rayfl.metrics.base import Metric, Sums, Targets, Values, flat
 
 
 class Confusion(Metric):
@@ -22,14 +18,8 @@ class Confusion(Metric):
     bounds = (0.0, float("inf"))
     drawn = "matrix"
     judges: ClassVar[tuple[Targets, ...]] = ("classes",)
-
-    def check(self, targets: Targets, outputs: Tensor) -> None:
-        super().check(targets, outputs)
-        if sizes(outputs) > MOST_CLASSES:
-            raise RayflError(
-                f"metric {self.name!r} draws at most {MOST_CLASSES} classes, and there are {sizes(outputs)}; use "
-                "recall or f1"
-            )
+    # Each number of the matrix is a row of the records at each evaluation.
+    most_classes = 50
 
     def measure(self, outputs: Tensor, targets: Tensor) -> Sums:
         outputs, targets = flat(outputs, targets)

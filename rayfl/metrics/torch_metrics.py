@@ -15,6 +15,9 @@ from rayfl.errors import RayflError, one_line
 from rayfl.metrics.base import Metric, Sums, Targets, Values
 from rayfl.metrics.facts import Facts
 
+_NEW_WORD = r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])"
+"""Where a word begins inside the name of a class."""
+
 
 class TorchMetrics(Metric):
     """A metric of the package torchmetrics, as {name = "torchmetrics", metric = "classification.MulticlassCohenKappa",
@@ -108,19 +111,13 @@ class TorchMetrics(Metric):
         )
 
     @property
-    def _words(self) -> list[str]:
-        """Multiclass, AUROC for classification.MulticlassAUROC; R2, Score for regression.R2Score."""
-        return re.split(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", self.metric.rpartition(".")[2])
-
-    @property
     def value_name(self) -> str:
-        """multiclass_auroc, r2_score."""
-        return "_".join(self._words).lower()
+        """multiclass_auroc for classification.MulticlassAUROC, r2_score for regression.R2Score."""
+        return re.sub(_NEW_WORD, "_", self.metric.rpartition(".")[2]).lower()
 
     def facts(self, name: str) -> Facts:
         made, higher, part = self.made, self.made.higher_is_better, name.partition("/")[2]
-        first, *rest = self._words
-        title = " ".join([first, *(word if word.isupper() else word.lower() for word in rest)])
+        title = re.sub(_NEW_WORD, " ", self.metric.rpartition(".")[2])
         # The first sentence, without the marks of reStructuredText.
         about = re.split(r"\.\s", re.sub("`_?", "", f"{made.__doc__}\n"))[0].replace("_", " ")
         # A class's bounds are those of its plots: zero is no bound of a coefficient of agreement that may be negative.

@@ -29,6 +29,8 @@ class Uses(dict[str, int]):
     """Multiplications with all entries of weights that clients keep: personal and frozen ones."""
     frozen: int = 0
     """Those with frozen weights alone."""
+    head: str = ""
+    """The name of the linear layer whose output is the module's own; "" if there is none."""
 
 
 def weight_uses(module: nn.Module, input_shape: tuple[int, ...], shared: Collection[str] | None = None) -> Uses:
@@ -38,10 +40,11 @@ def weight_uses(module: nn.Module, input_shape: tuple[int, ...], shared: Collect
     take longer than this pass.
     """
     names = {id(parameter): name for name, parameter in module.named_parameters()}
-    uses = Uses()
+    uses, outputs = Uses(), dict[nn.Module, Tensor]()
 
     def count(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         weight = layer.get_parameter("weight")
+        outputs[layer] = output
         # All but one of the output's dimensions are the places at which a weight is used.
         name, places = names[id(weight)], output.numel() // (output.shape[-1] if is_linear(layer) else weight.shape[0])
         if shared is None or name in shared:
@@ -54,7 +57,11 @@ def weight_uses(module: nn.Module, input_shape: tuple[int, ...], shared: Collect
     hooks = [layer.register_forward_hook(count) for layer in layers]
     is_text = any(isinstance(layer, nn.Embedding | nn.EmbeddingBag) for layer in module.modules())
     with torch.no_grad():
-        module.eval()(torch.zeros((1, *input_shape), dtype=torch.long if is_text else torch.float32))
+        made = module.eval()(torch.zeros((1, *input_shape), dtype=torch.long if is_text else torch.float32))
+    uses.head = next(
+        (name for name, layer in module.named_modules() if isinstance(layer, nn.Linear) and outputs.get(layer) is made),
+        "",
+    )
     for hook in hooks:
         hook.remove()
     return uses

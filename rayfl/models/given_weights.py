@@ -10,8 +10,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load
 
-from rayfl.errors import RayflError, did_you_mean, reason
-from rayfl.limits.regular_files import read_bytes
+from rayfl.errors import RayflError, did_you_mean
+from rayfl.limits.regular_files import read_bytes, reading
 from rayfl.models.adapters import plain_names
 from rayfl.tree import Tree
 
@@ -51,10 +51,8 @@ def read_backbone(path: Path, weights: Tree, trained: Collection[str], model: st
 
 def _weights(path: Path) -> dict[str, torch.Tensor]:
     """The tensors by name in a safetensors file, or in one of torch.save."""
-    try:
+    with reading(path, "give model.start=FILE"):
         content = read_bytes(path)
-    except OSError as error:
-        raise RayflError(f"{path} cannot be read ({reason(error)}); give model.start=FILE") from None
     with suppress(SafetensorError, KeyError, TypeError, ValueError, RuntimeError):
         return load(content)
     with suppress(Exception):

@@ -68,29 +68,23 @@ class MeanEmbedding(Architecture):
     name: ClassVar[str] = "mean-embedding"
     vocabulary: Width = Field(default=10_000, description="tokens embedded")
     embedding: Width = Field(default=16, description="numbers a token")
-    mask_padding: bool = Field(default=True, description="whether the mean leaves padding out")
 
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
         self.need_tokens(input_shape)
-        return Mean(self.vocabulary, self.embedding, num_classes, self.mask_padding)
+        return Mean(self.vocabulary, self.embedding, num_classes)
 
 
 class Mean(nn.Module):
-    """Embedding, mean over the tokens, linear layer; masked padding alone has the mean 0."""
+    """Embedding, mean over the tokens without padding, linear layer; of padding alone the mean is 0."""
 
-    def __init__(self, vocabulary: int, embedding: int, num_classes: int, mask_padding: bool) -> None:
+    def __init__(self, vocabulary: int, embedding: int, num_classes: int) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, embedding)
         self.head = nn.Linear(embedding, 1 if num_classes == 2 else num_classes)
-        self.mask_padding = mask_padding
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Tokens [batch, length] to logits [batch, num_classes]."""
         vectors = self.embedding(tokens)
-        if self.mask_padding:
-            kept = (tokens != PAD).to(vectors.dtype).unsqueeze(-1)
-            mean = (vectors * kept).sum(dim=1) / kept.sum(dim=1).clamp(min=1.0)
-        else:
-            mean = vectors.mean(dim=1)
-        logits = self.head(mean)
+        kept = (tokens != PAD).to(vectors.dtype).unsqueeze(-1)
+        logits = self.head((vectors * kept).sum(dim=1) / kept.sum(dim=1).clamp(min=1.0))
         return torch.cat([torch.zeros_like(logits), logits], dim=1) if logits.shape[1] == 1 else logits

@@ -4,6 +4,7 @@ A client's chances do not depend on other clients. Rounds count from 0.
 """
 
 import csv
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,10 +12,10 @@ import numpy as np
 from pydantic import Field
 
 from rayfl.determinism import seeding
-from rayfl.errors import RayflError, reason
-from rayfl.limits.regular_files import read_text
+from rayfl.errors import RayflError
+from rayfl.limits.regular_files import read_text, reading
 from rayfl.population.distributions import Trait, check_trait, values
-from rayfl.settings import Settings
+from rayfl.settings import Settings, shown
 
 COLUMNS = ("client", "first_round", "last_round")
 """The header of a trace."""
@@ -106,33 +107,21 @@ def available(model: PerClient | Diurnal | TraceLines | None, count: int, seed: 
 def read_trace(path: Path, count: int) -> np.ndarray:
     """A trace's lines as int64 [num_lines, 3]: client, first and last round. Raise RayflError if the file is not a
     trace."""
-    try:
+    header = ",".join(COLUMNS)
+    with reading(path, f"give a CSV file with the header {header}", csv.Error):
         rows = list(csv.reader(read_text(path).splitlines()))
-    except (UnicodeDecodeError, csv.Error):
-        raise RayflError(f"the trace {path} is no CSV file; write one with the header {','.join(COLUMNS)}") from None
-    except OSError as error:
-        raise RayflError(f"the trace {path} cannot be read ({reason(error)}); give the path of a CSV file") from None
     if not rows or tuple(cell.strip() for cell in rows[0]) != COLUMNS:
-        raise RayflError(f"the trace {path} does not begin with the header {','.join(COLUMNS)}; add it")
+        raise RayflError(f"the trace {path} does not begin with the header {header}; add it")
     lines = [_line(path, number, row, count) for number, row in enumerate(rows[1:], start=2) if row]
     return np.array(lines, dtype=np.int64).reshape(-1, 3)
 
 
 def _line(path: Path, number: int, row: list[str], count: int) -> tuple[int, int, int]:
-    try:
+    with suppress(ValueError):
         client, first, last = (int(cell) for cell in row)
-    except ValueError:
-        raise RayflError(
-            f"line {number} of the trace {path} is not three whole numbers, such as 4,0,9; correct it"
-        ) from None
-    if not 0 <= client < count:
-        raise RayflError(
-            f"line {number} of the trace {path} names client {client}; clients are 0 to {count - 1} (clients.count, "
-            "without the unseen ones)"
-        )
-    if not 0 <= first <= last:
-        raise RayflError(
-            f"line {number} of the trace {path} goes from round {first} to round {last}; rounds count from 0, "
-            "and the first is not after the last"
-        )
-    return client, min(first, _EVER), min(last, _EVER)
+        if 0 <= client < count and 0 <= first <= last:
+            return client, min(first, _EVER), min(last, _EVER)
+    raise RayflError(
+        f"line {number} of the trace {path} is {shown(','.join(row))}; a line has a client from 0 to {count - 1} "
+        "(clients.count, without the unseen ones), its first round, counted from 0, and its last one, such as 0,4,9"
+    )

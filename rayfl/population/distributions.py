@@ -1,6 +1,6 @@
-"""A value for each client: one for all, a list in turn, a distribution, or groups."""
+"""A value for each client: one for all, a list in turn, or a distribution."""
 
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from pydantic import Field
@@ -33,27 +33,13 @@ class Uniform(Settings):
         return generator.uniform(self.low, self.high, count)
 
 
-class Groups(Settings):
-    """One value per group of clients. A group is every g-th client or neighbouring ids; sizes differ by at most 1."""
-
-    groups: tuple[float, ...] = Field(min_length=1, description="one value a group")
-    order: Literal["in-turn", "blocks"] = Field(
-        default="in-turn", description="in-turn: every g-th client; blocks: neighbouring ids"
-    )
-
-    def draw(self, count: int, generator: np.random.Generator) -> np.ndarray:
-        clients, number = np.arange(count), len(self.groups)
-        members = clients % number if self.order == "in-turn" else clients * number // count
-        return np.asarray(self.groups, dtype=np.float64)[members]
-
-
-Trait = float | tuple[float, ...] | LogNormal | Uniform | Groups
-"""One value for all, a list whose values are taken in turn, a distribution, or groups."""
+Trait = float | tuple[float, ...] | LogNormal | Uniform
+"""One value for all, a list whose values are taken in turn, or a distribution."""
 
 
 def values(trait: Trait, count: int, seed: int, name: str) -> np.ndarray:
     """A trait's value for each client, float64 [count]; draws depend on the seed and the trait's name alone."""
-    if isinstance(trait, LogNormal | Uniform | Groups):
+    if isinstance(trait, LogNormal | Uniform):
         return trait.draw(count, seeding.generator(seed, purpose=name))
     given = np.atleast_1d(np.asarray(trait, dtype=np.float64))
     return given[np.arange(count) % len(given)]
@@ -72,8 +58,8 @@ def check_trait(name: str, trait: Any, share: bool = False) -> None:
         raise RayflError(f" must be in {allowed}, which a log-normal draw need not be; give low and high instead", key)
     if isinstance(trait, LogNormal) and not least <= trait.median <= most:
         raise RayflError(f" has median={trait.median}; it must be in {allowed}", key)
-    if isinstance(trait, float | tuple | Groups):
-        given = (trait,) if isinstance(trait, float) else trait.groups if isinstance(trait, Groups) else trait
+    if isinstance(trait, float | tuple):
+        given = (trait,) if isinstance(trait, float) else trait
         if not given:
             raise RayflError("=[] has no values; give at least one", key)
         wrong = [value for value in given if not least <= value <= most]

@@ -9,19 +9,14 @@ Row i of a matrix has 1 in the columns that peer i receives from; the diagonal i
 model. An edge goes both ways unless the list is directed: then "i j" means that i receives from j.
 """
 
-import re
 import warnings
 from pathlib import Path
 
 import numpy as np
 
-from rayfl.errors import RayflError, reason
+from rayfl.errors import RayflError
 from rayfl.limits.npy import read_npy
-from rayfl.limits.regular_files import read_text
-from rayfl.settings import shown
-
-_NUMBERS = re.compile(r"[-+.\deE\s]*(#.*)?", re.ASCII)
-"""A line of finite numbers."""
+from rayfl.limits.regular_files import read_text, reading
 
 
 def read_links(path: Path, num_peers: int, directed: bool = False) -> np.ndarray:
@@ -29,18 +24,8 @@ def read_links(path: Path, num_peers: int, directed: bool = False) -> np.ndarray
 
     Raise RayflError if the file has no such graph.
     """
-    try:
+    with reading(path, "give a graph as a .npy file, a CSV file or a list of edges"):
         values = read_npy(path) if path.suffix == ".npy" else _read_text(path)
-    except OSError as error:
-        raise RayflError(f"the graph {path} cannot be read ({reason(error)}); give the path of a file") from None
-    except RayflError:
-        raise
-    except ValueError as error:
-        no_text = isinstance(error, UnicodeDecodeError)
-        why = "it is no UTF-8 text" if no_text else str(error).partition(";")[0].rstrip(".")
-        raise RayflError(
-            f"the graph {path} is no table of numbers ({why}); give a .npy file, a CSV file or a list of edges"
-        ) from None
     if values.dtype.kind not in "biuf":
         raise RayflError(f"the graph {path} holds no numbers; save a matrix of 0 and 1")
     is_list = values.shape != (num_peers, num_peers) and values.shape[1:] == (2,)
@@ -51,12 +36,7 @@ def _read_text(path: Path) -> np.ndarray:
     lines = read_text(path).replace(",", " ").replace(";", " ").splitlines()
     with warnings.catch_warnings(action="ignore", category=UserWarning):
         # numpy warns of a file without numbers, whose shape is refused later.
-        try:
-            return np.loadtxt(lines, ndmin=2)
-        except ValueError as error:
-            strange = ((number, line) for number, line in enumerate(lines, 1) if not _NUMBERS.fullmatch(line))
-            why = next((f"its line {number} is {shown(line[:40])}" for number, line in strange), error)
-            raise ValueError(why) from None
+        return np.loadtxt(lines, ndmin=2)
 
 
 def _matrix(path: Path, values: np.ndarray, num_peers: int) -> np.ndarray:

@@ -79,7 +79,6 @@ class Grid(SparseTopology):
     rows: int | None = Field(default=None, ge=1, description="rows of the grid; default: as square as it can be")
 
     def sparse(self, num_peers: int, seed: int, round: int) -> Sparse:
-        _at_least_two(num_peers)
         rows = self.num_rows(num_peers)
         columns = num_peers // rows
         row, column = np.divmod(np.arange(num_peers), columns)
@@ -140,7 +139,6 @@ class FullyConnected(Topology):
     name: ClassVar[str] = "fully-connected"
 
     def receives(self, num_peers: int, seed: int, round: int) -> np.ndarray:
-        _at_least_two(num_peers)
         return ~np.eye(num_peers, dtype=bool)
 
 
@@ -151,7 +149,6 @@ class ErdosRenyi(SparseTopology):
     p: float = Field(default=0.5, gt=0, le=1, description="probability of an edge")
 
     def sparse(self, num_peers: int, seed: int, round: int) -> Sparse:
-        _at_least_two(num_peers)
         generator = seeding.generator(seed, purpose="erdos-renyi")
         for _ in range(1000):
             # A number for each pair, of which those above the diagonal count.
@@ -221,7 +218,6 @@ class FixedGraph(SparseTopology):
         return self.read(num_peers).sparse(num_peers, seed, round)
 
     def read(self, num_peers: int) -> Topology:
-        _at_least_two(num_peers)
         return KnownGraph(weights=self.weights, links=read_links(Path(self.path), num_peers, self.directed))
 
 
@@ -265,7 +261,7 @@ def mixing_weights(graph: np.ndarray | Sparse, rule: Weights) -> Sparse:
         sizes = np.diff(weights.indptr)
         weights.data = np.repeat(1.0 / sizes, sizes)
         return weights
-    if not _is_symmetric(graph):
+    if not is_symmetric(graph):
         raise RayflError("metropolis weights need a symmetric graph; use uniform weights")
     degree, links = np.diff(graph.indptr), graph.tocoo()
     shares = 1.0 / (1.0 + np.maximum(degree[links.row], degree[links.col]))
@@ -282,7 +278,7 @@ def link_weights(graph: np.ndarray | Sparse, rule: Weights) -> Sparse:
     from scipy.sparse import csr_array
 
     graph = csr_array(graph)
-    if not _is_symmetric(graph):
+    if not is_symmetric(graph):
         raise RayflError(
             "this method needs one weight per pair of clients, and the topology is directed; use a symmetric one, such "
             "as ring"
@@ -297,7 +293,8 @@ def without_diagonal(weights: Sparse) -> Sparse:
     return csr_array(weights - diags_array(weights.diagonal()))
 
 
-def _is_symmetric(graph: Sparse) -> bool:
+def is_symmetric(graph: Sparse) -> bool:
+    """Whether a graph's links, or weights, are the same in both directions."""
     return not (graph != graph.T).nnz
 
 
@@ -316,7 +313,6 @@ def largest_laplacian_eigenvalue(topology: "Topology", num_peers: int, seed: int
 
 def _hops(num_peers: int, distances: list[int]) -> Sparse:
     """The graph in which every peer receives from the peers at these `distances` further on."""
-    _at_least_two(num_peers)
     peers = np.repeat(np.arange(num_peers), len(distances))
     return graph_of(num_peers, peers, (peers + np.tile(distances, num_peers)) % num_peers)
 
@@ -349,8 +345,3 @@ def _paired(num_peers: int, degree: int, generator: np.random.Generator) -> Spar
 def _check_degree(degree: int, num_peers: int) -> None:
     if degree >= num_peers:
         raise RayflError(f"degree={degree} is too many neighbours for {num_peers} peers; at most {num_peers - 1} fit")
-
-
-def _at_least_two(num_peers: int) -> None:
-    if num_peers < 2:
-        raise RayflError(f"a graph of peers needs at least 2 clients, and there is {num_peers}")

@@ -6,68 +6,11 @@ of 0 some never agree, with a gap of 1 all agree at once. For directed graphs it
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import lru_cache, reduce
-from operator import add
+from functools import lru_cache
 
 import numpy as np
 
-from rayfl.topology.graphs import MOST_PEERS, Sparse, Topology, connected, mixing_weights, without_diagonal
-
-MOST_ROUNDS = 64
-"""The most rounds of a time-varying graph that are measured."""
-
-
-@dataclass(frozen=True)
-class Facts:
-    """Statistics of a topology over `num_rounds` graphs: one if it is fixed, the first ones if it varies.
-
-    `degrees`: smallest, mean and largest number of peers that a peer receives from in a round; `most_listeners`: the
-    largest number that receive from one; `connected`: of the union of the graphs; `every_round`: of each of them;
-    `spectral_gap`: of the mean of their mixing matrices.
-    """
-
-    num_peers: int
-    num_rounds: int
-    degrees: tuple[int, float, int]
-    most_listeners: int
-    connected: bool
-    every_round: bool
-    spectral_gap: float
-
-    @property
-    def sentence(self) -> str:
-        """The statistics in words."""
-        low, mean, high = self.degrees
-        others = "other" if high == 1 else "others"
-        heard = f"{low} {others}" if low == high else f"{low} to {high} {others} (mean {mean:.3g})"
-        start = f"Each of the {self.num_peers} peers receives from {heard} and sends to at most {self.most_listeners}"
-        joined = "connected" if self.connected else "not connected: some peers never receive anything from others"
-        if self.num_rounds == 1:
-            return f"{start}. The graph is {joined}; the spectral gap of its mixing matrix is {self.spectral_gap:.4g}."
-        single = "each of them is" if self.every_round else "not each of them is"
-        return (
-            f"{start} in a round. The graphs of the first {self.num_rounds} rounds, taken together, are {joined}; "
-            f"{single} connected by itself. The spectral gap of the mean of their mixing matrices is "
-            f"{self.spectral_gap:.4g}."
-        )
-
-
-def facts(topology: Topology, num_peers: int, seed: int, rounds: int) -> Facts:
-    """The statistics of a topology with all peers present. Raise RayflError if the graph is impossible."""
-    looked_at = min(rounds, MOST_ROUNDS) if topology.varying else 1
-    graphs = [topology.sparse(num_peers, seed, round) for round in range(looked_at)]
-    degrees = np.stack([graph.sum(axis=1) for graph in graphs])
-    mean = reduce(add, (mixing_weights(graph, topology.weights) for graph in graphs)) / looked_at
-    return Facts(
-        num_peers=num_peers,
-        num_rounds=looked_at,
-        degrees=(int(degrees.min()), float(degrees.mean()), int(degrees.max())),
-        most_listeners=max(int(graph.sum(axis=0).max()) for graph in graphs),
-        connected=connected(reduce(add, graphs)),
-        every_round=all(connected(graph) for graph in graphs),
-        spectral_gap=spectral_gap(mean),
-    )
+from rayfl.topology.graphs import MOST_PEERS, Sparse, connected, without_diagonal
 
 
 def spectral_gap(weights: np.ndarray | Sparse) -> float:

@@ -78,7 +78,7 @@ class MessageWrapper(Wrapper):
         if not method.gather:
             raise RayflError(f": {self.name!r} changes messages, and clients of {name} send none; remove it", KEY)
         if method.own_compression or not method.hands_over_trees:
-            what = "compresses in its own way" if method.own_compression else "has messages that are encoded already"
+            what = "encodes them in its own way" if method.own_compression else "has messages that are encoded already"
             raise RayflError(
                 f": {self.name!r} changes messages before they are encoded, and {name} {what}; take another method, or "
                 "(with elastic) put this wrapper first",
@@ -87,7 +87,7 @@ class MessageWrapper(Wrapper):
         if self.sees_all and method.may_be_silent:
             raise RayflError(
                 f": {self.name!r} must see a whole message of every client, and in {name} some send nothing in some "
-                "rounds; take another method, fedavg for example",
+                "rounds, or a part of what the server gathers; take another method, fedavg for example",
                 KEY,
             )
         if isinstance(method, ServerHalf):

@@ -8,8 +8,7 @@ import torch
 from pydantic import Field
 
 from rayfl import tree
-from rayfl.methods.base import Context, Gather, Metrics, State, Sum, Tree
-from rayfl.settings import unused_with
+from rayfl.methods.base import Context, Gather, Metrics, State, Sum, Tree, unused_with
 from rayfl.wrappers.base import MessageWrapper, Received
 
 WITHIN = "clip/within"

@@ -20,12 +20,10 @@ from rayfl.compress.dense import Dense
 from rayfl.compress.sparse import TopK
 from rayfl.compress.threshold import Threshold
 from rayfl.determinism import seeding
-from rayfl.errors import RayflError
-from rayfl.methods.base import Context, Metrics, State, Sum, Tree, WeightedMean
+from rayfl.methods.base import Context, Metrics, RayflError, State, Sum, Tree, WeightedMean, unused_with
 from rayfl.rounds.setup import Setup
 from rayfl.selections.base import Selection
 from rayfl.selections.plain import Poisson
-from rayfl.settings import unused_with
 from rayfl.wrappers.attack import noise
 from rayfl.wrappers.base import KEY, Received, require_uniform_weights
 from rayfl.wrappers.clip import WITHIN, Clip

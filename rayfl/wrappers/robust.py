@@ -12,10 +12,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from rayfl.errors import RayflError
 from rayfl.gather import CENTER, Aggregate, RobustMean
 from rayfl.limits.memory import in_words
-from rayfl.methods.base import Context, Method, Metrics, ServerHalf, State, WeightedMean
+from rayfl.methods.base import Context, Method, Metrics, RayflError, ServerHalf, State, WeightedMean
 from rayfl.methods.shared.wrapper import Wrapping
 from rayfl.rounds.setup import Setup
 from rayfl.tree import num_bytes

@@ -7,16 +7,14 @@ import pytest
 
 from actors import ray_executor
 from actors.client import Joined
-from actors.locality import Inputs
 from actors.pool import ActorPool
-from actors.ray_executor import RayExecutor
 from benchmarks import locality
 from rayfl.experiment.prepare import prepare
 from rayfl.rounds.executor import Job
 from rayfl.rounds.worker_jobs import EvaluateJob
 
 
-def idle(kind: type[RayExecutor], nodes: str) -> RayExecutor:
+def idle(kind: type[locality.ToStates], nodes: str) -> locality.ToStates:
     """An executor whose actors, one on each node, have nothing to do. No Ray is asked."""
     executor = kind.__new__(kind)
     # Any: what stands for an actor.
@@ -30,24 +28,28 @@ def idle(kind: type[RayExecutor], nodes: str) -> RayExecutor:
 @pytest.mark.parametrize(
     ("kind", "expected", "moved"),
     [
-        (RayExecutor, [(1, "a"), (0, "b"), (2, "c")], 20),
+        (locality.ToStates, [(1, "a"), (0, "b"), (2, "c")], 20),
         (locality.InOrder, [(0, "a"), (1, "b"), (2, "c")], 200),
     ],
 )
 def test_calls_go_home_or_in_order(kind, expected, moved: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    inputs = [Inputs(100, {"b": 90, "a": 10}), Inputs(110, {"a": 100, "d": 10}), Inputs()]
-    monkeypatch.setattr(ray_executor, "inputs_of", lambda jobs: inputs)
+    monkeypatch.setattr(ray_executor, "bytes_by_node", lambda jobs: [{"b": 90, "a": 10}, {"a": 100, "d": 10}, {}])
+    sizes = {"first b": 90, "first a": 10, "second a": 100, "second d": 10}
+    places = {name: {"node_ids": [name[-1]], "object_size": size} for name, size in sizes.items()}
+    monkeypatch.setattr(locality, "get_local_object_locations", lambda refs: places)
     executor = idle(kind, "abc")
-    pending = executor._pending(None, [Job(EvaluateJob((client,))) for client in range(3)])
+    inputs = [("first b", "first a"), ("second a", "second d"), (None,)]
+    pending = executor._pending(None, [Job(EvaluateJob((client,)), inputs[client]) for client in range(3)])
     pairs = [executor._next_pair(pending.waiting) for _ in range(3)]
     found = [(index, executor._node_of(actor)) for index, actor in pairs]
     assert found == expected and not pending.waiting and not executor.pool.idle
-    assert sum(pending.inputs[index].elsewhere(node) for index, node in found) == moved
+    assert executor.moved_bytes == moved
 
 
 def test_on_one_node_nobody_looks_where_inputs_lie(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_executor, "inputs_of", lambda jobs: pytest.fail("asked for nothing"))
-    executor = idle(RayExecutor, "a")
+    monkeypatch.setattr(ray_executor, "bytes_by_node", lambda jobs: pytest.fail("asked for nothing"))
+    monkeypatch.setattr(locality, "get_local_object_locations", lambda refs: {})
+    executor = idle(locality.ToStates, "a")
     assert executor._pending(None, [Job(EvaluateJob((0,)))]).waiting.homeless
 
 

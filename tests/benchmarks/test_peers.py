@@ -13,7 +13,7 @@ from benchmarks import rounds
 from benchmarks.peers import bare
 from benchmarks.peers.work import Plan, Tally, Work, size
 from benchmarks.workloads import WORKLOADS, Workload
-from rayfl.determinism.process import environment, prepare_process, variables
+from rayfl.determinism.process import prepare_process, variables
 from rayfl.experiment.prepare import prepare
 from rayfl.models.base import laid_out
 from tests.benchmarks.commands import benchmark
@@ -179,7 +179,7 @@ def test_what_is_installed_is_found_and_what_is_no_python_refused(tmp_path: Path
 def test_the_environment_of_others_is_prepared_or_is_not(monkeypatch: pytest.MonkeyPatch):
     prepare_process()
     monkeypatch.setenv("MINE", "1")
-    plain, tuned = environment(prepared=False), environment(prepared=True)
+    plain, tuned = rounds.environment(prepared=False), rounds.environment(prepared=True)
     assert plain["MINE"] == tuned["MINE"] == "1"
     assert "MKL_CBWR" in variables() and "MKL_CBWR" not in plain and "MALLOC_TOP_PAD_" not in plain
     assert tuned["MKL_CBWR"] == "AVX2,STRICT" and tuned["MALLOC_TOP_PAD_"] == str(64 << 20)

@@ -116,7 +116,6 @@ def idx(*stems: str) -> list[str]:
         ("mnist", {"root": "."}, idx("t10k", "train")),
         ("cifar10", {"root": "."}, ["cifar-10-batches-py"]),
         ("cifar100", {"root": "."}, ["cifar-100-python"]),
-        ("tiny-imagenet", {"root": "."}, ["train", "val"]),
         ("imdb", {"root": "."}, ["test/neg", "test/pos", "train/neg", "train/pos"]),
         ("femnist", {"root": "."}, ["fed_emnist_test.h5", "fed_emnist_train.h5"]),
         ("shakespeare", {"root": "."}, ["shakespeare_test.h5", "shakespeare_train.h5"]),

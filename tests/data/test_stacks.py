@@ -158,7 +158,7 @@ def test_a_gpu_holds_what_fits_into_the_share_of_its_memory(device: str):
 
 def test_a_process_holds_the_samples_once_and_sends_them_to_nobody():
     data = clients()
-    assert data[0].store.split("train") is data[1].store.split("heldout") is data[0].store.of(data[0].dataset.train)
-    assert data[0].store.split("test") is data[0].store.of(data[0].dataset.test)
+    assert data[0].store.split("train") is data[1].store.split("heldout") is data[0].store.train
+    assert data[0].store.split("test") is data[0].store.test
     held = data[0].store.split("train")
     assert held.inputs.data_ptr() == data[0].dataset.train.inputs.ctypes.data, "on a CPU nothing is copied"

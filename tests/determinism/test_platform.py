@@ -2,9 +2,8 @@
 
 import pytest
 
-from rayfl.determinism import platform, torch_flags
-from rayfl.determinism.process import prepare_process
-from tests.refusals import check_sentence, refused
+from rayfl.determinism import platform
+from tests.refusals import check_sentence
 
 
 def test_variables_of_the_user_that_may_change_bits_are_recorded_and_compared(monkeypatch: pytest.MonkeyPatch):
@@ -34,14 +33,3 @@ def test_the_process_that_prepared_a_run_is_recorded_where_it_is_another_kind():
     assert recorded == {**here, "driver": {"cpu": "another"}}
     assert platform.differences(platform.of_driver(recorded), driver, platform.ON_CPU) == []
     assert platform.with_driver(recorded, here) == here
-
-
-def test_an_instruction_set_that_comes_too_late_is_refused(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(torch_flags, "_chosen", [])
-    torch_flags.choose("native")
-    before = platform.variables()
-    with refused(names=["instruction_set='avx2'", "process", "computed"]):
-        torch_flags.choose("avx2")
-    assert platform.variables() == before
-    torch_flags.choose("native")
-    prepare_process()

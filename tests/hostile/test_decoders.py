@@ -17,7 +17,7 @@ from rayfl.compress.sparse import sparse_packet, top_k_support
 from rayfl.compress.votes import votes_packet
 from tests.contracts.every_compressor import VARIANTS, encode, label
 
-FEW, MANY = 60, 3_000
+FEW, MANY = 20, 3_000
 LONG = [pytest.mark.hostile, pytest.mark.timeout(1800)]
 EXAMPLES = pytest.mark.parametrize("examples", [FEW, pytest.param(MANY, marks=LONG)])
 MOST_BYTES = 256 << 20

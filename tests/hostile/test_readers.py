@@ -6,17 +6,18 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import strategies as st
 
 from rayfl.population.availability import read_trace
 from rayfl.run_directory.states import load_states, save_states
-from rayfl.run_directory.tables import SCHEMAS, Stream, read_records, write_table
+from rayfl.run_directory.tables import SCHEMAS, Stream, read_records
 from rayfl.topology.graph_file import read_links
 from rayfl.tree import PackedBits
 from tests.hostile.test_decoders import LONG, PACKETS, fuzz
 
-FEW, MANY = 40, 2_000
+FEW, MANY = 20, 2_000
 
 
 def state_file(path: Path) -> None:
@@ -25,7 +26,7 @@ def state_file(path: Path) -> None:
 
 
 def table_file(path: Path) -> None:
-    write_table(path, SCHEMAS["rounds"].empty_table())
+    pq.write_table(SCHEMAS["rounds"].empty_table(), path)
 
 
 def stream_file(path: Path) -> None:

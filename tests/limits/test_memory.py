@@ -8,7 +8,7 @@ from tests.refusals import refused
 
 def test_what_fits_passes_and_what_does_not_is_named_with_its_bytes():
     memory.require(memory.machine_bytes(), "the model", "make it smaller")
-    with refused(names=["the model", "4.0e+24 bytes", "this machine", "make it smaller"]):
+    with refused(names=["the model", "4.0 YB", "this machine", "make it smaller"]):
         memory.require(4 * 10**24, "the model", "make it smaller")
 
 

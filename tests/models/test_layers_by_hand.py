@@ -167,8 +167,8 @@ def test_the_lstm_by_its_gates():
     np.testing.assert_allclose(network(tokens).detach().numpy(), wanted, rtol=1e-9, atol=1e-12)
 
 
-def filled(mask_padding: bool, num_classes: int = 2) -> nn.Module:
-    network = MeanEmbedding(vocabulary=4, embedding=2, mask_padding=mask_padding).build((4,), num_classes)
+def filled(num_classes: int = 2) -> nn.Module:
+    network = MeanEmbedding(vocabulary=4, embedding=2).build((4,), num_classes)
     with torch.no_grad():
         vectors = network.get_parameter("embedding.weight")
         vectors.copy_(torch.tensor([[8.0, -8.0], [1.0, 0.0], [0.0, 2.0], [3.0, 4.0]]))
@@ -178,11 +178,10 @@ def filled(mask_padding: bool, num_classes: int = 2) -> nn.Module:
 
 
 def test_the_mean_is_over_what_is_no_padding():
-    # (1, 0) and (3, 4) have the mean (2, 2): 2 + 20 + 0.5; with two (8, -8) it is (5, -3): 5 - 30 + 0.5.
+    # (1, 0) and (3, 4) have the mean (2, 2): 2 + 20 + 0.5.
     texts = torch.tensor([[1, 3, 0, 0], [2, 2, 2, 2], [0, 0, 0, 0]])
-    assert filled(True)(texts).tolist() == [[0.0, 22.5], [0.0, 20.5], [0.0, 0.5]]
-    assert filled(False)(texts).tolist() == [[0.0, -24.5], [0.0, 20.5], [0.0, 8 - 80 + 0.5]]
-    assert filled(True, 3)(texts)[0].tolist() == [22.5] * 3
+    assert filled()(texts).tolist() == [[0.0, 22.5], [0.0, 20.5], [0.0, 0.5]]
+    assert filled(3)(texts)[0].tolist() == [22.5] * 3
 
 
 def test_two_classes_have_the_loss_of_one_sigmoid():

@@ -99,8 +99,8 @@ def test_a_method_tells_good_reviews_from_bad_ones(tmp_path: Path, engine: str):
     assert played(here)[0][-1].means["pooled/accuracy"] == 1.0
 
 
-def texts(largest: int, vocabulary: int | None = None, smallest: int = 0) -> Dataset:
-    train = Samples(np.array([[smallest, 1, 2], [3, 0, 0]]), np.array([0, 1]))
+def texts(largest: int, vocabulary: int | None = None) -> Dataset:
+    train = Samples(np.array([[0, 1, 2], [3, 0, 0]]), np.array([0, 1]))
     test = Samples(np.array([[1, largest, 0]]), np.array([1]))
     return Dataset(name="texts", train=train, test=test, num_classes=2, kind="text", vocabulary=vocabulary)
 
@@ -119,11 +119,6 @@ def test_a_vocabulary_that_is_too_small_is_refused():
     with refused(names=["char-lstm", "2 tokens", "model.vocabulary=5"]):
         checked(CharLSTM(), texts(largest=4))
     checked(CharLSTM(vocabulary=5), texts(largest=4))
-
-
-def test_tokens_below_0_are_refused():
-    with refused(names=["texts", "tokens", "below 0"]):
-        checked(MeanEmbedding(vocabulary=8), texts(largest=4, smallest=-1))
 
 
 @pytest.mark.parametrize(

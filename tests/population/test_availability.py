@@ -159,10 +159,10 @@ def test_a_trace_says_the_same_as_its_lines(tmp_path_factory: Any, lines: list[t
 @pytest.mark.parametrize(
     ("lines", "names"),
     [
-        (["0,0"], ["line 2", "trace", "4,0,9"]),
-        (["0,0,1", "1,x,2"], ["line 3", "trace", "three whole numbers"]),
-        (["3,0,1"], ["line 2", "trace", "client 3", "0 to 2", "clients.count"]),
-        (["0,2,1"], ["line 2", "trace", "round 2", "round 1", "from 0"]),
+        (["0,0"], ["line 2", "trace", "'0,0'"]),
+        (["0,0,1", "1,x,2"], ["line 3", "trace", "'1,x,2'"]),
+        (["3,0,1"], ["line 2", "trace", "'3,0,1'", "0 to 2", "clients.count"]),
+        (["0,2,1"], ["line 2", "trace", "'0,2,1'", "from 0"]),
     ],
 )
 def test_a_wrong_trace_is_refused(tmp_path: Path, lines: list[str], names: list[str]):
@@ -176,7 +176,7 @@ def test_what_is_no_trace_is_refused_before_anything_starts(tmp_path: Path):
     binary = tmp_path / "binary.csv"
     binary.write_bytes(b"\xff\xfe\x00")
     for path, names in (
-        (tmp_path / "none.csv", ["none.csv", "no such file or directory", "CSV"]),
+        (tmp_path / "none.csv", ["none.csv", "does not exist", "'other.csv'"]),
         (other, [str(other), "client,first_round,last_round"]),
         (binary, ["binary.csv", "CSV"]),
     ):

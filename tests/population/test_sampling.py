@@ -148,16 +148,10 @@ def test_traits():
     assert len(people) == 5
 
 
-def test_groups_in_turn_are_the_fifths_of_dis_pfl():
+def test_values_in_turn_are_the_fifths_of_dis_pfl():
     # Index mod 5, as Dis-PFL's code has it.
-    people = population(count=12, retention_ratio={"groups": [0.2, 0.4, 0.6, 0.8, 1.0]})
+    people = population(count=12, retention_ratio=[0.2, 0.4, 0.6, 0.8, 1.0])
     assert [people.traits(i).retention_ratio for i in range(12)] == [0.2, 0.4, 0.6, 0.8, 1.0] * 2 + [0.2, 0.4]
-
-
-def test_groups_in_blocks_are_neighbouring_ids():
-    # 7 clients in 3 groups: 0 1 2 | 3 4 | 5 6.
-    people = population(count=7, uplink_mbps={"groups": [1.0, 2.0, 4.0], "order": "blocks"})
-    assert [people.traits(i).uplink_bps for i in range(7)] == [1e6, 1e6, 1e6, 2e6, 2e6, 4e6, 4e6]
 
 
 def test_a_method_knows_whether_the_experiment_says_what_clients_keep():

@@ -52,7 +52,7 @@ def test_edges_go_both_ways_unless_directed(tmp_path: Path):
         ("0 1 0\n1 0 0\n", ["2 x 3", "3 x 3", "clients.count=3"]),
         ("", ["0", "3 x 3", "clients.count=3"]),
         ("0,1,0\n1,0,2\n0,1,0\n", ["holds 2", "1 for a link"]),
-        ("from,to\n0,1\n", ["graph", "from", "numbers"]),
+        ("from,to\n0,1\n", ["graph", "'from'", "row 0"]),
         ("0,1\n1,3\n", ["graph", "edge 1 3", "0 to 2", "clients.count=3"]),
         ("0,1\n1,0.5\n", ["graph", "edge 1 0.5"]),
         ("0,-1\n", ["edge 0 -1"]),
@@ -66,17 +66,17 @@ def test_text_that_is_no_graph(tmp_path: Path, text: str, names: list[str]):
 
 
 def test_files_that_are_no_graph(tmp_path: Path):
-    with refused(names=["nowhere.csv", "no such file or directory"]):
+    with refused(names=["nowhere.csv", "does not exist"]):
         read_adjacency(tmp_path / "nowhere.csv", 3)
     with refused(names=[tmp_path, "directory"]):
         read_adjacency(tmp_path, 3)
     (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00")
     with refused(names=["binary.csv", "UTF-8"]):
         read_adjacency(tmp_path / "binary.csv", 3)
-    with refused(names=[".npy", "numbers"]):
+    with refused(names=["text.npy", "damaged"]):
         read_adjacency(written(tmp_path, "0 1", "text.npy"), 3)
     np.save(tmp_path / "pickled.npy", np.array([{}, 1], dtype=object), allow_pickle=True)
-    with refused(names=[".npy", "numbers"]):
+    with refused(names=["pickled.npy", "pickled"]):
         read_adjacency(tmp_path / "pickled.npy", 3)
     np.save(tmp_path / "words.npy", np.array(["a"]))
     with refused(names=["no numbers"]):

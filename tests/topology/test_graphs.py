@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 from rayfl.determinism.seeding import generator
+from rayfl.experiment.experiment import Experiment
+from rayfl.experiment.prepare import prepare
 from rayfl.topology.graphs import (
     ErdosRenyi,
     Exponential,
@@ -122,12 +124,10 @@ def test_nobody_is_its_own_neighbour(topology: Topology):
     assert not topology.receives(6, 3, 2).diagonal().any()
 
 
-@pytest.mark.parametrize(
-    "topology", [t for t in ALL if not t.name.startswith("random")], ids=lambda topology: topology.name
-)
-def test_one_peer_is_no_graph(topology: Topology):
-    with refused(names=["at least 2", "clients"]):
-        topology.receives(1, 0, 0)
+def test_one_peer_is_no_graph():
+    tables = {"data": "digits", "partition": "iid", "model": "logistic", "method": "dpsgd", "topology": "ring"}
+    with refused(names=["clients.count=1", "at least 2"]):
+        prepare(Experiment(rounds=1, clients={"count": 1}, **tables))
 
 
 def test_grid_has_neighbours_above_below_and_beside():

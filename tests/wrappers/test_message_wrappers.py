@@ -91,7 +91,7 @@ def test_what_scaffold_sends_is_what_its_clients_keep(uplink: str):
     assert tree.vector(dict(states[-1].server["control_variate"])).numpy() == pytest.approx(mean, abs=1e-6)
 
 
-@pytest.mark.parametrize("method", ["diana", "adiana", "marina", "lag", "fedpd"])
+@pytest.mark.parametrize("method", ["diana", "adiana", "marina", "lag", "fedpd", "ef21", "doublesqueeze"])
 def test_methods_that_encode_hand_over_their_trees(method: str):
     """What arrives is what the wrapper made: everybody sends zeros, and the server's model stays."""
 

@@ -67,7 +67,7 @@ def test_what_wrappers_refuse():
         experiment("fedavg", wrap="clp")
     with refused(names=["wrap", "rate=0.5", "quantile"]):
         experiment("fedavg", wrap=[{"name": "clip", "rate": 0.5}])
-    with refused(names=["wrap", "clip", "FedPSE", "compresses"]):
+    with refused(names=["wrap", "clip", "FedPSE", "encodes"]):
         here("clip", method="fedpse")
     with refused(names=["wrap", "attack", "Local", "none"]):
         here("attack", method="local")
@@ -147,7 +147,7 @@ def wrong(client: str = "return trees, state, {}", gather: str = "{}", more: str
         ("def aggregate(self, received, server, ctx): return received, {'a': 3}, {}", "More.aggregate .* 'a' .* int"),
         ("def client(self, *given): return None", "client 0: More.client must return .* it returns None"),
         ("def client(self, trees, *given): return trees, {}", "More.client must return"),
-        ("def client(self, trees, *given): return trees, {}, {'a': 'x'}", "More.client returns metric 'a'"),
+        ("def client(self, trees, *given): return trees, {}, {'a': 'x'}", "More.client returns metrics with 'a'"),
         ("def download(self, server): return 3", "More.download returns a value of type int"),
         ("def init_client(self, params): return {'a': 'x'}", "More.init_client returns 'a' as a value of type str"),
         ("def around(self, method): return None", "More.around must return a method; it returns None"),

@@ -10,9 +10,9 @@ from pydantic import Field
 from rayfl.choices import plugins
 from rayfl.data.datasets import Dataset, Samples, Source
 from rayfl.data.sources.conversion import Kind, dataset, next_tokens
-from rayfl.errors import RayflError, reason
-from rayfl.limits.npy import npz_names, read_npy, read_npz
-from rayfl.limits.regular_files import absent, expanded
+from rayfl.errors import RayflError
+from rayfl.limits.npy import read_npy, read_npz
+from rayfl.limits.regular_files import expanded, reading
 from rayfl.settings import listed
 
 NAMES = ("inputs", "labels", "owners", "test_inputs", "test_labels", "test_owners")
@@ -42,10 +42,7 @@ class ArrayFiles(Source):
 
     def load(self) -> Dataset:
         """Load the dataset. Raise RayflError if arrays are missing or have wrong values."""
-        path = expanded(self.path)
-        arrays = _read(path)
-        found = sorted(file.stem for file in path.glob("*.npy")) if path.is_dir() else npz_names(path)
-        return _dataset(self.name, self.path, arrays, self.test_share, self.kind, found)
+        return _dataset(self.name, self.path, _read(expanded(self.path)), self.test_share, self.kind)
 
 
 class Arrays(Source):
@@ -85,41 +82,30 @@ class Arrays(Source):
 
     def load(self) -> Dataset:
         """Make the dataset. Raise RayflError if the arrays have wrong values."""
-        arrays = self._arrays()
-        return _dataset("arrays", "the array data", arrays, self.test_share, self.kind, list(arrays))
+        return _dataset("arrays", "the array data", self._arrays(), self.test_share, self.kind)
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:
     """The arrays of `NAMES` that an .npz file or a folder has. Raise RayflError if it cannot be read."""
-    found, file = {}, path
-    try:
-        if path.is_dir():
-            for file in (path / f"{name}.npy" for name in NAMES):
-                if file.exists():
-                    found[file.stem] = read_npy(file)
-            return found
-        if path.suffix != ".npz" and path.exists():
-            raise RayflError(f"{path} is neither a folder nor an .npz file; {_GIVE}")
-        return read_npz(path, NAMES)
-    except FileNotFoundError:
-        raise RayflError(absent(file, _GIVE)) from None
-    except RayflError:
-        raise
-    except (OSError, ValueError) as error:
-        raise RayflError(f"{file} cannot be read ({reason(error)}); write numbers or texts with numpy.save") from None
+    found: dict[str, np.ndarray] = {}
+    if not path.is_dir():
+        with reading(path, _GIVE):
+            return read_npz(path, NAMES)
+    for file in (path / f"{name}.npy" for name in NAMES):
+        if file.exists():
+            with reading(file, "write numbers or texts with numpy.save"):
+                found[file.stem] = read_npy(file)
+    return found
 
 
-def _dataset(
-    name: str, place: str, arrays: dict[str, np.ndarray], test_share: float, kind: Kind, found: list[str]
-) -> Dataset:
-    """The dataset of the arrays by name; `found`: the names of all arrays, which an error lists."""
+def _dataset(name: str, place: str, arrays: dict[str, np.ndarray], test_share: float, kind: Kind) -> Dataset:
+    """The dataset of the arrays by name."""
     if kind == "text" and {"labels", "test_labels"}.isdisjoint(arrays):
         tokens = {name: array for name, array in arrays.items() if name.endswith("inputs") and array.ndim == 2}
         arrays = {**arrays, **{name.replace("inputs", "labels"): next_tokens(array) for name, array in tokens.items()}}
     wanted = NAMES[:2] if {"test_inputs", "test_labels"}.isdisjoint(arrays) else (*NAMES[:2], *NAMES[3:5])
     if missing := [key for key in wanted if key not in arrays]:
-        has, allowed = listed(found, "and") if found else "no arrays", listed(list(NAMES), "and")
-        raise RayflError(f"{place} has no {missing[0]}; it has {has}, and the names that count are {allowed}")
+        raise RayflError(f"{place} has no array {missing[0]}; the names that count are {listed([*NAMES], 'and')}")
     train = Samples(arrays["inputs"], arrays["labels"], arrays.get("owners"))
     test = None
     if "test_inputs" in arrays:

@@ -4,10 +4,11 @@ A file has a group `examples` with one group per client and one array per featur
 dependency: `pip install 'rayfl[tff]'`.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -16,9 +17,7 @@ from rayfl.data.sources.array_cache import cached_arrays
 from rayfl.data.sources.fetch import Fetched, import_optional
 from rayfl.errors import RayflError
 from rayfl.limits import memory
-from rayfl.limits.regular_files import require_regular
-
-SPLITS = ("train", "test")
+from rayfl.limits.regular_files import reading, require_regular
 
 
 class OwnerSamples(NamedTuple):
@@ -29,36 +28,40 @@ class OwnerSamples(NamedTuple):
     labels: np.ndarray
 
 
-Read = Callable[[Path], Iterable[OwnerSamples]]
-"""Reads one file."""
+class OwnerFiles(Fetched):
+    """A dataset in the files STEM_train.h5 and STEM_test.h5 of TensorFlow Federated."""
 
+    stem: ClassVar[str]
 
-def read_splits(source: Fetched, stem: str, read: Read) -> tuple[Samples, Samples]:
-    """Both splits from STEM_train.h5 and STEM_test.h5. Raise RayflError if they are not in the source's folder."""
-    folder, files = source.folder, split_files(source, stem)
-    if not all(path.exists() for path in files):
-        raise source.missing(f"{folder} has no {files[0].name} and {files[1].name}")
-    train, test = cached_arrays(source.cache, source.name, files, lambda: joined(source.name, *map(read, files)))
-    return replace(train, place=str(folder)), replace(test, place=str(folder))
+    def files(self) -> list[Path]:
+        """The files of the train and the test split."""
+        return [self.folder / f"{self.stem}_{split}.h5" for split in ("train", "test")]
 
+    @abstractmethod
+    def read(self, path: Path) -> Iterable[OwnerSamples]:
+        """The samples of each owner in one file. Raise RayflError if they are wrong."""
 
-def split_files(source: Fetched, stem: str) -> list[Path]:
-    """The files of the train and the test split."""
-    return [source.folder / f"{stem}_{split}.h5" for split in SPLITS]
+    def splits(self) -> tuple[Samples, Samples]:
+        """Both splits. Raise RayflError if the files are not in the folder, or wrong."""
+        files = self.files()
+        if not all(path.exists() for path in files):
+            raise self.missing(f"{self.folder} has no {files[0].name} and {files[1].name}")
+        splits = cached_arrays(self.cache, self.name, files, lambda: joined(self.name, *map(self.read, files)))
+        train, test = (replace(samples, place=str(self.folder)) for samples in splits)
+        return train, test
 
 
 def joined(dataset: str, train: Iterable[OwnerSamples], test: Iterable[OwnerSamples]) -> tuple[Samples, Samples]:
     """Both splits; the group of a sample is its owner's place among the sorted names of all owners of either split.
 
-    Raise RayflError if a split has no samples.
+    Raise RayflError if a split has no owners.
     """
-    splits = {"train": list(train), "test": list(test)}
-    for split, parts in splits.items():
-        if not any(len(part.labels) for part in parts):
-            raise RayflError(f"{dataset}: its files hold no {split} samples; fetch or make them again")
-    owners = sorted({part.owner for parts in splits.values() for part in parts})
+    splits = list(train), list(test)
+    if not all(splits):
+        raise RayflError(f"{dataset}: one of its files has no clients; fetch it again")
+    owners = sorted({part.owner for parts in splits for part in parts})
     numbers = {owner: number for number, owner in enumerate(owners)}
-    return _samples(splits["train"], numbers), _samples(splits["test"], numbers)
+    return _samples(splits[0], numbers), _samples(splits[1], numbers)
 
 
 def _samples(parts: list[OwnerSamples], numbers: dict[str, int]) -> Samples:
@@ -76,7 +79,8 @@ def read_tff(path: Path, *features: str) -> Iterator[tuple[str, list[np.ndarray]
     Raise RayflError if h5py is not installed or the file is not one of TensorFlow Federated.
     """
     h5py = import_optional("h5py", "tff", str(path))
-    try:
+    wanted = ", ".join(f"examples/CLIENT/{feature}" for feature in features)
+    with reading(path, f"fetch an HDF5 file with {wanted}", KeyError, AttributeError, TypeError, RuntimeError):
         require_regular(path)
         with h5py.File(path, "r") as file:
             for name, group in sorted(file["examples"].items()):
@@ -84,6 +88,3 @@ def read_tff(path: Path, *features: str) -> Iterator[tuple[str, list[np.ndarray]
                 # A dataset of HDF5 that is filled with one value takes no room in its file.
                 memory.require(sum(array.nbytes for array in arrays), f"client {name!r}", "fetch the file again")
                 yield name, [np.asarray(array[()]) for array in arrays]
-    except (OSError, KeyError, AttributeError, TypeError, RuntimeError) as error:
-        wanted = ", ".join(f"examples/CLIENT/{feature}" for feature in features)
-        raise RayflError(f"{path} is not an HDF5 file with {wanted} ({error}): fetch it again") from None

@@ -14,8 +14,8 @@ from pydantic import Field
 
 from rayfl.data.check import whole_labels
 from rayfl.data.datasets import Dataset, Samples
-from rayfl.data.sources.by_owner import OwnerSamples, read_splits, read_tff, split_files
-from rayfl.data.sources.fetch import Downloaded, Fetched
+from rayfl.data.sources.by_owner import OwnerFiles, OwnerSamples, read_tff
+from rayfl.data.sources.fetch import Downloaded
 from rayfl.data.torchvision import torchvision
 from rayfl.errors import RayflError
 
@@ -88,7 +88,7 @@ def _samples(images: Any, folder: Path) -> Samples:
     return Samples(pixels, np.array(images.targets, np.int64), place=str(folder))
 
 
-class FedCIFAR100(Fetched):
+class FedCIFAR100(OwnerFiles):
     """CIFAR-100 by client: colour images [3, 32, 32] of 100 classes; partition `natural` has 500 clients of 100 images
     (Reddi et al., Adaptive Federated Optimization, ICLR 2021: a Pachinko allocation over the coarse labels).
 
@@ -100,29 +100,25 @@ class FedCIFAR100(Fetched):
     augment: bool = Field(default=True, description="crop and flip train batches at random")
 
     name: ClassVar[str] = "fed-cifar100"
+    stem: ClassVar[str] = "fed_cifar100"
     advice: ClassVar[str] = (
         "fetch https://storage.googleapis.com/tff-datasets-public/fed_cifar100.tar.bz2 and unpack it"
     )
 
-    def files(self) -> list[Path]:
-        """The files of both splits."""
-        return split_files(self, "fed_cifar100")
-
     def load(self) -> Dataset:
         """Load the dataset. If files are missing, RayflError says which to fetch and where to put them."""
-        train, test = read_splits(self, "fed_cifar100", _owners)
+        train, test = self.splits()
         return Dataset(self.name, train, test, CIFAR100.num_classes, "image", CIFAR100.mean, CIFAR100.std, self.augment)
 
-
-def _owners(path: Path) -> Iterator[OwnerSamples]:
-    """Each client's images as uint8 [n, 3, 32, 32] and fine labels. Raise RayflError if types or shapes are wrong."""
-    for name, (images, labels) in read_tff(path, "image", "label"):
-        whole = whole_labels(f"{path}: client {name!r}", "", labels, CIFAR100.num_classes)
-        if images.dtype != np.uint8 or images.shape != (len(whole), 32, 32, 3):
-            raise RayflError(
-                f"{path}: the images of client {name!r} are {images.dtype} of shape {list(images.shape)}, and not "
-                f"uint8 of shape [{len(whole)}, 32, 32, 3]: fetch it again"
-            )
-        # Clients of both files are numbered from 0, and are not the same.
-        owner = f"test {name}" if path.stem.endswith("_test") else name
-        yield OwnerSamples(owner, np.ascontiguousarray(images.transpose(0, 3, 1, 2)), whole)
+    def read(self, path: Path) -> Iterator[OwnerSamples]:
+        """Each client's images, uint8 [n, 3, 32, 32], and fine labels. Raise RayflError for other types or shapes."""
+        for name, (images, labels) in read_tff(path, "image", "label"):
+            whole = whole_labels(f"{path}: client {name!r}", "", labels, CIFAR100.num_classes)
+            if images.dtype != np.uint8 or images.shape != (len(whole), 32, 32, 3):
+                raise RayflError(
+                    f"{path}: the images of client {name!r} are {images.dtype} of shape {list(images.shape)}, and not "
+                    f"uint8 of shape [{len(whole)}, 32, 32, 3]: fetch it again"
+                )
+            # Clients of both files are numbered from 0, and are not the same.
+            owner = f"test {name}" if path.stem.endswith("_test") else name
+            yield OwnerSamples(owner, np.ascontiguousarray(images.transpose(0, 3, 1, 2)), whole)

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from rayfl.errors import RayflError, reason
+from rayfl.errors import RayflError
 from rayfl.limits import memory
-from rayfl.limits.regular_files import require_regular
+from rayfl.limits.regular_files import reading, require_regular
 
 MOST_DIMENSIONS = 8
 _OF_BYTES = b"\0\0\x08"
@@ -25,7 +25,7 @@ def read_idx(path: Path) -> np.ndarray:
 
     At most as many bytes are unpacked as the header announces.
     """
-    try:
+    with reading(path, "fetch it again or give another root", EOFError, zlib.error):
         require_regular(path)
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             magic = file.read(4)
@@ -38,8 +38,6 @@ def read_idx(path: Path) -> np.ndarray:
             shape = struct.unpack(f">{dimensions}I", header)
             memory.require(math.prod(shape), str(path), "fetch it again")
             content = file.read(math.prod(shape) + 1)
-    except (OSError, EOFError, zlib.error) as error:
-        raise RayflError(f"{path} cannot be read ({reason(error)}): fetch it again or give another root") from None
     if len(content) != math.prod(shape):
         found = "more" if len(content) > math.prod(shape) else len(content)
         raise RayflError(f"{path} has {found} bytes of values where its header says {math.prod(shape)}: fetch it again")

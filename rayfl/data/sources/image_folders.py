@@ -1,13 +1,8 @@
-"""Image files in one folder per class: a user's own, and Tiny-ImageNet.
-
-The images of Tiny-ImageNet are decoded at the first load and kept on disk as bytes, 1.4 GB; later loads map them. The
-workers of a machine share one copy.
-"""
+"""A user's own image files, in one folder per class."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -15,9 +10,7 @@ import numpy as np
 from pydantic import Field
 
 from rayfl.data.datasets import Dataset, Samples, Source
-from rayfl.data.sources.array_cache import cached_arrays
 from rayfl.data.sources.conversion import dataset
-from rayfl.data.sources.fetch import Fetched
 from rayfl.data.torchvision import torchvision
 from rayfl.errors import RayflError, reason
 from rayfl.limits import memory
@@ -27,11 +20,6 @@ Files = Sequence[tuple[Path, int]]
 """Images and their labels."""
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 """Formats that are decoded, by Pillow's names, whatever a file is called: Pillow has PostScript run by Ghostscript."""
-_NUM_CLASSES, _SIDE = 200, 64
-_MEAN, _STD = (0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821)
-"""Of Tiny-ImageNet."""
-MOST_PIXELS = 80_000_000
-"""Pixels of the largest image that is decoded: 240 MB as bytes. A file of a few kilobytes may announce far more."""
 
 
 class OwnImageFolder(Source):
@@ -44,10 +32,12 @@ class OwnImageFolder(Source):
     path: str = Field(
         min_length=1, examples=["my_images"], description="the folder of class folders, or of train and test"
     )
-    side: int | None = Field(default=None, ge=1, description="pixels to which every side is scaled; default: as it is")
+    side: int | None = Field(
+        default=None, ge=1, le=8192, description="pixels to which every side is scaled; default: as it is"
+    )
     channels: Literal[1, 3] = Field(default=3, description="3: colours; 1: grey")
     test_share: float = Field(default=0.2, gt=0, lt=1, description="share that is held out if there is no test")
-
+    augment: bool = Field(default=False, description="crop and flip train batches at random")
     owners: Literal["folder"] | None = Field(
         default=None, description="folder: PATH/OWNER/CLASS/*, or PATH/train/OWNER/CLASS/* and PATH/test/..."
     )
@@ -61,7 +51,8 @@ class OwnImageFolder(Source):
         splits = splits if all(split.is_dir() for split in splits) else [folder]
         classes = self._classes(splits[0])
         train, *test = (self._samples(split, classes) for split in splits)
-        return dataset(self.name, self.path, train, test[0] if test else None, self.test_share, kind="image")
+        found = dataset(self.name, self.path, train, test[0] if test else None, self.test_share, kind="image")
+        return replace(found, augment=self.augment)
 
     def _homes(self, split: Path) -> list[Path]:
         """The folders of class folders: those of the owners, or the split itself."""
@@ -78,68 +69,32 @@ class OwnImageFolder(Source):
         if not files:
             inside = "OWNER/CLASS folders" if self.owners else "class folders"
             raise RayflError(f"{folder} has no images in its {inside}; give data.path another folder")
-        if self.side is not None:
-            scaled = len(files) * self.channels * self.side**2
-            memory.require(scaled, f"data.side={self.side} for {len(files)} images", "give a smaller side")
-        samples = decoded(files, self._pixels, None, "set data.side to scale all images")
+        samples = self._decoded(files)
         owners = np.repeat([home.name for home in by_home], [len(found) for found in by_home.values()])
         return replace(samples, groups=owners) if self.owners else samples
 
+    def _decoded(self, files: Files) -> Samples:
+        """The images, uint8 [n, channels, height, width]. Raise RayflError if they are too large for the memory, or of
+        several sizes."""
+        advice = "set data.side to scale all images"
+        images = np.empty(0, np.uint8)
+        for row, (path, _) in enumerate(files):
+            image = self._pixels(path)
+            if row == 0:
+                memory.require(len(files) * image.nbytes, f"the data of {len(files)} images like {path}", advice)
+                images = np.empty((len(files), *image.shape), np.uint8)
+            if image.shape != images.shape[1:]:
+                given, others = ("x".join(map(str, one.shape[:-3:-1])) for one in (image, images))
+                raise RayflError(f"{path} is {given} pixels and not {others}: {advice}")
+            images[row] = image
+        return Samples(images, np.array([label for _, label in files], np.int64))
+
     def _pixels(self, path: Path) -> np.ndarray:
-        image = read_image(path, "repair or remove it")
+        """An image, uint8 [channels, height, width]."""
+        image = read_image(path)
         if self.side is not None:
             image = image.resize((self.side, self.side))
-        return np.asarray(image if self.channels == 3 else image.convert("L"))
-
-
-class TinyImageNet(Fetched):
-    """Colour images [3, 64, 64] of 200 classes, 100,000 to train and 10,000 to test (Stanford CS231N).
-
-    The test split is the official validation split, whose labels are in `val/val_annotations.txt`; the official test
-    split has none.
-
-    augment: train batches are cropped (padding 4) and flipped at random, from the client's generator.
-    """
-
-    name: ClassVar[str] = "tiny-imagenet"
-    augment: bool = Field(default=True, description="crop and flip train batches at random")
-    advice: ClassVar[str] = (
-        "fetch http://cs231n.stanford.edu/tiny-imagenet-200.zip and unpack it; the folders train and val"
-    )
-
-    def files(self) -> list[Path]:
-        """The folders of the two splits."""
-        return [self.folder / "train", self.folder / "val"]
-
-    def load(self) -> Dataset:
-        """Load the dataset. If files are missing, RayflError says which to fetch and where to put them."""
-        folder = self.folder / "train"
-        classes = class_names(folder)
-        if not 1 <= len(classes) <= _NUM_CLASSES:
-            raise self.missing(f"{folder} has {len(classes)} class folders of {_NUM_CLASSES}")
-        train, test = labelled_files(folder, classes), self._annotated(classes)
-        if len({label for _, label in train}) < len(classes):
-            raise self.missing(f"{folder} has class folders without images")
-        pixels = partial(read_image, advice=f"fetch {self.name} again")
-
-        def read() -> tuple[Samples, Samples]:
-            return decoded(train, pixels, _SIDE, self.advice), decoded(test, pixels, _SIDE, self.advice)
-
-        samples = cached_arrays(self.cache, self.name, [path for path, _ in (*train, *test)], read)
-        return Dataset(self.name, *samples, _NUM_CLASSES, "image", _MEAN, _STD, self.augment)
-
-    def _annotated(self, classes: Sequence[str]) -> Files:
-        """The validation images in the order of the annotations: a line has file, class and box, between tabs."""
-        path = self.folder / "val" / "val_annotations.txt"
-        if not path.is_file():
-            raise self.missing(f"there is no {path}")
-        try:
-            rows = [line.split("\t") for line in path.read_text(encoding="utf-8").splitlines()]
-            return [(path.parent / "images" / image, classes.index(name)) for image, name, *_ in rows]
-        except ValueError as error:
-            raise self.missing(
-                f"a line of {path} does not name an image and a class of the train split: {error}"
-            ) from None
+        return np.atleast_3d(image if self.channels == 3 else image.convert("L")).transpose(2, 0, 1)
 
 
 def class_names(folder: Path) -> list[str]:
@@ -155,48 +110,24 @@ def labelled_files(folder: Path, classes: Sequence[str]) -> Files:
     return sorted((Path(path), label) for path, label in found)
 
 
-def decoded(files: Files, pixels: Callable[[Path], np.ndarray], side: int | None, advice: str) -> Samples:
-    """The images, uint8 [n, channels, height, width]. Raise RayflError, which ends with `advice`, if they are too large
-    for the memory or of several sizes.
-
-    pixels: reads an image as uint8 [height, width, channels]; side: pixels of each side, by default those of the first
-    image.
-    """
-    images = np.empty(0, np.uint8)
-    for row, (path, _) in enumerate(files):
-        image = np.atleast_3d(pixels(path)).transpose(2, 0, 1)
-        if row == 0:
-            memory.require(len(files) * image.nbytes, f"the data of {len(files)} images like {path}", advice)
-            shape = image.shape if side is None else (len(image), side, side)
-            images = np.empty((len(files), *shape), np.uint8)
-        if image.shape != images.shape[1:]:
-            given, others = ("x".join(map(str, one.shape[:-3:-1])) for one in (image, images))
-            raise RayflError(f"{path} is {given} pixels and not {others}: {advice}")
-        images[row] = image
-    return Samples(images, np.array([label for _, label in files], np.int64))
-
-
 # Any: a picture of Pillow, which torchvision brings along.
-def read_image(path: Path, advice: str) -> Any:
-    """The image in three colours. If it cannot be decoded or is too large, RayflError ends with `advice`."""
+def read_image(path: Path) -> Any:
+    """The image in three colours. Raise RayflError if it cannot be decoded, or has more pixels than Pillow allows."""
     from PIL import Image, UnidentifiedImageError
 
     try:
         require_regular(path)
-        with warnings.catch_warnings(action="ignore"):
-            # Pillow warns of large images, and these are refused.
-            opened = Image.open(path, formats=FORMATS)
-        with opened as image:
-            if image.width * image.height <= MOST_PIXELS:
-                return image.convert("RGB")
-            why = f"it is {image.width}x{image.height} pixels, more than the {MOST_PIXELS:,} that are decoded"
+        # A file of a few kilobytes may announce gigabytes of pixels; of some sizes Pillow only warns.
+        with (
+            warnings.catch_warnings(action="error", category=Image.DecompressionBombWarning),
+            Image.open(path, formats=FORMATS) as image,
+        ):
+            return image.convert("RGB")
     except MemoryError:
         raise
     except UnidentifiedImageError:
         why = f"it is none of {', '.join(FORMATS)}"
-    except OSError as error:
-        why = reason(error)
     # Pillow's decoders raise many types of exceptions for damaged files.
     except Exception as error:  # noqa: BLE001
-        why = str(error).partition("\n")[0] or type(error).__name__
-    raise RayflError(f"{path} cannot be read ({why}); {advice}")
+        why = reason(error).partition("\n")[0] or type(error).__name__
+    raise RayflError(f"{path} cannot be read ({why}); repair or remove it")

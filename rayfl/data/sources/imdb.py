@@ -18,9 +18,8 @@ from pydantic import Field
 
 from rayfl.data.datasets import Dataset, Samples
 from rayfl.data.sources.fetch import Fetched
-from rayfl.errors import RayflError, reason
 from rayfl.limits import memory
-from rayfl.limits.regular_files import read_text
+from rayfl.limits.regular_files import read_text, reading
 
 PAD, UNKNOWN = 0, 1
 FIRST_WORD = 2
@@ -80,11 +79,8 @@ class IMDB(Fetched):
 
 
 def _text(path: Path) -> str:
-    try:
+    with reading(path, "unpack aclImdb_v1.tar.gz again"):
         return read_text(path)
-    except (OSError, UnicodeDecodeError) as error:
-        why = reason(error) if isinstance(error, OSError) else "it is no UTF-8 text"
-        raise RayflError(f"imdb: {path} cannot be read ({why}): unpack aclImdb_v1.tar.gz again") from None
 
 
 def _numbered(reviews: Sequence[Sequence[str]], vocabulary: int) -> dict[str, int]:

@@ -1,6 +1,5 @@
 """MNIST and Fashion-MNIST: grey images of 28x28 pixels in IDX files."""
 
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
@@ -11,7 +10,6 @@ from pydantic import Field
 from rayfl.data.datasets import Dataset, Samples
 from rayfl.data.sources.fetch import Downloaded
 from rayfl.data.sources.idx import find_idx, read_idx
-from rayfl.errors import RayflError
 
 FASHION_MNIST_OF_DEBIAN = Path("/usr/share/datasets/fashion-mnist")
 
@@ -27,13 +25,15 @@ class _FourFiles(Downloaded):
 
     def files(self) -> list[Path]:
         """The four files, downloaded if they are missing."""
-        return _files(self.fetch(self.advice, self.kind, "raw"), ("train-", "t10k-"), self.advice)
+        folder = self.fetch(self.advice, self.kind, "raw")
+        parts = ("images-idx3-ubyte", "labels-idx1-ubyte")
+        return [find_idx(folder, f"{half}-{part}", self.advice) for half in ("train", "t10k") for part in parts]
 
     def load(self) -> Dataset:
         """Load the dataset. If files are missing and cannot be downloaded, RayflError says what to do."""
-        folder = self.fetch(self.advice, self.kind, "raw")
         frame = ((0, 0), (0, 0), (self.padding, self.padding), (self.padding, self.padding))
-        bare = (read_samples(folder, f"{half}-", self.advice) for half in ("train", "t10k"))
+        files = self.files()
+        bare = read_samples(*files[:2]), read_samples(*files[2:])
         train, test = (replace(samples, inputs=np.pad(samples.inputs, frame)) for samples in bare)
         return Dataset(self.name, train, test, 10, "image", (self.mean,), (self.std,))
 
@@ -62,23 +62,6 @@ class FashionMNIST(_FourFiles):
         return FASHION_MNIST_OF_DEBIAN if installed else super().fetch(advice, *inside, **options)
 
 
-def _files(folder: Path, stems: Iterable[str], advice: str) -> list[Path]:
-    """The files of images and labels. Raise RayflError if one is missing."""
-    names = (f"{stem}{part}" for stem in stems for part in ("images-idx3-ubyte", "labels-idx1-ubyte"))
-    return [find_idx(folder, name, advice) for name in names]
-
-
-def read_samples(folder: Path, stem: str, advice: str) -> Samples:
-    """Images uint8 [n, 1, height, width] and their labels from STEMimages-idx3-ubyte and STEMlabels-idx1-ubyte.
-
-    Raise RayflError if one of the files is missing or wrong.
-    """
-    images_path = find_idx(folder, f"{stem}images-idx3-ubyte", advice)
-    labels_path = find_idx(folder, f"{stem}labels-idx1-ubyte", advice)
-    images, labels = read_idx(images_path), read_idx(labels_path)
-    if images.ndim != 3 or images.shape[:1] != labels.shape:
-        raise RayflError(
-            f"{images_path} has images of shape {images.shape}, and {labels_path} labels of shape {labels.shape}; "
-            "fetch them again"
-        )
-    return Samples(images[:, None], labels.astype(np.int64), place=str(labels_path))
+def read_samples(images_path: Path, labels_path: Path) -> Samples:
+    """Images uint8 [n, 1, height, width] and their labels from two IDX files. Raise RayflError if one is wrong."""
+    return Samples(read_idx(images_path)[:, None], read_idx(labels_path).astype(np.int64), place=str(labels_path))

@@ -12,8 +12,7 @@ from typing import ClassVar
 import numpy as np
 
 from rayfl.data.datasets import Dataset
-from rayfl.data.sources.by_owner import OwnerSamples, read_splits, read_tff, split_files
-from rayfl.data.sources.fetch import Fetched
+from rayfl.data.sources.by_owner import OwnerFiles, OwnerSamples, read_tff
 
 LENGTH = 80
 CHARACTERS = "".join(sorted(ascii_letters + digits + "\n\r !\"#$%&'()*,-./:;?@[]_"))
@@ -25,7 +24,7 @@ _TOKEN_OF_CODE = np.full(129, UNKNOWN, np.int64)
 _TOKEN_OF_CODE[np.frombuffer(CHARACTERS.encode("ascii"), np.uint8)] = np.arange(1, len(CHARACTERS) + 1)
 
 
-class Shakespeare(Fetched):
+class Shakespeare(OwnerFiles):
     """The next character after 80, by speaking role: tokens [80] of 90 kinds; partition `natural` (TFF).
 
     Token 0 is padding, 1 to 86 are the characters in ASCII's order, 87 any other, 88 and 89 the begin and the end of a
@@ -37,16 +36,19 @@ class Shakespeare(Fetched):
     """
 
     name: ClassVar[str] = "shakespeare"
+    stem: ClassVar[str] = "shakespeare"
     advice: ClassVar[str] = "fetch https://storage.googleapis.com/tff-datasets-public/shakespeare.tar.bz2 and unpack it"
-
-    def files(self) -> list[Path]:
-        """The files of both splits."""
-        return split_files(self, "shakespeare")
 
     def load(self) -> Dataset:
         """Load the dataset. If files are missing, RayflError says which to fetch and where to put them."""
-        train, test = read_splits(self, "shakespeare", _tff)
+        train, test = self.splits()
         return Dataset(self.name, train, test, NUM_TOKENS, "text", vocabulary=NUM_TOKENS)
+
+    def read(self, path: Path) -> Iterator[OwnerSamples]:
+        for name, (snippets,) in read_tff(path, "snippets"):
+            for snippet in snippets:
+                text = snippet.decode("utf-8", errors="replace") if isinstance(snippet, bytes) else str(snippet)
+                yield OwnerSamples(name, *windows(text))
 
 
 def tokens(text: str) -> np.ndarray:
@@ -59,10 +61,3 @@ def windows(snippet: str) -> tuple[np.ndarray, np.ndarray]:
     """Every next token of a snippet with the 80 before it: int64 [n, 80] and [n], n = len(snippet) + 1."""
     line = np.concatenate([np.full(LENGTH - 1, PAD), [BEGIN], tokens(snippet), [END]]).astype(np.int64)
     return np.lib.stride_tricks.sliding_window_view(line[:-1], LENGTH), line[LENGTH:]
-
-
-def _tff(path: Path) -> Iterator[OwnerSamples]:
-    for name, (snippets,) in read_tff(path, "snippets"):
-        for snippet in snippets:
-            text = snippet.decode("utf-8", errors="replace") if isinstance(snippet, bytes) else str(snippet)
-            yield OwnerSamples(name, *windows(text))

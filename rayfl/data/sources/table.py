@@ -1,7 +1,6 @@
 """A user's own table: a CSV or Parquet file with a column of labels, or columns of numbers to predict."""
 
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -13,9 +12,9 @@ from pydantic import Field
 
 from rayfl.data.datasets import Dataset, Samples, Source
 from rayfl.data.sources.conversion import dataset
-from rayfl.errors import RayflError, did_you_mean, reason
+from rayfl.errors import RayflError, did_you_mean
 from rayfl.limits import memory
-from rayfl.limits.regular_files import absent, expanded, require_regular
+from rayfl.limits.regular_files import expanded, reading, require_regular
 from rayfl.settings import listed, shown
 
 _INDEX = re.compile(r"|Unnamed: \d+|__index_level_\d+__")
@@ -119,23 +118,20 @@ class Table(Source):
 
 
 class _File:
-    """A table and the places of its columns, since pyarrow looks a name up among all names."""
+    """A table, and its path for the sentences of errors."""
 
     def __init__(self, path: str, key: str) -> None:
-        """Read it. Raise RayflError if it cannot be read, or if two columns have one name."""
         self.path, self.table = path, read(path, key)
-        names = self.table.column_names
-        self.places = {name: place for place, name in enumerate(names)}
-        if len(self.places) < len(names):
-            twice, _ = Counter(names).most_common(1)[0]
-            raise RayflError(f"{path} has two columns called {twice!r}; rename one")
 
     def column(self, name: str) -> np.ndarray:
-        """The numbers or texts of a column. Raise RayflError if the column is missing or lacks values."""
-        if name not in self.places:
-            raise RayflError(f"{self.path} has no column {name!r}: {did_you_mean(name, list(self.places))}")
-        # Any: what a dictionary or a text column holds.
-        values: Any = self.table.column(self.places[name]).combine_chunks()
+        """The numbers or texts of a column. Raise RayflError if the column is missing, there twice or lacks values."""
+        try:
+            # Any: what a dictionary or a text column holds.
+            values: Any = self.table.column(name).combine_chunks()
+        except KeyError as error:
+            names = self.table.column_names
+            advice = "rename one" if name in names else did_you_mean(name, names)
+            raise RayflError(f"{self.path}: {error.args[0]}: {advice}") from None
         if pa.types.is_dictionary(values.type):
             values = values.dictionary_decode()
         row = values.is_null().index(True).as_py() if values.null_count else -1
@@ -194,7 +190,7 @@ def read(path: str, key: str) -> pa.Table:
     file = expanded(path)
     if file.suffix not in (".csv", ".parquet"):
         raise RayflError(f"{key}={path!r} is not allowed; it must be a .csv or a .parquet file")
-    try:
+    with reading(file, f"give {key} the path of a .csv or .parquet file", pa.ArrowException):
         require_regular(file)
         if file.suffix == ".csv":
             return csv.read_csv(file)
@@ -202,11 +198,3 @@ def read(path: str, key: str) -> pa.Table:
         unpacked = sum(groups.row_group(group).total_byte_size for group in range(groups.num_row_groups))
         memory.require(unpacked, path, "give less data")
         return parquet.read_table(file)
-    except FileNotFoundError:
-        raise RayflError(absent(file, f"give {key} the path of a .csv or .parquet file")) from None
-    except MemoryError:
-        raise
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        why = reason(error) if isinstance(error, OSError) else str(error)
-        why = why.partition("\n")[0].rstrip(".")
-        raise RayflError(f"{path} cannot be read ({why}); give {key} a .csv or .parquet file") from None

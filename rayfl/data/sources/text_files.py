@@ -9,9 +9,9 @@ from pydantic import Field
 
 from rayfl.data.datasets import Dataset, Samples, Source
 from rayfl.data.sources.conversion import PAD, dataset
-from rayfl.errors import RayflError, reason
+from rayfl.errors import RayflError
 from rayfl.limits import memory
-from rayfl.limits.regular_files import absent, expanded, read_bytes
+from rayfl.limits.regular_files import expanded, read_bytes, reading
 
 NUM_TOKENS = 257
 """Token 0 is padding, and token b + 1 the byte b."""
@@ -47,12 +47,8 @@ class TextFiles(Source):
         return replace(found, num_classes=NUM_TOKENS, vocabulary=NUM_TOKENS)
 
     def _read(self, file: Path) -> bytes:
-        try:
+        with reading(file, "give data.path a file, or a folder of .txt files"):
             found = read_bytes(file)
-        except FileNotFoundError:
-            raise RayflError(absent(file, "give data.path a file, or a folder of .txt files")) from None
-        except OSError as error:
-            raise RayflError(f"{file} cannot be read ({reason(error)})") from None
         memory.require(32 * len(found), str(file), "give less data")
         if len(found) < 2:
             raise RayflError(f"{file} has {len(found)} bytes of text; give at least 2")

@@ -6,10 +6,7 @@ import numpy as np
 import pytest
 
 from rayfl.data.datasets import Samples
-from rayfl.data.sources import image_folders
 from rayfl.data.sources.array_cache import cached_arrays
-from rayfl.data.sources.image_folders import TinyImageNet
-from tests.data.sources.test_image_folders import ANNOTATIONS, write_tiny
 
 
 class Reader:
@@ -87,12 +84,3 @@ def test_nothing_half_written_is_left_or_used(tmp_path, files, monkeypatch):
         context.setattr(np, "save", full)
         assert cached_arrays(tmp_path / "cache", "toy", files, Reader())[1].labels.tolist() == [7]
     assert list((tmp_path / "cache" / "arrays").iterdir()) == []
-
-
-def test_images_are_decoded_once(tmp_path, monkeypatch):
-    write_tiny(tmp_path, ANNOTATIONS)
-    source = TinyImageNet(root=tmp_path, cache=tmp_path / "cache")
-    first = source.load()
-    monkeypatch.setattr(image_folders, "read_image", lambda *_, **__: pytest.fail("decoded an image again"))
-    second = source.load()
-    assert np.array_equal(first.test.inputs, second.test.inputs) and len(second.train) == 2

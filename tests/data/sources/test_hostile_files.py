@@ -37,7 +37,7 @@ def png(width: int, height: int, *chunks: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("content", "names"),
     [
-        (png(9000, 9000), ["9000x9000 pixels", "80,000,000"]),
+        (png(10_000, 10_000), ["Image size", "100000000 pixels"]),
         (png(2**31 - 1, 2**31 - 1), ["Image size"]),
         (png(4, 4), []),
         (b"no image", ["PNG"]),
@@ -46,8 +46,8 @@ def png(width: int, height: int, *chunks: bytes) -> bytes:
 )
 def test_an_image_bomb_and_what_is_no_image(tmp_path: Path, content: bytes, names: list[str]):
     (tmp_path / "a.png").write_bytes(content)
-    with refused(names=[tmp_path / "a.png", "mend or remove it", *names]):
-        read_image(tmp_path / "a.png", "mend or remove it")
+    with refused(names=[tmp_path / "a.png", "repair or remove it", *names]):
+        read_image(tmp_path / "a.png")
 
 
 def test_a_pipe_among_the_images(tmp_path: Path):
@@ -57,10 +57,9 @@ def test_a_pipe_among_the_images(tmp_path: Path):
         load("image-folder", path=str(tmp_path))
 
 
-def test_images_larger_than_the_memory_are_refused_before_they_are_scaled(tmp_path: Path):
+def test_images_that_would_be_larger_than_the_memory_are_refused(tmp_path: Path):
     (tmp_path / "cat").mkdir()
-    (tmp_path / "cat" / "a.png").write_bytes(b"")
-    with refused(names=["data.side=1000000000", "1 images", "3.0 EB", "this machine"]):
+    with refused(names=["side=1000000000", "[1, 8192]"]):
         load("image-folder", path=str(tmp_path), side=10**9)
 
 
@@ -117,14 +116,14 @@ def test_labels_of_a_built_in_set_are_in_range_and_whole(tmp_path: Path):
 
 
 def test_a_damaged_set_is_not_said_to_be_missing(tmp_path: Path):
-    with refused(names=["tiny-imagenet", "this machine", tmp_path / "none"]):
-        load("tiny-imagenet", root=str(tmp_path / "none"))
-    with refused(names=["tiny-imagenet", "damaged", tmp_path / "train"]):
-        load("tiny-imagenet", root=str(tmp_path))
+    with refused(names=["imdb", "this machine", tmp_path / "none"]):
+        load("imdb", root=str(tmp_path / "none"))
+    with refused(names=["imdb", "damaged", tmp_path / "train"]):
+        load("imdb", root=str(tmp_path))
 
 
 def test_a_home_that_nobody_knows_is_named():
-    for name in ("mnist", "cifar10", "tiny-imagenet", "imdb"):
+    for name in ("mnist", "cifar10", "imdb"):
         with refused(names=["~nobody-there/x", "home folder"]):
             load(name, root="~nobody-there/x")
 

@@ -69,7 +69,7 @@ def test_images_tokens_and_names_of_classes():
     [
         ({"inputs": VECTORS}, ["labels", "inputs"]),
         ({}, ["labels", "inputs"]),
-        ({"X": VECTORS, "y": LABELS}, ["X", "labels"]),
+        ({"X": VECTORS, "y": LABELS}, ["inputs", "labels"]),
         ({"inputs": VECTORS, "y": LABELS}, ["labels", "inputs", "names"]),
         ({"inputs": VECTORS, "labels": VECTORS.astype(str)}, ["labels", "[20, 3]", "<U32"]),
         ({"inputs": VECTORS, "labels": LABELS, "test_inputs": VECTORS}, ["test_labels", "inputs"]),

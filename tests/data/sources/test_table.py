@@ -96,7 +96,7 @@ def test_every_column_has_a_use_and_rayfl_data_tells_it(tmp_path: Path):
     }
     toml = tmp_path / "patients.toml"
     toml.write_text(CONFIG.format(rounds=1, path="patients.csv"))
-    result = rayfl("data", toml, "data.labels=outcome", "--picture", tmp_path / "data.png")
+    result = rayfl("data", toml, "data.labels=outcome")
     assert result.exit_code == 0, result.output
     assert "inputs: 'age', 'smokes'\n" in result.output
     assert "no inputs (text, and not in data.categories): 'ward', 'hospital'\n" in result.output
@@ -115,7 +115,7 @@ def test_categories_become_an_input_per_value(tmp_path: Path):
     with refused(names=["new.csv", "'Z'", "column 'ward'"]):
         load(tmp_path / "patients.csv", categories=["ward"], labels="outcome", test_path=str(tmp_path / "new.csv"))
     for options, names in (
-        ({"categories": ["wards"]}, ["column 'wards'", "'ward'"]),
+        ({"categories": ["wards"]}, ['"wards"', "'ward'"]),
         ({"categories": ["outcome"]}, ["'outcome'", "labels"]),
         ({"features": ["age", "outcome"]}, ["'outcome'", "labels"]),
     ):
@@ -140,8 +140,8 @@ def test_wide_tables_take_time_that_grows_with_their_columns(tmp_path: Path):
         ("a,site,label\n1,7,0\n2,,1\n3,8,0\n", {"owners": "site"}, ["'site'", "row 1"]),
         ("a,label\n1,cat\n2,\n3,dog\n", {}, ["'label'", "row 1"]),
         ("a,ward,label\n1,A,1\n2,,0\n", {"categories": ["ward"]}, ["'ward'", "row 1"]),
-        ("a,a,label\n1,2,0\n1,2,1\n", {}, ["two columns", "'a'"]),
-        ("label,a,label\n1,2,0\n1,2,1\n", {}, ["two columns", "'label'"]),
+        ("a,a,label\n1,2,0\n1,2,1\n", {}, ['"a" exists 2 times', "rename"]),
+        ("label,a,label\n1,2,0\n1,2,1\n", {}, ['"label" exists 2 times', "rename"]),
         ("a,gone,label\n1,,0\n2,,1\n", {"features": ["a", "gone"]}, ["'gone'", "row 0"]),
     ],
 )

@@ -148,7 +148,7 @@ def test_the_86_characters_have_tokens_of_their_own():
 def test_a_split_without_samples_is_refused(tmp_path):
     write(tmp_path / "shakespeare_train.h5", {"ROMEO": {"snippets": [b"O"]}})
     write(tmp_path / "shakespeare_test.h5", {})
-    with refused(names=["shakespeare", "no test samples"]):
+    with refused(names=["shakespeare", "no clients"]):
         Shakespeare(root=tmp_path, cache=tmp_path / "cache").load()
 
 

@@ -183,7 +183,6 @@ def many_zeros(path: Path) -> None:
 CASES = [
     arrays("valid arrays", code=0),
     table("valid table", TABLE, code=0),
-    Case("data", "valid picture", ["data", "demo.toml", "--picture", "new.png"], code=0, may_write=["new.png"]),
     # Made data.
     synthetic("a huge dim", "dim=", dim=10**13, in_suite=True),
     synthetic("dim of 10^30", "data.dim", dim=10**30),
@@ -275,10 +274,4 @@ CASES = [
     images("images of two sizes", png(5, 5), "side"),
     images("a side of 10^9", png(4, 4), "data.side", side=10**9),
     images("a FIFO for an image", os.mkfifo),
-    # Pictures.
-    Case("data", "--picture of no kind", ["data", "demo.toml", "--picture", "x.txt"], ["--picture"]),
-    Case("data", "--picture over a file", ["data", "demo.toml", "--picture", "mine.png"], ["mine.png"],
-         {"mine.png": "mine"}, in_suite=True),
-    Case("data", "--picture in no folder", ["data", "demo.toml", "--picture", "no/x.png"], ["no/x.png"]),
-    Case("data", "--picture of 300 letters", ["data", "demo.toml", "--picture", "x" * 300 + ".png"], ["xxx"]),
 ]  # fmt: skip

@@ -173,7 +173,6 @@ CASES = [
     mistake("actors of 10^30", "runtime.actors", runtime={**RAY, "actors": 10**30}),
     mistake("a million GPUs an actor", "runtime.num_gpus", runtime={**RAY, "num_gpus": 1e6}),
     mistake("a share and a half of a GPU", "num_gpus", runtime={**RAY, "num_gpus": 1.5}),
-    mistake("no instruction set", "runtime.instruction_set", runtime={**RAY, "instruction_set": "mmx"}),
     *[
         mistake(f"an address {word}", "address", runtime={**RAY, "address": address})
         for word, address in (

@@ -68,7 +68,7 @@ CASES = [
     override("clients.availability=always"),
     override("clients.uplink_mbps={median=1}"),
     override("clients.uplink_mbps={low=5,high=1}"),
-    override("clients.retention_ratio={groups=[0.5,1.5]}"),
+    override("clients.retention_ratio=[0.5,1.5]"),
     override("data=5", "data"),
     override("data.dim=5", "data.dim"),
     override("partition.ratio=1", "partition.ratio"),
