@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 import ray
 
@@ -11,9 +12,11 @@ from actors.session import session
 from rayfl.experiment.runtime import Runtime
 from rayfl.rounds.setup import Setup
 
+Executor = TypeVar("Executor", bound=RayExecutor)
+
 
 @contextmanager
-def client_actors(setup: Setup, runtime: Runtime, kind: type[RayExecutor] = RayExecutor) -> Iterator[RayExecutor]:
+def client_actors(setup: Setup, runtime: Runtime, kind: type[Executor] = RayExecutor) -> Iterator[Executor]:
     """Context manager: client actors that this process uses itself, on the Ray of this process or a new one."""
     with session(runtime):
         pool = kind(ray.put(setup), place(runtime, most_calls=setup.most_actors))

@@ -84,6 +84,12 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
         "inner": {"name": "sign"},
     },
     "feedback (topk)": {"name": "feedback"},
+    "powersgd r=2": {"name": "powersgd", "rank": 2},
+    "eden 1 bit": {"name": "eden", "bits": 1},
+    "eden 1 bit least": {"name": "eden", "bits": 1, "scale": "least"},
+    "eden 4 bits": {"name": "eden", "bits": 4},
+    "lossless (fp32)": {"name": "lossless", "inner": {"name": "dense"}},
+    "lossless (qsgd)": {"name": "lossless", "inner": {"name": "qsgd"}},
 }
 """The measured settings by their label in the table; compressors that are not here are measured with their defaults.
 

@@ -68,8 +68,8 @@ def own_cluster(num_nodes: int = 3, num_cpus: int = 1) -> Iterator[Nodes]:
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     before = signal.getsignal(signal.SIGTERM)
     with start_or_join.private(), ExitStack() as ending:
-        if server := fork_server.start():
-            ending.callback(server.end)
+        server = fork_server.begin()
+        ending.callback(fork_server.end)
         head = {"num_cpus": 0, "include_dashboard": False}
         cluster = _started(lambda: Cluster(initialize_head=True, head_node_args=head | NODE), server)
         try:

@@ -10,8 +10,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
+from ray import ObjectRef
+from ray.experimental import get_local_object_locations
+
 from actors import session
+from actors.client import Actor
+from actors.locality import WaitingJobs
 from actors.ray_executor import PendingCalls, RayExecutor
+from actors.shared_objects import inputs
 from benchmarks.client_actors import client_actors
 from benchmarks.figures import Column, Figures, Results
 from benchmarks.local_cluster import own_cluster
@@ -26,14 +32,36 @@ from rayfl.rounds.rounds import RunState, simulate
 from rayfl.rounds.setup import Setup
 
 
-class InOrder(RayExecutor):
+class ToStates(RayExecutor):
+    """Send calls to the nodes of their clients' states, as every run does, and add up the bytes that move."""
+
+    moved_bytes = 0
+    """Bytes of inputs that were on other nodes than the actors to which they were sent."""
+
+    def _pending(self, shared: Ref, jobs: Sequence[Job]) -> PendingCalls:
+        self.jobs = jobs
+        self.places = get_local_object_locations(
+            [ref for job in jobs for ref in inputs(job.inputs)[0] if isinstance(ref, ObjectRef)]
+        )
+        return super()._pending(shared, jobs)
+
+    def _next_pair(self, waiting: WaitingJobs) -> tuple[int, Actor]:
+        index, actor = super()._next_pair(waiting)
+        refs, _ = inputs(self.jobs[index].inputs)
+        for place in (self.places[ref] for ref in refs if ref in self.places):
+            if place["node_ids"] and self._node_of(actor) not in place["node_ids"]:
+                self.moved_bytes += place["object_size"]
+        return index, actor
+
+
+class InOrder(ToStates):
     """Send calls in their order to any free actor, wherever the clients' states lie."""
 
     def _pending(self, shared: Ref, jobs: Sequence[Job]) -> PendingCalls:
-        return replace(super()._pending(shared, jobs), nodes=())
+        return replace(super()._pending(shared, jobs), homes=())
 
 
-WAYS: dict[str, type[RayExecutor]] = {"whoever is free": InOrder, "the states' node": RayExecutor}
+WAYS: dict[str, type[ToStates]] = {"whoever is free": InOrder, "the states' node": ToStates}
 
 
 @dataclass
@@ -61,7 +89,7 @@ def experiment(clients: int, participants: int, rounds: int, hidden: int) -> Exp
     )
 
 
-def play(setup: Setup, runtime: Runtime, kind: type[RayExecutor]) -> Rounds:
+def play(setup: Setup, runtime: Runtime, kind: type[ToStates]) -> Rounds:
     """Play all rounds on the Ray of this session."""
     found, before = Rounds([], [], [], []), [0, loopback_bytes()]
 

@@ -11,7 +11,7 @@ import pickle
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -61,6 +61,10 @@ class Measuring:
     def put(self, value: Any) -> Ref:
         """Put a value into the object store."""
         return self.inner.put(value)
+
+    def put_all(self, values: Iterable[Any]) -> list[Ref]:
+        """Put values into the object store."""
+        return self.inner.put_all(values)
 
     def handle(self, ref: Ref) -> Handle:
         """The handle of a packet."""

@@ -4,6 +4,7 @@ The bare loop runs twice: as a researcher would write it, and with rayfl's alloc
 """
 
 import json
+import os
 import shutil
 import statistics
 import subprocess
@@ -24,7 +25,7 @@ from benchmarks.peers.work import Plan, Work
 from benchmarks.workloads import WORKLOADS, Workload
 from jobs.standard_output import print_table
 from rayfl import tree
-from rayfl.determinism.process import environment
+from rayfl.determinism import process
 from rayfl.errors import RayflError, did_you_mean
 from rayfl.experiment.prepare import prepare
 from rayfl.rounds.setup import Setup
@@ -216,3 +217,16 @@ def installed(pythons: Sequence[str]) -> dict[str, str]:
             if package in names:
                 found.setdefault(module, python)
     return found
+
+
+def environment(prepared: bool) -> dict[str, str]:
+    """This process's environment for a program that does not know rayfl.
+
+    `prepared`: with all that `prepare_process` sets, the allocator included; otherwise without any of it.
+    """
+    pinned = process.pinned()
+    others = {name: value for name, value in os.environ.items() if name not in pinned}
+    if not prepared:
+        return others
+    allocator = {name: str(value) for name, (_, value) in process.ALLOCATOR.items()}
+    return {**others, **{name: value for name, value in pinned.items() if value is not None}, **allocator}

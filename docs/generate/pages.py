@@ -28,7 +28,7 @@ from rayfl.metrics.base import Metric
 from rayfl.metrics.fairness import is_summary
 from rayfl.models.base import Architecture
 from rayfl.population.availability import Diurnal, PerClient, Trace
-from rayfl.population.distributions import Groups, LogNormal, Uniform
+from rayfl.population.distributions import LogNormal, Uniform
 from rayfl.report import wording
 from rayfl.run_directory.run_files import PARTS
 from rayfl.run_directory.tables import SCHEMAS
@@ -81,8 +81,10 @@ def facts(method: type[Method]) -> list[str]:
     if method.personalized:
         found.append("Every client ends with a model of its own.")
     found.append(for_newcomers(method))
+    if method.needs_everyone:
+        found.append("It needs every client in every round: settings that keep one away are refused.")
     if method.own_compression:
-        found.append("It compresses in its own way.")
+        found.append("It encodes messages in its own way.")
     if method.uses_graph or (issubclass(method, PeerHalf) and method.gather):
         found.append("It takes a graph, the [`[topology]`](../topologies.md) table.")
     if method.splits:
@@ -171,7 +173,7 @@ def experiment_section() -> str:
         text = as_markdown(inspect.getdoc(kind) or "")
         parts.append(f"## [{key}]\n\n{text}\n\n{settings_table(kind)}")
         if key == "clients":
-            parts += [_inner(one) for one in (PerClient, Diurnal, Trace, LogNormal, Uniform, Groups)]
+            parts += [_inner(one) for one in (PerClient, Diurnal, Trace, LogNormal, Uniform)]
     return "\n".join(parts)
 
 
