@@ -9,7 +9,7 @@ from typing import Any, Literal
 import click
 
 from benchmarks.figures import Results
-from jobs.arguments import EXISTING
+from jobs.arguments import ABSOLUTE
 from jobs.failures import sentences
 from rayfl.determinism.process import Precision
 from rayfl.errors import RayflError
@@ -42,7 +42,7 @@ def _benchmark(function: Callable[..., int | None]) -> click.Command:
     written = click.option(
         "--json",
         "path",
-        type=EXISTING,
+        type=ABSOLUTE,
         default=f"bench-{name}.json",
         show_default=True,
         help="Where to write the figures as JSON.",
@@ -72,7 +72,7 @@ def rounds(results: Results, workloads: Sequence[str], count: int | None, peers:
 @_benchmark
 @click.option("--entries", type=int, default=11_000_000, show_default=True, help="Numbers to compress.")
 @click.option(
-    "--plot", type=EXISTING, default="compressors.svg", show_default=True, help="Where to plot error against bits."
+    "--plot", type=ABSOLUTE, default="compressors.svg", show_default=True, help="Where to plot error against bits."
 )
 def compressors(results: Results, entries: int, plot: Path) -> None:
     """Measure the time, size and error of every compressor's packets."""
@@ -111,14 +111,28 @@ def chaos(results: Results, methods: Sequence[str], kills: int, seed: int) -> in
 @click.option("--actors", type=int, multiple=True, help="Actors on the nodes; repeatable.  [default: 8 16 32 64]")
 @click.option("--clients", type=int, help="Measure this number of clients in one process without Ray instead.")
 @click.option("--participants", type=int, help="Clients of each round.  [default: 1000 on nodes, 10000 without Ray]")
+@click.option("--parameters", type=int, help="Measure the memory of each process with a model of this size instead.")
 def scale(
-    results: Results, nodes: int | None, actors: Sequence[int], clients: int | None, participants: int | None
+    results: Results,
+    nodes: int | None,
+    actors: Sequence[int],
+    clients: int | None,
+    participants: int | None,
+    parameters: int | None,
 ) -> int | None:
     """Measure runs of 100 to 10,000 clients, the cost of their states, and states that spill to disk.
 
     With --nodes: measure rounds per second on simulated nodes, and the coordinator's work. With --clients: measure the
-    first round, further rounds and memory of many clients, and of as many peers as there are participants.
+    first round, further rounds and memory of many clients, and of as many peers as there are participants. With
+    --parameters: measure the memory of each process with one large model.
     """
+    if parameters is not None:
+        if actors or not nodes is clients is participants is None:
+            raise RayflError("--parameters measures one model: leave out the other options")
+        from benchmarks.large_model import bench_large_model
+
+        bench_large_model(parameters, results)
+        return None
     if clients is not None:
         if nodes is not None or actors:
             raise RayflError("--clients measures one process: leave out --nodes and --actors")
