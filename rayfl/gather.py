@@ -5,7 +5,7 @@ of additions decides the bits. Each entry is multiplied by the weight and rounde
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from typing import Any, ClassVar, Literal, Protocol
@@ -24,9 +24,9 @@ from rayfl.tree import Tree
 class Handle(Protocol):
     """A packet that has not been fetched yet, for example from the object store."""
 
+    @abstractmethod
     def open(self) -> Packet:
         """Fetch the packet."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,10 @@ class Aggregate:
         items = {sender: tree.mul(item, factors) for sender, item in self.items.items() if isinstance(item, dict)}
         known = tree.mul(self.known, factors) if self.known else self.known
         return replace(self, sum=tree.mul(self.sum, factors), items=items, known=known)
+
+
+Received = Mapping[str, Aggregate]
+"""What arrived in a round, by message name."""
 
 
 class Unadded(Aggregate):
@@ -133,7 +137,7 @@ class Gather(ABC):
 class Sum(Gather):
     """sum_i m_i, whatever the weights."""
 
-    entrywise: ClassVar[bool] = True
+    entrywise = True
 
     def add(self, total: Aggregate, packet: Packet, weight: float, sender: int) -> Aggregate:
         return replace(total, sum=_plus(total.sum, packet, 1.0), weight=total.weight + weight, count=total.count + 1)
@@ -165,7 +169,7 @@ class ElementwiseMean(Gather):
     `counted="nonzero"`: it counts if it is not zero (FedPSE's EWA).
     """
 
-    entrywise: ClassVar[bool] = True
+    entrywise = True
     counted: Literal["sent", "nonzero"] = "sent"
 
     def add(self, total: Aggregate, packet: Packet, weight: float, sender: int) -> Aggregate:

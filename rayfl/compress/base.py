@@ -31,21 +31,21 @@ BLOCK = 1 << 18
 class Codec(Protocol):
     """Turns a packet's buffers into tensors, with what both ends know beforehand (shapes, settings)."""
 
+    @abstractmethod
     def decode(self, parts: Mapping[str, np.ndarray]) -> Tree:
         """The tensors that the receiver sees: new tensors that own their memory, or for dense fp32 read-only views."""
-        ...
 
+    @abstractmethod
     def support(self, parts: Mapping[str, np.ndarray]) -> Tree:
         """Boolean tensors: which entries were sent (all of them for a dense packet)."""
-        ...
 
+    @abstractmethod
     def add_to(self, parts: Mapping[str, np.ndarray], total: Tree, weight: float) -> None:
         """total += weight * decoded, in place, if possible without building the decoded tree."""
-        ...
 
+    @abstractmethod
     def num_values(self, parts: Mapping[str, np.ndarray]) -> int:
         """Entries whose value the packet carries, at any width; positions, scales and seeds are not counted."""
-        ...
 
 
 @runtime_checkable
@@ -54,9 +54,9 @@ class Divisible(Protocol):
 
     shapes: Shapes
 
+    @abstractmethod
     def pieces(self, parts: Mapping[str, np.ndarray]) -> "Iterator[Packet]":
         """The packets of the pieces of `cuts(self.shapes)`; each decodes to {name: [last - first]}."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -307,8 +307,8 @@ def message_bits(message: Message) -> int:
 class Compressor(Choice, ABC):
     """Turns a tree into a packet. Frozen: whatever it remembers between calls is the explicit `memory` tree."""
 
-    label: ClassVar[str] = "compressor"
-    package: ClassVar[str] = "rayfl.compress"
+    label = "compressor"
+    package = "rayfl.compress"
     on_device: ClassVar[bool] = False
     """Whether `encode` takes tensors of a GPU. False unless the class itself says so; not inherited."""
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -59,7 +59,7 @@ class Compose(Compressor, on_device=True):
     Local Computations", NeurIPS 2019, section 2 (there with top-k and rand-k).
     """
 
-    name: ClassVar[str] = "compose"
+    name = "compose"
     outer: Annotated[Sparsifier, from_table(Sparsifier), TO_TABLE] = Field(
         default=TopK(), description="chooses the entries: topk, randk or threshold"
     )

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -86,7 +86,7 @@ class CountSketch(Sketching, Compressor, on_device=True):
     Source: Charikar, Chen, Farach-Colton, "Finding Frequent Items in Data Streams", ICALP 2002.
     """
 
-    name: ClassVar[str] = "countsketch"
+    name = "countsketch"
 
     def encode(self, x: Tree, memory: Tree, generator: np.random.Generator) -> tuple[Packet, Tree]:
         """The table and its seed. ValueError on NaN, infinity, and sums too large for float32."""

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -193,7 +193,7 @@ class Dense(Quantizer, on_device=True):
     The constants hold for numbers that are normal in float32 (|x| >= 2^-126) or zero.
     """
 
-    name: ClassVar[str] = "dense"
+    name = "dense"
     dtype: ValueType = Field(default="fp32", description="type of the numbers that are sent")
 
     def encode(self, x: Tree, memory: Tree, generator: np.random.Generator) -> tuple[Packet, Tree]:

@@ -6,7 +6,7 @@ With one bit it is DRIVE: the signs of the rotated entries, and one scale.
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -92,7 +92,7 @@ class Eden(Quantizer, on_device=True):
     Estimation", NeurIPS 2021. They rotate once and agree on the seed beforehand; the blocks are ours.
     """
 
-    name: ClassVar[str] = "eden"
+    name = "eden"
     bits: int = Field(default=1, ge=1, le=4, description="bits an entry; 1 is DRIVE")
     scale: Literal["unbiased", "least"] = Field(default="unbiased", description="least: the scale of the least error")
     rotations: int = Field(default=2, ge=1, le=8, description="times that signs and a Hadamard matrix are applied")

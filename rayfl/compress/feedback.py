@@ -1,6 +1,6 @@
 """Error feedback: a compressor's error is remembered and added to the next message."""
 
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, Self
 
 import numpy as np
 import torch
@@ -36,7 +36,7 @@ class ErrorFeedback(Around, on_device=True):
     0.1}}`.
     """
 
-    name: ClassVar[str] = "feedback"
+    name = "feedback"
 
     def init(self, like: Tree) -> Tree:
         """e = 0, float32 in main memory, and C's memory. RayflError if that has an error too, under a tensor's name."""

@@ -3,7 +3,6 @@
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -50,7 +49,7 @@ class Lossless(Around, on_device=True):
     zlib (RFC 1950) is that of Python's standard library.
     """
 
-    name: ClassVar[str] = "lossless"
+    name = "lossless"
 
     def encode(self, x: Tree, memory: Tree, generator: np.random.Generator) -> tuple[Packet, Tree]:
         """What `inner` sends and remembers. ValueError where it raises one."""

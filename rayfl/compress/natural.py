@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -47,7 +46,7 @@ class Natural(Quantizer, on_device=True):
     MSML 2022, definition 1 and theorem 3.
     """
 
-    name: ClassVar[str] = "natural"
+    name = "natural"
 
     def encode(self, x: Tree, memory: Tree, generator: np.random.Generator) -> tuple[Packet, Tree]:
         """Random exponents and the signs of all entries. ValueError on NaN and infinity."""

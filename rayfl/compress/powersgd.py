@@ -1,7 +1,6 @@
 """PowerSGD: a matrix as the product of two thin ones, found by one power iteration that goes on from the last one."""
 
 from collections.abc import Mapping
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -37,7 +36,7 @@ class PowerSGD(Compressor, on_device=True):
     exchanges a round; here each client has its own. Its Algorithm 2, error feedback, is the compressor feedback.
     """
 
-    name: ClassVar[str] = "powersgd"
+    name = "powersgd"
     rank: int = Field(default=2, ge=1, description="columns of the two factors, r")
 
     def init(self, like: Tree) -> Tree:

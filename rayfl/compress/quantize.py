@@ -108,7 +108,7 @@ class Quantize(Quantizer, on_device=True):
     Horvath et al., "Natural Compression for Distributed Deep Learning", MSML 2022 (other norms).
     """
 
-    name: ClassVar[str] = "quantize"
+    name = "quantize"
     norm: Norm = Field(default="2", description="norm p of a bucket")
     levels: Levels = 7
     bucket: Bucket = 512
@@ -139,7 +139,7 @@ class QSGD(Quantize, on_device=True):
     Source: Alistarh, Grubic, Li, Tomioka, Vojnovic, "QSGD", NeurIPS 2017, section 3.1.
     """
 
-    name: ClassVar[str] = "qsgd"
+    name = "qsgd"
     norm: ClassVar[Norm] = "2"  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
@@ -153,7 +153,7 @@ class TernGrad(Quantizer, on_device=True):
     Learning", NeurIPS 2017, sections 3.1 and 3.3. Each sender has its own m (the paper may share the largest).
     """
 
-    name: ClassVar[str] = "terngrad"
+    name = "terngrad"
     clip: float = Field(default=0.0, ge=0, description="standard deviations to which entries are clipped; 0: none")
 
     def encode(self, x: Tree, memory: Tree, generator: np.random.Generator) -> tuple[Packet, Tree]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -67,7 +67,7 @@ class RandK(KeptShare, Sparsifier, on_device=True):
     equal probabilities are the simplest case of theirs, here with a fixed number of entries).
     """
 
-    name: ClassVar[str] = "randk"
+    name = "randk"
     scale: bool = Field(default=True, description="multiply what is kept by n / k, which is unbiased")
     positions: Literal["seed", "coded"] = Field(
         default="seed", description="seed: both ends draw the same positions; coded: the positions are sent"
@@ -137,7 +137,7 @@ class Bernoulli(Compressor, on_device=True):
     It has no single source: v times a Bernoulli variable over its mean. It skips sending at random, `lag` by a rule.
     """
 
-    name: ClassVar[str] = "bernoulli"
+    name = "bernoulli"
     probability: float = Field(default=0.5, gt=0, le=1, description="chance that anything is sent, p")
 
     def encode(self, x: Tree, memory: Tree, generator: np.random.Generator) -> tuple[Packet, Tree]:

@@ -5,7 +5,6 @@ Both are biased and remember nothing: wrap them in feedback.
 
 import math
 from collections.abc import Mapping
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -43,7 +42,7 @@ class ScaledSign(Quantizer, on_device=True):
     ICML 2019, section 4 and lemma 8; scale and sign after Bernstein et al., "signSGD", ICML 2018.
     """
 
-    name: ClassVar[str] = "sign"
+    name = "sign"
 
     def encode(self, x: Tree, memory: Tree, generator: np.random.Generator) -> tuple[Packet, Tree]:
         """Signs and scales of all tensors; draws nothing. ValueError on NaN and infinity."""
@@ -84,7 +83,7 @@ class OneBit(Quantizer, on_device=True):
     Distributed Training of Speech DNNs", Interspeech 2014, section 3.2. Its error feedback is the compressor feedback.
     """
 
-    name: ClassVar[str] = "onebit"
+    name = "onebit"
 
     def encode(self, x: Tree, memory: Tree, generator: np.random.Generator) -> tuple[Packet, Tree]:
         """Signs and means of all groups; draws nothing. ValueError on NaN and infinity."""

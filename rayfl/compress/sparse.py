@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Literal, Self
 
 import numpy as np
 import torch
@@ -233,7 +233,7 @@ class TopK(KeptShare, Sparsifier, on_device=True):
     Source: Stich, Cordonnier, Jaggi, "Sparsified SGD with Memory", NeurIPS 2018.
     """
 
-    name: ClassVar[str] = "topk"
+    name = "topk"
     scope: Scope = "tensor"
 
     def choose(self, flats: Tree, generator: np.random.Generator) -> Selection:

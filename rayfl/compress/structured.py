@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -79,7 +79,7 @@ class Structured(Compressor, on_device=True):
     normalised scores as in SecretFlow.
     """
 
-    name: ClassVar[str] = "structured"
+    name = "structured"
     threshold: float | None = Field(
         default=None, ge=0, description="least score of what is sent; 0.3 where keep_ratio is not given either"
     )

@@ -3,7 +3,6 @@
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -75,7 +74,7 @@ class Ternary(KeptShare, on_device=True):
     Data", IEEE TNNLS 2019, Algorithm 1. Their keep_ratio is 1/400; 0.1 is that of FedPSE's comparison.
     """
 
-    name: ClassVar[str] = "stc"
+    name = "stc"
     scope: Scope = "tensor"
 
     def encode(self, x: Tree, memory: Tree, generator: np.random.Generator) -> tuple[Packet, Tree]:

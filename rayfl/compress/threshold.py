@@ -1,7 +1,5 @@
 """Hard thresholding: the entries whose magnitude reaches a threshold, however many they are."""
 
-from typing import ClassVar
-
 import numpy as np
 import torch
 from pydantic import Field, model_validator
@@ -26,7 +24,7 @@ class Threshold(Sparsifier, on_device=True):
     Minimization", NeurIPS 2021 (the hard-threshold sparsifier).
     """
 
-    name: ClassVar[str] = "threshold"
+    name = "threshold"
     threshold: float = Field(default=0.01, gt=0, description="least magnitude of what is sent")
     relative: bool = Field(default=False, description="the threshold is a share of each tensor's largest magnitude")
 

@@ -19,20 +19,19 @@ with probability p (the round's shared coin), y <- y'. The slides garble y and g
 
 from collections.abc import Mapping
 from math import sqrt
-from typing import ClassVar, NamedTuple, TypedDict
+from typing import NamedTuple, TypedDict
 
 from pydantic import Field, model_validator
 
 from rayfl import tree
 from rayfl.methods.base import (
-    Aggregate,
     Batch,
     Context,
     Download,
     Finished,
-    Gather,
     Message,
     RayflError,
+    Received,
     Stage,
     Tree,
     WeightedMean,
@@ -115,8 +114,8 @@ class ADIANA(ShiftedGradient, on_device=True):
     """Client: two gradients, at x and at w. Server: x, y, z and w."""
 
     hyper: ADIANAHyper
-    paper: ClassVar[str] = "Li et al., ICML 2020"
-    gather: Mapping[str, Gather] = {"gradient": WeightedMean(), "shift": WeightedMean()}
+    paper = "Li et al., ICML 2020"
+    gather = {"gradient": WeightedMean(), "shift": WeightedMean()}
 
     def parameters(self, ctx: Context) -> Parameters:
         """The numbers of this run. Raises ValueError if one follows from an omega that the uplink does not state."""
@@ -172,7 +171,7 @@ class ADIANA(ShiftedGradient, on_device=True):
     def download(self, server: ADIANAServer, ctx: Context) -> Download:
         return {"model": self.point(server, ctx), "anchor": server["w"]}
 
-    def update(self, server: ADIANAServer, received: Mapping[str, Aggregate], ctx: Context) -> ADIANAServer:
+    def update(self, server: ADIANAServer, received: Received, ctx: Context) -> ADIANAServer:
         numbers, x = self.parameters(ctx), self.point(server, ctx)
         gradient = tree.add(server["shift"], received["gradient"].result)
         shift = shifted(server["shift"], received["shift"], numbers.alpha, ctx)

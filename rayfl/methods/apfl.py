@@ -18,8 +18,6 @@ those before the step. The server averages w as FedAvg does, and v_i and alpha_i
 - The recorded training loss is that of w, as in FedAvg. An example costs two gradients.
 """
 
-from typing import ClassVar
-
 import torch
 from pydantic import Field
 
@@ -56,7 +54,7 @@ class APFL(OwnModel, FedAvg, on_device=True, takes_stale=True):
     """FedAvg of w, with v_i and alpha_i as the client's state."""
 
     hyper: APFLHyper
-    paper: ClassVar[str] = "Deng et al., arXiv 2003.13461"
+    paper = "Deng et al., arXiv 2003.13461"
 
     def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> APFLState:
         return {"params": params, "alpha": torch.tensor(self.hyper.alpha)}

@@ -7,18 +7,15 @@ says. A peer that heard from nobody goes on with its own pruned model. Real byte
 paper bills 4 bytes for every weight, pruned or not (comm/link_megabytes). `hard=false`: see shared/pruned_weights.py.
 """
 
-from collections.abc import Mapping
-from typing import ClassVar
-
-from rayfl.methods.base import Aggregate, Context, Gather, WeightedMean
+from rayfl.methods.base import Context, Received, WeightedMean
 from rayfl.methods.shared.pruned_weights import PrunedWeights, WeightsState
 
 
 class AvrWeipru(PrunedWeights, on_device=True):
     """A peer's model becomes the mean of the pruned models, pruned again."""
 
-    paper: ClassVar[str] = "Tian et al., MCE-PL, pruned real weights averaged"
-    gather: Mapping[str, Gather] = {"weights": WeightedMean()}
+    paper = "Tian et al., MCE-PL, pruned real weights averaged"
+    gather = {"weights": WeightedMean()}
 
-    def mix(self, state: WeightsState, received: Mapping[str, Aggregate], ctx: Context) -> WeightsState:
+    def mix(self, state: WeightsState, received: Received, ctx: Context) -> WeightsState:
         return self.averaged(state, received["weights"].result, ctx) if received else state

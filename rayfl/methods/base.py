@@ -19,7 +19,7 @@ from rayfl.compress.base import Message, Packet
 from rayfl.data.batches import Batch
 from rayfl.determinism.seeding import FirstDraws
 from rayfl.errors import RayflError
-from rayfl.gather import Aggregate, Collect, ElementwiseMean, Gather, Handle, Relay, Sum, WeightedMean
+from rayfl.gather import Aggregate, Collect, ElementwiseMean, Gather, Handle, Received, Relay, Sum, WeightedMean
 from rayfl.methods.hook_types import (
     Carry,
     Context,
@@ -66,6 +66,7 @@ __all__ = [
     "PeerHalf",
     "Plan",
     "RayflError",
+    "Received",
     "Relay",
     "Reply",
     "ServerHalf",
@@ -98,8 +99,8 @@ _OF_EXCHANGES = ("topology", "uplink", "downlink", "clients.uplink_mbps", "clien
 class Method(Kind, ABC):
     """The client's half. A built-in method has the name of its file in rayfl/methods/, which holds one class."""
 
-    label: ClassVar[str] = "method"
-    package: ClassVar[str] = "rayfl.methods"
+    label = "method"
+    package = "rayfl.methods"
     # Any: each method has settings of its own.
     Hyper: ClassVar[type[Any]] = HyperParameters
     """The class of the method's settings: the class that `hyper` is annotated with, unless a method sets another."""
@@ -357,7 +358,7 @@ class ServerHalf(ABC):
         return server_memory
 
     def server_update(
-        self, server: State, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context
+        self, server: State, received: Received, delivered: Sequence[int], ctx: Context
     ) -> tuple[State, Metrics]:
         """The new server state; called every round, even if nothing arrived. `delivered`: ids, ascending.
 
@@ -367,7 +368,7 @@ class ServerHalf(ABC):
             return server, {}
         return self.update(server, received, ctx), {}
 
-    def update(self, server: State, received: Mapping[str, Aggregate], ctx: Context) -> State:
+    def update(self, server: State, received: Received, ctx: Context) -> State:
         """The new server state after a round in which a message arrived."""
         raise TypeError(f"{type(self).__name__} has neither update nor server_update; implement one of them")
 
@@ -392,6 +393,6 @@ class PeerHalf:
     evaluated_from_mean: bool = False
     """Whether `eval_begin` gets the mean of all peers' models, which no peer could know (an oracle)."""
 
-    def mix(self, state: State, received: Mapping[str, Aggregate], ctx: Context) -> State:
+    def mix(self, state: State, received: Received, ctx: Context) -> State:
         """The new state after the exchange; the same state by default. `received` is empty for a peer that was away."""
         return state

@@ -19,13 +19,10 @@ z_i += sum_j w_ij r_j, h_i += q_i, s_i += sum_j w_ij q_j.
 - h_i begins at the common model, g_i at 0. All that CHOCO refuses is refused here too.
 """
 
-from collections.abc import Mapping
-from typing import ClassVar
-
 from pydantic import Field
 
 from rayfl import tree
-from rayfl.methods.base import Context, Finished, FirstDraws, Gather, State, Traits, Tree, WeightedMean
+from rayfl.methods.base import Context, Finished, FirstDraws, State, Traits, Tree, WeightedMean
 from rayfl.methods.shared.distributed_gradient import GradientCarry, OneBatch, OneGradient
 from rayfl.methods.shared.gossip import Gossip, GossipStep, PublicCopies
 from rayfl.methods.shared.lr_schedules import LearningRate
@@ -47,10 +44,10 @@ class BEER(OneGradient, Gossip, on_device=True):
     """A peer sends compressed differences of its model and of its tracker of the mean gradient."""
 
     hyper: BEERHyper
-    paper: ClassVar[str] = "Zhao et al., NeurIPS 2022"
-    judged_after_training: bool = False
-    share: ClassVar[float] = 0.5
-    gather: Mapping[str, Gather] = {"model": WeightedMean(), "tracker": WeightedMean()}
+    paper = "Zhao et al., NeurIPS 2022"
+    judged_after_training = False
+    share = 0.5
+    gather = {"model": WeightedMean(), "tracker": WeightedMean()}
 
     def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> State:
         return {**super().init_client(client, params, draws), "drift": tree.zeros_like(params)}

@@ -19,12 +19,11 @@ s_i += sum_j w_ij q_j; x_i = y_i + gamma (s_i - h_i).
   that change, and weights that are not symmetric are refused; so are error feedback and uplinks by client.
 """
 
-from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
-from rayfl.methods.base import Aggregate, Context, Finished, State
+from rayfl.methods.base import Context, Finished, Received, State
 from rayfl.methods.shared.gossip import Gossip, GossipStep, PublicCopies
 from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, LocalWork
 
@@ -42,12 +41,12 @@ class CHOCO(GradientMethod, Gossip, on_device=True, keeps_parts=True):
     """A peer sends the compressed difference between its model and what its neighbours know of it."""
 
     hyper: CHOCOHyper
-    paper: ClassVar[str] = "Koloskova et al., ICML 2019"
+    paper = "Koloskova et al., ICML 2019"
 
     def finish(self, state: PublicCopies, carry: LocalCarry, ctx: Context) -> Finished:
         x = self.pulled("model", carry["params"], state, ctx) if self.hyper.order == "mix_first" else carry["params"]
         return self.told({**state, "params": x}, {"model": x}, self.train_loss(carry, ctx), ctx)
 
-    def mix(self, state: PublicCopies, received: Mapping[str, Aggregate], ctx: Context) -> State:
+    def mix(self, state: PublicCopies, received: Received, ctx: Context) -> State:
         mixed, mix_first = super().mix(state, received, ctx), self.hyper.order == "mix_first"
         return mixed if mix_first else {**mixed, "params": self.pulled("model", mixed["params"], mixed, ctx)}

@@ -9,13 +9,10 @@ vanish at the minimiser, x stays in a neighbourhood of it whose size grows with 
 - The mean is over those who delivered, uniform by default. A round in which nothing arrives moves nothing.
 """
 
-from collections.abc import Mapping
-from typing import ClassVar
-
 from pydantic import Field
 
 from rayfl import tree
-from rayfl.methods.base import Aggregate, Context, Finished, Gather, ModelState, State, WeightedMean
+from rayfl.methods.base import Context, Finished, ModelState, Received, State, WeightedMean
 from rayfl.methods.shared.distributed_gradient import DistributedGradient, GradientCarry, GradientStep, soft_threshold
 
 
@@ -29,13 +26,13 @@ class DCGD(DistributedGradient, on_device=True):
     """Clients remember nothing except an uplink's own memory, if it has one. Server: x."""
 
     hyper: DCGDHyper
-    paper: ClassVar[str] = "Khirirat et al., arXiv 1806.06573"
-    gather: Mapping[str, Gather] = {"gradient": WeightedMean()}
+    paper = "Khirirat et al., arXiv 1806.06573"
+    gather = {"gradient": WeightedMean()}
 
     def finish(self, state: State, carry: GradientCarry, ctx: Context) -> Finished:
         return self.finished(state, {"gradient": carry["gradient"]}, carry, ctx)
 
-    def update(self, server: ModelState, received: Mapping[str, Aggregate], ctx: Context) -> ModelState:
+    def update(self, server: ModelState, received: Received, ctx: Context) -> ModelState:
         lr = self.hyper.rate(ctx.round)
         params = tree.add(server["params"], received["gradient"].result, -lr)
         return {"params": soft_threshold(params, lr * self.hyper.l1)}

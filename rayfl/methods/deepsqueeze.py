@@ -15,11 +15,8 @@ every neighbour; e_i <- y_i + e_i - c_i; x_i = y_i + gamma (sum_j w_ij c_j - c_i
   that are not symmetric, error feedback and uplinks by client are refused.
 """
 
-from collections.abc import Mapping
-from typing import ClassVar
-
 from rayfl import tree
-from rayfl.methods.base import Aggregate, Context, Finished, FirstDraws, ModelState, Traits, Tree
+from rayfl.methods.base import Context, Finished, FirstDraws, ModelState, Received, Traits, Tree
 from rayfl.methods.shared.gossip import Gossip, GossipStep
 from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, LocalWork
 from rayfl.methods.shared.uplink import UplinkMemory, compressed, contracting
@@ -39,9 +36,9 @@ class DeepSqueeze(GradientMethod, Gossip, on_device=True, keeps_parts=True):
     """A peer sends its compressed model, with the error of the last time."""
 
     hyper: DeepSqueezeHyper
-    paper: ClassVar[str] = "Tang et al., arXiv 1907.07346"
-    needs_everyone: bool = False
-    share: ClassVar[float] = 0.1
+    paper = "Tang et al., arXiv 1907.07346"
+    needs_everyone = False
+    share = 0.1
 
     def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> DeepSqueezeState:
         return {"params": params, "error": tree.zeros_like(params)}
@@ -55,7 +52,7 @@ class DeepSqueeze(GradientMethod, Gossip, on_device=True, keeps_parts=True):
             params, error = tree.add(params, sent, -self.gamma(ctx)), tree.sub(tree.add(params, error), sent)
         return Finished({**state, "params": params, "error": error}, packets, 1.0, self.train_loss(carry, ctx))
 
-    def mix(self, state: DeepSqueezeState, received: Mapping[str, Aggregate], ctx: Context) -> DeepSqueezeState:
+    def mix(self, state: DeepSqueezeState, received: Received, ctx: Context) -> DeepSqueezeState:
         if not received:
             return state
         return {

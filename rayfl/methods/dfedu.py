@@ -9,17 +9,15 @@ w_l^R), with one coefficient lap_step = mu_t eta. The notes of `fedu` on graph a
   differences use the change that it sent itself, so that the sum is kept under compression too.
 """
 
-from collections.abc import Mapping
-from typing import ClassVar, NotRequired
+from typing import NotRequired
 
 from rayfl import tree
 from rayfl.methods.base import (
-    Aggregate,
     Context,
     Finished,
-    Gather,
     ModelState,
     PeerHalf,
+    Received,
     Topology,
     Tree,
     WeightedMean,
@@ -39,10 +37,10 @@ class DFedU(OwnModel, GradientMethod, PeerHalf, on_device=True):
     """A peer trains from its own model, and moves along the Laplacian at the exchange."""
 
     hyper: LaplacianHyper
-    paper: ClassVar[str] = "Dinh et al., FedU, 2021, among peers"
-    include_self: ClassVar[bool] = False
-    weighs_links: ClassVar[bool] = True
-    gather: Mapping[str, Gather] = {"change": WeightedMean()}
+    paper = "Dinh et al., FedU, 2021, among peers"
+    include_self = False
+    weighs_links = True
+    gather = {"change": WeightedMean()}
 
     def check(self, num_clients: int, topology: Topology | None, seed: int) -> None:
         check_lap_step(self.hyper.lap_step, topology, num_clients, seed)
@@ -55,7 +53,7 @@ class DFedU(OwnModel, GradientMethod, PeerHalf, on_device=True):
             state["sent"] = packets["change"].decode_beside(change)
         return Finished(state, packets, 1.0, self.train_loss(carry, ctx))
 
-    def mix(self, state: DFedUState, received: Mapping[str, Aggregate], ctx: Context) -> DFedUState:
+    def mix(self, state: DFedUState, received: Received, ctx: Context) -> DFedUState:
         state = state.copy()
         sent = state.pop("sent", None)
         if not received or not received["change"].count or sent is None:

@@ -14,19 +14,17 @@ the minimiser, so that the compressed differences vanish there, and h = mean_i h
   that it stays the mean over all n; the h_i of the others stay. Weights by samples need everyone in every round.
 """
 
-from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from rayfl import tree
 from rayfl.methods.base import (
-    Aggregate,
     Context,
     Download,
     Finished,
-    Gather,
     Message,
+    Received,
     Tree,
     WeightedMean,
 )
@@ -62,8 +60,8 @@ class DIANA(ShiftedGradient, on_device=True):
     """Clients send the compressed differences of their gradients to their shifts."""
 
     hyper: DIANAHyper
-    paper: ClassVar[str] = "Mishchenko et al., arXiv 1901.09269"
-    gather: Mapping[str, Gather] = {"gradient": WeightedMean()}
+    paper = "Mishchenko et al., arXiv 1901.09269"
+    gather = {"gradient": WeightedMean()}
 
     def alpha(self, ctx: Context) -> float:
         """The step of the shifts in this round. Raises ValueError if it must be given and is not."""
@@ -90,7 +88,7 @@ class DIANA(ShiftedGradient, on_device=True):
         self.alpha(ctx)
         return super().download(server, ctx)
 
-    def update(self, server: DIANAServer, received: Mapping[str, Aggregate], ctx: Context) -> DIANAServer:
+    def update(self, server: DIANAServer, received: Received, ctx: Context) -> DIANAServer:
         arrived = received["gradient"]
         gradient = tree.add(server["shift"], arrived.result)
         shift = shifted(server["shift"], arrived, self.alpha(ctx), ctx)

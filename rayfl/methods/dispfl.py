@@ -18,25 +18,23 @@ Where paper and code differ or leave something open:
   the search batch only where there is a search; the authors' code counts it always).
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar, Literal, NotRequired
+from typing import Literal, NotRequired
 
 from pydantic import Field
 
 from rayfl.compress.sparse import sparse_packet
 from rayfl.methods.base import (
-    Aggregate,
     Batch,
     Context,
     ElementwiseMean,
     Finished,
     FirstDraws,
-    Gather,
     Message,
     ModelState,
     PeerHalf,
     Plan,
+    Received,
     Stage,
     State,
     Traits,
@@ -81,7 +79,7 @@ class DisPFLHyper(LocalWork):
     anneal: float = Field(default=0.5, ge=0, le=1, description="share of the kept entries that round 0 moves, alpha_0")
     regrow: Literal["gradient", "random"] = Field(default="gradient", description="how entries come back")
 
-    default_epochs: ClassVar[int] = 5
+    default_epochs = 5
 
 
 class DisPFLState(ModelState):
@@ -102,13 +100,13 @@ class DisPFL(GradientMethod, PeerHalf, on_device=True):
     """A peer trains under its mask, moves the mask, and mixes the entries of the new one."""
 
     hyper: DisPFLHyper
-    paper: ClassVar[str] = "Dai et al., ICML 2022"
-    personalized: ClassVar[bool] = True
-    depends_on_num_rounds: ClassVar[bool] = True
-    own_compression: ClassVar[bool] = True
-    honours_retention: ClassVar[bool] = True
-    own_retention: ClassVar[tuple[str, ...]] = ("density",)
-    gather: Mapping[str, Gather] = {"weights": ElementwiseMean("sent")}
+    paper = "Dai et al., ICML 2022"
+    personalized = True
+    depends_on_num_rounds = True
+    own_compression = True
+    honours_retention = True
+    own_retention = ("density",)
+    gather = {"weights": ElementwiseMean("sent")}
 
     def plan(self, round: int, coin: float) -> Plan:
         train = self.hyper.stage(round, TRAIN)
@@ -156,7 +154,7 @@ class DisPFL(GradientMethod, PeerHalf, on_device=True):
         metrics = flops.training_metrics(self.task.weight_uses, mask, trained, searched)
         return Finished(new, message, 1.0, {**self.train_loss(carry, ctx, TRAIN), **metrics})
 
-    def mix(self, state: DisPFLState, received: Mapping[str, Aggregate], ctx: Context) -> DisPFLState:
+    def mix(self, state: DisPFLState, received: Received, ctx: Context) -> DisPFLState:
         average = received["weights"].result if received else state["params"]
         return {**state, "params": masks.masked(average, state["mask"])}
 

@@ -15,7 +15,7 @@ received: lam = 0 is training alone, a large lam is FedAvg.
 """
 
 from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
@@ -31,7 +31,7 @@ PERSONAL = "personal"
 class DittoHyper(LocalTraining):
     """Hyper-parameters of Ditto; the personal model is trained with those of the global one but for these."""
 
-    default_epochs: ClassVar[int] = 2
+    default_epochs = 2
     epochs: int | None = Field(
         default=None, ge=1, description="local epochs of the global model (2 where steps is not given)"
     )
@@ -87,7 +87,7 @@ class Ditto(OwnModel, FedAvg, on_device=True, takes_stale=True):
     """FedAvg with a personal model v_i at every client, which is its state."""
 
     hyper: DittoHyper
-    paper: ClassVar[str] = "Li et al., ICML 2021"
+    paper = "Li et al., ICML 2021"
 
     def plan(self, round: int, coin: float) -> Plan:
         return Plan(stages=(self.hyper.stage(round), self.hyper.personal_stage(round)))

@@ -18,19 +18,17 @@ c = C_down(v), e <- v - c, down c; everybody: x <- x - c. No model goes down. x 
   all c that it missed (the paper is silent), or x (4 bytes an entry), whichever is smaller, and is billed for it.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from collections.abc import Sequence
 
 from rayfl import tree
 from rayfl.methods.base import (
-    Aggregate,
     Context,
     Finished,
     FirstDraws,
-    Gather,
     Metrics,
     ModelState,
     Packet,
+    Received,
     Traits,
     Tree,
     WeightedMean,
@@ -55,9 +53,9 @@ class DoubleSqueeze(SteppingServer, on_device=True):
     """Errors e_i and e at both ends; both send what they compress of errors and news together."""
 
     hyper: GradientStep
-    paper: ClassVar[str] = "Tang et al., ICML 2019"
-    needs_one_omega: ClassVar[bool] = True
-    gather: Mapping[str, Gather] = {"delta": WeightedMean()}
+    paper = "Tang et al., ICML 2019"
+    needs_one_omega = True
+    gather = {"delta": WeightedMean()}
 
     def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> DoubleSqueezeState:
         return {"error": tree.zeros_like(params)}
@@ -76,7 +74,7 @@ class DoubleSqueeze(SteppingServer, on_device=True):
         return self.encoded(server["step"], ctx, (server["params"], -1.0), (server["step"], -1.0))
 
     def server_update(
-        self, server: DoubleSqueezeServer, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context
+        self, server: DoubleSqueezeServer, received: Received, delivered: Sequence[int], ctx: Context
     ) -> tuple[DoubleSqueezeServer, Metrics]:
         x, error = (packet.decode() for packet in self.steps(server, ctx))
         arrived = received["delta"].result or tree.zeros_like(error)

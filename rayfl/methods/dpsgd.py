@@ -19,22 +19,20 @@ Where the sources leave something open:
   know them, so only values are sent.
 """
 
-from collections.abc import Mapping
-from typing import ClassVar, Literal, NotRequired
+from typing import Literal, NotRequired
 
 import torch
 from pydantic import Field
 
 from rayfl import tree
 from rayfl.methods.base import (
-    Aggregate,
     Context,
     Finished,
     FirstDraws,
-    Gather,
     Message,
     ModelState,
     PeerHalf,
+    Received,
     Stage,
     Traits,
     Tree,
@@ -87,9 +85,9 @@ class DPSGD(GradientMethod, PeerHalf, on_device=True, keeps_parts=True):
     """A peer trains, and its model becomes the weighted mean of its neighbours' models."""
 
     hyper: DPSGDHyper
-    paper: ClassVar[str] = "Lian et al., NeurIPS 2017"
-    personalized: ClassVar[bool] = True
-    gather: Mapping[str, Gather] = {"change": WeightedMean()}
+    paper = "Lian et al., NeurIPS 2017"
+    personalized = True
+    gather = {"change": WeightedMean()}
 
     def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> DPSGDState:
         if self.hyper.density is None:
@@ -125,7 +123,7 @@ class DPSGD(GradientMethod, PeerHalf, on_device=True, keeps_parts=True):
             metrics |= flops.training_metrics(self.task.weight_uses, state["mask"], num_examples)
         return Finished(new, {"change": change}, 1.0, metrics)
 
-    def mix(self, state: DPSGDState, received: Mapping[str, Aggregate], ctx: Context) -> DPSGDState:
+    def mix(self, state: DPSGDState, received: Received, ctx: Context) -> DPSGDState:
         state = state.copy()
         begun = state.pop("begun", None)
         if not received:

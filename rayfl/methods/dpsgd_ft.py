@@ -9,11 +9,11 @@ Training and wires are D-PSGD's, bit for bit; the fine-tuned model is made for a
 - ft_epochs is by default what a round of local training does, and ft_lr the lr of round 0: lr_decay does not apply.
 """
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
-from rayfl.methods.base import Context, Newcomer, Stage, Tree
+from rayfl.methods.base import Context, Stage, Tree
 from rayfl.methods.dpsgd import DPSGD, DPSGDCarry, DPSGDHyper, DPSGDState
 from rayfl.methods.shared.local_training import FineTuning
 
@@ -30,8 +30,8 @@ class DPSGDFT(DPSGD, on_device=True, keeps_parts=True):
     """D-PSGD, and the stage before an evaluation."""
 
     hyper: DPSGDFTHyper
-    paper: ClassVar[str] = "Lian et al., NeurIPS 2017, with fine-tuning as in Dai et al., ICML 2022"
-    newcomer: ClassVar[Newcomer | None] = "model"
+    paper = "Lian et al., NeurIPS 2017, with fine-tuning as in Dai et al., ICML 2022"
+    newcomer = "model"
 
     @property
     def evaluated_from_mean(self) -> bool:

@@ -13,8 +13,6 @@ average that it has just received.
 - The recorded training loss is f_i, without the proximal term. The exchange is D-PSGD's (`average_first`).
 """
 
-from typing import ClassVar
-
 from pydantic import Field, model_validator
 
 from rayfl import tree
@@ -42,7 +40,7 @@ class DSGDProx(DPSGD, on_device=True, keeps_parts=True):
     """Client: v <- v - lr (g_i(v) + mu (v - xbar_i))."""
 
     hyper: DSGDProxHyper
-    paper: ClassVar[str] = "Li et al., FedProx, MLSys 2020, among peers as in MCE-PL"
+    paper = "Li et al., FedProx, MLSys 2020, among peers as in MCE-PL"
 
     def step(self, carry: DPSGDCarry, batch: Batch, *, stage: Stage) -> DPSGDCarry:
         loss, gradient = self.task.value_and_grad(carry["params"], batch)

@@ -13,22 +13,17 @@ sides use the OLD values, those at the round's beginning, so that an exchange al
 - x_i is the personal model, and c the global one.
 """
 
-from collections.abc import Mapping
-from typing import ClassVar
-
 from pydantic import Field
 
 from rayfl import tree
 from rayfl.methods.base import (
-    Aggregate,
     Batch,
     Context,
     Finished,
-    Gather,
     Message,
     ModelState,
-    Newcomer,
     RayflError,
+    Received,
     Stage,
     Sum,
     Topology,
@@ -59,9 +54,9 @@ class EASGD(OwnModel, GradientMethod, ModelServer, on_device=True):
     """Client state: x_i. Server state: c."""
 
     hyper: EASGDHyper
-    paper: ClassVar[str] = "Zhang et al., NIPS 2015"
-    newcomer: ClassVar[Newcomer | None] = "model"
-    gather: Mapping[str, Gather] = {"distance": Sum()}
+    paper = "Zhang et al., NIPS 2015"
+    newcomer = "model"
+    gather = {"distance": Sum()}
 
     def check(self, num_clients: int, topology: Topology | None, seed: int) -> None:
         a, bound = self.hyper.coefficient(num_clients), 2 / (num_clients + 1)
@@ -86,6 +81,6 @@ class EASGD(OwnModel, GradientMethod, ModelServer, on_device=True):
         message = {"distance": carry["distance"]}
         return Finished({"params": carry["params"]}, message, metrics=self.train_loss(carry, ctx))
 
-    def update(self, server: ModelState, received: Mapping[str, Aggregate], ctx: Context) -> ModelState:
+    def update(self, server: ModelState, received: Received, ctx: Context) -> ModelState:
         a = self.hyper.coefficient(ctx.num_clients)
         return {"params": tree.add(server["params"], received["distance"].result, a)}

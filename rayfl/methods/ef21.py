@@ -18,11 +18,8 @@ clients' gradients, which may differ at the minimiser: G goes to 0 there. G = me
   was. A round in which nothing arrived moves nothing. Weights by samples need everyone in every round.
 """
 
-from collections.abc import Mapping
-from typing import ClassVar
-
 from rayfl import tree
-from rayfl.methods.base import Aggregate, Context, Finished, Gather, Tree, WeightedMean
+from rayfl.methods.base import Context, Finished, Received, Tree, WeightedMean
 from rayfl.methods.shared.distributed_gradient import (
     GradientCarry,
     GradientStep,
@@ -38,9 +35,9 @@ class EF21(ShiftedGradient, on_device=True):
     """Clients send the compressed differences of their gradients to their shifts, which move by all of them."""
 
     hyper: GradientStep
-    paper: ClassVar[str] = "Richtarik et al., NeurIPS 2021"
-    own_feedback: ClassVar[tuple[str, ...]] = ("uplink",)
-    gather: Mapping[str, Gather] = {"gradient": WeightedMean()}
+    paper = "Richtarik et al., NeurIPS 2021"
+    own_feedback = ("uplink",)
+    gather = {"gradient": WeightedMean()}
 
     def finish(self, state: ShiftState, carry: GradientCarry, ctx: Context) -> Finished:
         difference = tree.sub(carry["gradient"], state["shift"])
@@ -52,7 +49,7 @@ class EF21(ShiftedGradient, on_device=True):
     def init_server(self, params: Tree) -> ShiftedServer:
         return {"params": params, "shift": tree.zeros_like(params)}
 
-    def update(self, server: ShiftedServer, received: Mapping[str, Aggregate], ctx: Context) -> ShiftedServer:
+    def update(self, server: ShiftedServer, received: Received, ctx: Context) -> ShiftedServer:
         factor = contracting(ctx.uplink, server["shift"])
         shift = shifted(server["shift"], received["gradient"], factor, ctx)
         return {"params": tree.add(server["params"], shift, -self.hyper.rate(ctx.round)), "shift": shift}

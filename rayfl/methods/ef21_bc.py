@@ -15,13 +15,12 @@ single clients differ.
   missed rounds gets all b that it missed, or x and w (8 bytes an entry), whichever is smaller, and is billed for it.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from collections.abc import Sequence
 
 from pydantic import Field
 
 from rayfl import tree
-from rayfl.methods.base import Aggregate, Context, Metrics, Packet, Tree
+from rayfl.methods.base import Context, Metrics, Packet, Received, Tree
 from rayfl.methods.ef21 import EF21
 from rayfl.methods.shared.distributed_gradient import GradientStep, ShiftedServer, SteppingServer, contracting, shifted
 
@@ -42,8 +41,8 @@ class EF21BC(SteppingServer, EF21, on_device=True):
     """Clients as in EF21, but for x, which they move by themselves."""
 
     hyper: EF21BCHyper
-    paper: ClassVar[str] = "Fatkhullin et al., JMLR 2025"
-    num_held: ClassVar[int] = 2
+    paper = "Fatkhullin et al., JMLR 2025"
+    num_held = 2
 
     def init_server(self, params: Tree) -> EF21BCServer:
         return {**super().init_server(params), "known": tree.zeros_like(params)}
@@ -55,7 +54,7 @@ class EF21BC(SteppingServer, EF21, on_device=True):
         return self.encoded(tree.sub(server["shift"], known), ctx, (x, -lr), (known, 1.0))
 
     def server_update(
-        self, server: EF21BCServer, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context
+        self, server: EF21BCServer, received: Received, delivered: Sequence[int], ctx: Context
     ) -> tuple[EF21BCServer, Metrics]:
         x, known = (packet.decode() for packet in self.steps(server, ctx))
         factor = contracting(ctx.uplink, known)

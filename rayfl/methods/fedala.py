@@ -20,8 +20,6 @@ with all else frozen. Then it trains from t as in FedAvg, keeps the result as u_
 - Entries in which x = u_i have no gradient, and their W_i do not move. W_i = 1 is FedAvg.
 """
 
-from typing import ClassVar
-
 import torch
 from pydantic import Field
 
@@ -57,7 +55,7 @@ class FedALA(OwnModel, FedAvg, on_device=True, takes_stale=True):
     """FedAvg from a start that each client mixes of x and its last model."""
 
     hyper: FedALAHyper
-    paper: ClassVar[str] = "Zhang et al., AAAI 2023"
+    paper = "Zhang et al., AAAI 2023"
 
     def plan(self, round: int, coin: float) -> Plan:
         hyper, passes = self.hyper, self.hyper.first_passes if round == 1 else 1

@@ -4,10 +4,7 @@ Algorithm 1.
 Clients send the model difference instead of the model, which is the same average and can be compressed.
 """
 
-from collections.abc import Mapping
-from typing import ClassVar
-
-from rayfl.methods.base import Aggregate, Context, Finished, Gather, ModelState, State, WeightedMean
+from rayfl.methods.base import Context, Finished, ModelState, Received, State, WeightedMean
 from rayfl.methods.shared.local_training import GradientMethod, LocalCarry
 from rayfl.methods.shared.model_server import ModelServer
 
@@ -18,12 +15,12 @@ class FedAvg(GradientMethod, ModelServer, on_device=True, keeps_parts=True, take
     Server: x <- x - sum_i p_i delta_i with p_i by samples or uniform.
     """
 
-    paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
-    gather: Mapping[str, Gather] = {"delta": WeightedMean()}
-    difference: str = "delta"
+    paper = "McMahan et al., AISTATS 2017"
+    gather = {"delta": WeightedMean()}
+    difference = "delta"
 
     def finish(self, state: State, carry: LocalCarry, ctx: Context) -> Finished:
         return self.finished(state, {"delta": self.delta(carry)}, carry, ctx)
 
-    def update(self, server: ModelState, received: Mapping[str, Aggregate], ctx: Context) -> ModelState:
+    def update(self, server: ModelState, received: Received, ctx: Context) -> ModelState:
         return {"params": received["delta"].taken_from(server["params"])}

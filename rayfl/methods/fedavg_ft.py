@@ -10,8 +10,6 @@ and thrown away: training and wires are FedAvg's, bit for bit.
 - `pooled` is the global model as it is.
 """
 
-from typing import ClassVar
-
 from rayfl.methods.base import Context, Stage, State, Tree
 from rayfl.methods.fedavg import FedAvg
 from rayfl.methods.shared.local_training import FineTuning, LocalCarry, LocalTraining
@@ -25,7 +23,7 @@ class FedAvgFT(FedAvg, on_device=True, keeps_parts=True, takes_stale=True):
     """FedAvg, and the stage before an evaluation."""
 
     hyper: FedAvgFTHyper
-    paper: ClassVar[str] = "McMahan et al., AISTATS 2017, with fine-tuning as in Dai et al., ICML 2022"
+    paper = "McMahan et al., AISTATS 2017, with fine-tuning as in Dai et al., ICML 2022"
 
     def eval_stages(self, round: int) -> tuple[Stage, ...]:
         return (self.hyper.fine_tuning(),)

@@ -5,8 +5,6 @@ The server keeps heavy-ball momentum over the averaged deltas: v <- beta v + del
 counts in full (no 1 - beta), and there is no Nesterov step. A round in which nothing arrives leaves x and v alone.
 """
 
-from typing import ClassVar
-
 from pydantic import Field
 
 from rayfl.methods.shared.optimizers import SGD, Optimizer
@@ -23,7 +21,7 @@ class FedAvgM(ServerStepping, on_device=True, keeps_parts=True, takes_stale=True
     """Server state: x, and v as the optimizer's velocity."""
 
     hyper: FedAvgMHyper
-    paper: ClassVar[str] = "Hsu et al., arXiv 1909.06335"
+    paper = "Hsu et al., arXiv 1909.06335"
 
     @property
     def server_optimizer(self) -> Optimizer:

@@ -21,21 +21,17 @@ minimiser of the plain mean of the f_i. So the mean is uniform, and there is no 
   without the h_i. Robust rules and central noise change the mean that arrives, and h moves by the changed one.
 """
 
-from collections.abc import Mapping
-from typing import ClassVar
-
 from pydantic import Field
 
 from rayfl import tree
 from rayfl.methods.base import (
-    Aggregate,
     Batch,
     Context,
     Finished,
     FirstDraws,
-    Gather,
     Message,
     ModelState,
+    Received,
     Stage,
     Traits,
     Tree,
@@ -65,8 +61,8 @@ class FedDyn(GradientMethod, ModelServer, on_device=True, keeps_parts=True):
     """Client: y <- y - eta_l (g_i(y) - h_i + alpha (y - x)). Down: x. Up: delta_i. Client state: h_i / alpha."""
 
     hyper: FedDynHyper
-    paper: ClassVar[str] = "Acar et al., ICLR 2021"
-    gather: Mapping[str, Gather] = {"shift": WeightedMean()}
+    paper = "Acar et al., ICLR 2021"
+    gather = {"shift": WeightedMean()}
 
     def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> ShiftState:
         return {"shift": tree.zeros_like(params)}
@@ -88,7 +84,7 @@ class FedDyn(GradientMethod, ModelServer, on_device=True, keeps_parts=True):
     def init_server(self, params: Tree) -> FedDynServer:
         return {"params": params, "shift": tree.zeros_like(params)}
 
-    def update(self, server: FedDynServer, received: Mapping[str, Aggregate], ctx: Context) -> FedDynServer:
+    def update(self, server: FedDynServer, received: Received, ctx: Context) -> FedDynServer:
         mean, share = received["shift"].result, received["shift"].count / ctx.num_clients
         shift = tree.add(server["shift"], mean, share)
         return {"params": tree.sub(tree.sub(server["params"], mean), shift), "shift": shift}

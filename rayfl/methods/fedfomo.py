@@ -20,8 +20,8 @@ Where the sources differ or are silent:
 - Models are sent dense: a downlink compressor could not touch what the server has not opened.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import ClassVar, TypedDict, cast
+from collections.abc import Sequence
+from typing import TypedDict, cast
 
 import torch
 from pydantic import Field
@@ -30,16 +30,15 @@ from torch import Tensor
 from rayfl import tree
 from rayfl.compress.dense import Dense
 from rayfl.methods.base import (
-    Aggregate,
     Batch,
     Context,
     Finished,
-    Gather,
     Handle,
     Message,
     ModelState,
     Plan,
     RayflError,
+    Received,
     Relay,
     Reply,
     ServerHalf,
@@ -100,10 +99,10 @@ class FedFomo(OwnModel, GradientMethod, ServerHalf, on_device=True):
     """Client state: its model. The server sends it other clients' models."""
 
     hyper: FedFomoHyper
-    paper: ClassVar[str] = "Zhang et al., ICLR 2021"
-    own_compression: ClassVar[bool] = True
-    splits: ClassVar[Mapping[str, float]] = {"validation": 0.2}
-    gather: Mapping[str, Gather] = {"model": Relay()}
+    paper = "Zhang et al., ICLR 2021"
+    own_compression = True
+    splits = {"validation": 0.2}
+    gather = {"model": Relay()}
 
     def check(self, num_clients: int, topology: Topology | None, seed: int) -> None:
         if (self.hyper.num_candidates or 0) >= num_clients:
@@ -178,7 +177,7 @@ class FedFomo(OwnModel, GradientMethod, ServerHalf, on_device=True):
         affinity[server_memory["sent"]] += message["gains"].decode()["gains"]
         return {**server_memory, "affinity": affinity}
 
-    def update(self, server: FedFomoServer, received: Mapping[str, Aggregate], ctx: Context) -> FedFomoServer:
+    def update(self, server: FedFomoServer, received: Received, ctx: Context) -> FedFomoServer:
         arrived = {str(client): cast(Handle, handle) for client, handle in received["model"].items.items()}
         return {"models": {**server["models"], **arrived}}
 

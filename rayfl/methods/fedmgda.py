@@ -10,14 +10,13 @@ whose difference is 0 gets no weight and does not count in m; server_lr_decay mu
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from collections.abc import Sequence
 
 import numpy as np
 from pydantic import Field
 
 from rayfl import tree
-from rayfl.methods.base import Aggregate, Collect, Context, Finished, Gather, Metrics, ModelState, State
+from rayfl.methods.base import Collect, Context, Finished, Metrics, ModelState, Received, State
 from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, LocalWork
 from rayfl.methods.shared.minimum_norm import gram, minimum_norm_weights
 from rayfl.methods.shared.model_server import ModelServer
@@ -37,14 +36,14 @@ class FedMGDA(GradientMethod, ModelServer, on_device=True, keeps_parts=True):
     """Server: x <- x - eta_g sum_i lambda_i delta_i / ||delta_i||."""
 
     hyper: FedMGDAHyper
-    paper: ClassVar[str] = "Hu et al., IEEE TNSE 2022"
-    gather: Mapping[str, Gather] = {"delta": Collect()}
+    paper = "Hu et al., IEEE TNSE 2022"
+    gather = {"delta": Collect()}
 
     def finish(self, state: State, carry: LocalCarry, ctx: Context) -> Finished:
         return Finished(state, {"delta": self.delta(carry)}, metrics=self.train_loss(carry, ctx))
 
     def server_update(
-        self, server: ModelState, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context
+        self, server: ModelState, received: Received, delivered: Sequence[int], ctx: Context
     ) -> tuple[ModelState, Metrics]:
         deltas = [item for item in received["delta"].items.values() if isinstance(item, dict)]
         if not deltas:

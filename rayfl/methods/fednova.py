@@ -17,14 +17,13 @@ d_i = (x - x_i) / a_i,   x <- x - tau_eff sum_i p_i d_i,   tau_eff = sum_i p_i a
 - Clients and server remember nothing of a round, so an absent client or a lost upload only changes the p_i.
 """
 
-from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from rayfl import tree
 from rayfl.compress.scalar import scalar_packet
-from rayfl.methods.base import Aggregate, Context, Finished, Gather, ModelState, RayflError, State, WeightedMean
+from rayfl.methods.base import Context, Finished, ModelState, RayflError, Received, State, WeightedMean
 from rayfl.methods.fedprox import FedProx, FedProxHyper
 from rayfl.methods.shared.local_training import LocalCarry
 
@@ -42,10 +41,10 @@ class FedNova(FedProx, on_device=True, keeps_parts=True):
     """Up: d_i, and a_i (or tau_i) in 4 bytes."""
 
     hyper: FedNovaHyper
-    paper: ClassVar[str] = "Wang et al., NeurIPS 2020"
-    gather: Mapping[str, Gather] = {"direction": WeightedMean(), "steps": WeightedMean()}
-    difference: str = ""
-    hands_over_trees: bool = False
+    paper = "Wang et al., NeurIPS 2020"
+    gather = {"direction": WeightedMean(), "steps": WeightedMean()}
+    difference = ""
+    hands_over_trees = False
 
     def finish(self, state: State, carry: LocalCarry, ctx: Context) -> Finished:
         num_steps = ctx.work["train"].num_steps
@@ -70,6 +69,6 @@ class FedNova(FedProx, on_device=True, keeps_parts=True):
             moved += gradient + momentum * velocity if self.hyper.optimizer == "nesterov" else velocity
         return moved
 
-    def update(self, server: ModelState, received: Mapping[str, Aggregate], ctx: Context) -> ModelState:
+    def update(self, server: ModelState, received: Received, ctx: Context) -> ModelState:
         effective_steps = float(received["steps"].result["steps"])
         return {"params": tree.add(server["params"], received["direction"].result, -effective_steps)}

@@ -11,7 +11,7 @@ there is no bias correction. The sign is ours: Delta = received - trained.
 - eta_g is searched from 1e-3 to 1 in the paper; server_lr = 0.01 is our choice.
 """
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -45,7 +45,7 @@ class FedOpt(ServerStepping, on_device=True, keeps_parts=True, takes_stale=True)
     """Server state: x, and d and v as the optimizer's mean and square."""
 
     hyper: FedOptHyper
-    paper: ClassVar[str] = "Reddi et al., ICLR 2021"
+    paper = "Reddi et al., ICLR 2021"
 
     @property
     def server_optimizer(self) -> Optimizer:

@@ -16,22 +16,18 @@ on from its own x0_i. With an exact oracle lambda_i = -grad f_i(x_i).
 - For f_i with L-Lipschitz gradients that are not convex take eta about 0.3 / L; 0.5 / L and more can diverge.
 """
 
-from collections.abc import Mapping
-from typing import ClassVar
-
 from pydantic import Field
 
 from rayfl import tree
 from rayfl.methods.base import (
-    Aggregate,
     Batch,
     Context,
     Finished,
     FirstDraws,
-    Gather,
     Message,
     ModelState,
     Plan,
+    Received,
     Stage,
     Traits,
     Tree,
@@ -67,8 +63,8 @@ class FedPD(GradientMethod, ExchangedModelServer, on_device=True):
     """Client: x_i, x0_i and lambda_i. Server: x0, and the number of exchanges."""
 
     hyper: FedPDHyper
-    paper: ClassVar[str] = "Zhang et al., IEEE TSP 2021"
-    gather: Mapping[str, Gather] = {"delta": WeightedMean()}
+    paper = "Zhang et al., IEEE TSP 2021"
+    gather = {"delta": WeightedMean()}
 
     def plan(self, round: int, coin: float) -> Plan:
         exchange = coin >= self.hyper.skip_probability
@@ -100,6 +96,6 @@ class FedPD(GradientMethod, ExchangedModelServer, on_device=True):
         anchor = received["model"].decode()
         return {**state, "anchor": anchor, "received": anchor}
 
-    def update(self, server: ExchangedModel, received: Mapping[str, Aggregate], ctx: Context) -> ExchangedModel:
+    def update(self, server: ExchangedModel, received: Received, ctx: Context) -> ExchangedModel:
         x0 = tree.sub(server["params"], received["delta"].result)
         return {"params": x0, "exchanges": server["exchanges"] + 1}

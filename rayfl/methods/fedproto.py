@@ -18,25 +18,21 @@ f_i + lam / D mean_a ||R(a) - C_{y(a)}||^2 over its examples a; one whose class 
 - All clients have the experiment's model; the paper lets them differ in all but D.
 """
 
-from collections.abc import Mapping
-from typing import ClassVar
-
 import torch
 from pydantic import Field
 
 from rayfl.compress.known_support import known_support_packet
 from rayfl.compress.mask import mask_packet
 from rayfl.methods.base import (
-    Aggregate,
     Batch,
     Context,
     Download,
     Finished,
-    Gather,
     Message,
     ModelState,
     Packet,
     Plan,
+    Received,
     ServerHalf,
     Stage,
     State,
@@ -66,11 +62,11 @@ class FedProto(OwnModel, GradientMethod, ServerHalf, on_device=True):
     [num_classes, D + 1]."""
 
     hyper: FedProtoHyper
-    paper: ClassVar[str] = "Tan et al., AAAI 2022"
-    own_compression: ClassVar[bool] = True
-    needs_features: ClassVar[bool] = True
-    has_global_model: bool = False
-    gather: Mapping[str, Gather] = {"prototypes": Sum()}
+    paper = "Tan et al., AAAI 2022"
+    own_compression = True
+    needs_features = True
+    has_global_model = False
+    gather = {"prototypes": Sum()}
 
     def plan(self, round: int, coin: float) -> Plan:
         # Representations are computed for this number of examples at once.
@@ -119,7 +115,7 @@ class FedProto(OwnModel, GradientMethod, ServerHalf, on_device=True):
     def download(self, server: State, ctx: Context) -> Download:
         return rows(server["table"][:, :-1], server["table"][:, -1] > 0)
 
-    def update(self, server: State, received: Mapping[str, Aggregate], ctx: Context) -> State:
+    def update(self, server: State, received: Received, ctx: Context) -> State:
         sums = received["prototypes"].sum["prototypes"]
         return {"table": torch.where(sums[:, -1:] > 0, sums / sums[:, -1:].clamp(min=1), server["table"])}
 

@@ -8,8 +8,6 @@ FedAvg, and mu = 0 is FedAvg itself.
 - The recorded training loss is f_i, without the proximal term.
 """
 
-from typing import ClassVar
-
 from pydantic import Field
 
 from rayfl import tree
@@ -28,7 +26,7 @@ class FedProx(FedAvg, on_device=True, keeps_parts=True, takes_stale=True):
     """Client: y <- y - eta_l (g_i(y) + mu (y - x_t))."""
 
     hyper: FedProxHyper
-    paper: ClassVar[str] = "Li et al., MLSys 2020"
+    paper = "Li et al., MLSys 2020"
 
     def step(self, carry: LocalCarry, batch: Batch, *, stage: Stage) -> LocalCarry:
         loss, gradient = self.task.value_and_grad(carry["params"], batch)

@@ -28,7 +28,7 @@ The sign is ours: updates are W^{r,0} - W^{r,T}, so D_i is subtracted.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Literal, NotRequired, TypedDict
+from typing import Literal, NotRequired, TypedDict
 
 import numpy as np
 import torch
@@ -40,7 +40,6 @@ from rayfl.compress.base import shapes_of
 from rayfl.compress.scalar import count_packet
 from rayfl.compress.sparse import Scope, SparseCodec, TopK, sparse_packet, top_k_support
 from rayfl.methods.base import (
-    Aggregate,
     Context,
     ElementwiseMean,
     Finished,
@@ -49,6 +48,7 @@ from rayfl.methods.base import (
     Message,
     Metrics,
     ModelState,
+    Received,
     Reply,
     ServerHalf,
     Traits,
@@ -110,12 +110,12 @@ class FedPSE(GradientMethod, ServerHalf, on_device=True, keeps_parts=True, takes
     """Client: W_i and e_i. Server: G, and U_i of every client."""
 
     hyper: FedPSEHyper
-    paper: ClassVar[str] = "FedPSE (personalized sparsification, element-wise aggregation)"
-    personalized: ClassVar[bool] = True
-    own_compression: ClassVar[bool] = True
-    honours_retention: ClassVar[bool] = True
-    own_retention: ClassVar[tuple[str, ...]] = ("keep_ratio",)
-    metrics_with_variance: tuple[str, ...] = ("correlation_distance",)
+    paper = "FedPSE (personalized sparsification, element-wise aggregation)"
+    personalized = True
+    own_compression = True
+    honours_retention = True
+    own_retention = ("keep_ratio",)
+    metrics_with_variance = ("correlation_distance",)
 
     def keep_ratio(self, client: Traits) -> float:
         """The share of the entries that a client sends and gets, k_i / n."""
@@ -203,7 +203,7 @@ class FedPSE(GradientMethod, ServerHalf, on_device=True, keeps_parts=True, takes
         return packet_of(stored, SparseCodec(shapes_of(like), "fp32")).decode() if stored else tree.zeros_like(like)
 
     def server_update(
-        self, server: FedPSEServer, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context
+        self, server: FedPSEServer, received: Received, delivered: Sequence[int], ctx: Context
     ) -> tuple[FedPSEServer, Metrics]:
         after = self._global(received["update"].result or tree.zeros_like(server["update"]), ctx.round)
         if "sum" in server:

@@ -20,9 +20,8 @@ a residual for the next round (compress/structured.py says how scores are made).
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar, Literal, NotRequired, TypedDict
+from typing import Literal, NotRequired, TypedDict
 
 import numpy as np
 import torch
@@ -36,16 +35,15 @@ from rayfl.compress.scalar import scalar_packet
 from rayfl.compress.sparse import sparse_packet
 from rayfl.compress.structured import Scores, Structured, StructuredCodec
 from rayfl.methods.base import (
-    Aggregate,
     Collect,
     Context,
     Download,
     Finished,
     FirstDraws,
-    Gather,
     Message,
     ModelState,
     RayflError,
+    Received,
     Reply,
     Traits,
     Tree,
@@ -145,11 +143,11 @@ class FedSCR(FedAvg, on_device=True, keeps_parts=True):
     """FedAvg whose clients send the filters and channels above a threshold."""
 
     hyper: FedSCRHyper
-    paper: ClassVar[str] = "Wu et al., IEEE TPDS 2021"
-    own_compression: ClassVar[bool] = True
+    paper = "Wu et al., IEEE TPDS 2021"
+    own_compression = True
     # A structured downlink is one cut for all clients.
-    own_retention: ClassVar[tuple[str, ...]] = ("keep_ratio", "downlink")
-    gather: Mapping[str, Gather] = {"delta": WeightedMean(), "loss": Collect()}
+    own_retention = ("keep_ratio", "downlink")
+    gather = {"delta": WeightedMean(), "loss": Collect()}
 
     @property
     def honours_retention(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -273,7 +271,7 @@ class FedSCR(FedAvg, on_device=True, keeps_parts=True):
         mean = float(server["variances"]) / max(1, int(server["rounds"]))
         return {**message, "variance": scalar_packet("variance", mean)}
 
-    def update(self, server: FedSCRServer, received: Mapping[str, Aggregate], ctx: Context) -> FedSCRServer:
+    def update(self, server: FedSCRServer, received: Received, ctx: Context) -> FedSCRServer:
         after: FedSCRServer = {**server}
         if self.cuts_down:
             after = self.cut_down(server, received["delta"].result, ctx)

@@ -6,8 +6,6 @@ split (batch_size = 0) or on one minibatch. The same as FedAvg with one such ste
 A round in which nothing arrives moves nothing.
 """
 
-from typing import ClassVar
-
 from pydantic import Field
 
 from rayfl.methods.dcgd import DCGD, DCGDHyper
@@ -24,4 +22,4 @@ class FedSGD(DCGD, on_device=True, takes_stale=True):
     """DCGD weighted by samples. Clients remember nothing except an uplink's own memory, if it has one."""
 
     hyper: FedSGDHyper
-    paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
+    paper = "McMahan et al., AISTATS 2017"

@@ -18,7 +18,7 @@ The sign is ours: delta_i is x minus the trained model, so C is subtracted.
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import ClassVar, NotRequired, TypedDict
+from typing import NotRequired, TypedDict
 
 import numpy as np
 import torch
@@ -31,13 +31,12 @@ from rayfl.compress.dense import Dense
 from rayfl.compress.sparse import Scope, sparse_packet
 from rayfl.compress.ternary import Ternary, TernaryCodec
 from rayfl.methods.base import (
-    Aggregate,
     Context,
     Finished,
     FirstDraws,
-    Gather,
     Message,
     ModelState,
+    Received,
     Reply,
     Traits,
     Tree,
@@ -86,11 +85,11 @@ class FedSTC(GradientMethod, KeptModel, on_device=True, keeps_parts=True):
     """Residuals A_i and A at both ends; both send STC of them."""
 
     hyper: FedSTCHyper
-    paper: ClassVar[str] = "Sattler et al., IEEE TNNLS 2019"
-    gather: Mapping[str, Gather] = {"update": WeightedMean()}
-    own_compression: ClassVar[bool] = True
-    honours_retention: ClassVar[bool] = True
-    own_retention: ClassVar[tuple[str, ...]] = ("keep_ratio",)
+    paper = "Sattler et al., IEEE TNNLS 2019"
+    gather = {"update": WeightedMean()}
+    own_compression = True
+    honours_retention = True
+    own_retention = ("keep_ratio",)
 
     @cached_property
     def ternary(self) -> Ternary:
@@ -130,7 +129,7 @@ class FedSTC(GradientMethod, KeptModel, on_device=True, keeps_parts=True):
     def reply(self, server: FedSTCServer, server_memory: FedSTCMemory, ctx: Context) -> Reply:
         return self.personal_message(server, server_memory, ctx)
 
-    def update(self, server: FedSTCServer, received: Mapping[str, Aggregate], ctx: Context) -> FedSTCServer:
+    def update(self, server: FedSTCServer, received: Received, ctx: Context) -> FedSTCServer:
         update = tree.add(server["residual"], received["update"].result)
         packet, _ = self.ternary.encode(update, {}, ctx.generator)
         sent, support = packet.decode(), packet.support()

@@ -16,21 +16,16 @@ sum_k w_k as it is.
 The server's state has all models, N times the parameters; `dfedu` has none.
 """
 
-from collections.abc import Mapping
-from typing import ClassVar
-
 import numpy as np
 import torch
 
 from rayfl.methods.base import (
-    Aggregate,
     Collect,
     Context,
     Finished,
-    Gather,
     Message,
     ModelState,
-    Newcomer,
+    Received,
     Topology,
     Tree,
 )
@@ -49,10 +44,10 @@ class FedU(OwnModel, GradientMethod, CountedExchanges, on_device=True):
     """Client state: the w_k that it had last. Server: all w_k."""
 
     hyper: LaplacianHyper
-    paper: ClassVar[str] = "Dinh et al., FedU, 2021"
-    uses_graph: ClassVar[bool] = True
-    newcomer: ClassVar[Newcomer | None] = "undefined"
-    gather: Mapping[str, Gather] = {"change": Collect()}
+    paper = "Dinh et al., FedU, 2021"
+    uses_graph = True
+    newcomer = "undefined"
+    gather = {"change": Collect()}
 
     def check(self, num_clients: int, topology: Topology | None, seed: int) -> None:
         check_lap_step(self.hyper.lap_step, topology, num_clients, seed)
@@ -70,7 +65,7 @@ class FedU(OwnModel, GradientMethod, CountedExchanges, on_device=True):
     def model(self, server: FedUServer) -> Tree:
         return {}
 
-    def update(self, server: FedUServer, received: Mapping[str, Aggregate], ctx: Context) -> FedUServer:
+    def update(self, server: FedUServer, received: Received, ctx: Context) -> FedUServer:
         assert ctx.links is not None
         models = {}
         for name, before in server["models"].items():

@@ -16,8 +16,7 @@ E <- E + eta U, Delta = TopK(Estimate(E)), E <- E without Delta, x <- x - Delta.
   nothing; momentum and error wait too.
 """
 
-from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 from torch import Tensor
@@ -25,7 +24,7 @@ from torch import Tensor
 from rayfl import tree
 from rayfl.compress.countsketch import Sketching, largest
 from rayfl.determinism.seeding import torch_seed
-from rayfl.methods.base import Aggregate, Context, Finished, Gather, ModelState, State, Tree, WeightedMean
+from rayfl.methods.base import Context, Finished, ModelState, Received, State, Tree, WeightedMean
 from rayfl.methods.shared.distributed_gradient import DistributedGradient, GradientCarry, GradientStep
 from rayfl.methods.shared.uplink import uncompressed
 
@@ -52,9 +51,9 @@ class FetchSGD(DistributedGradient, on_device=True):
     experiment's seed, and stay for the whole run."""
 
     hyper: FetchSGDHyper
-    paper: ClassVar[str] = "Rothchild et al., ICML 2020"
-    own_compression: ClassVar[bool] = True
-    gather: Mapping[str, Gather] = {"sketch": WeightedMean()}
+    paper = "Rothchild et al., ICML 2020"
+    own_compression = True
+    gather = {"sketch": WeightedMean()}
 
     def finish(self, state: State, carry: GradientCarry, ctx: Context) -> Finished:
         table = self.hyper.table(carry["gradient"], torch_seed(ctx.seed, purpose="sketch"))
@@ -64,7 +63,7 @@ class FetchSGD(DistributedGradient, on_device=True):
         nothing = self.hyper.table(tree.zeros_like(params), 0)
         return {"params": params, "momentum": nothing, "error": nothing}
 
-    def update(self, server: FetchSGDServer, received: Mapping[str, Aggregate], ctx: Context) -> FetchSGDServer:
+    def update(self, server: FetchSGDServer, received: Received, ctx: Context) -> FetchSGDServer:
         hyper, params, seed = self.hyper, server["params"], torch_seed(ctx.seed, purpose="sketch")
         momentum = hyper.momentum * server["momentum"] + received["sketch"].result["table"]
         error = server["error"] + hyper.rate(ctx.round) * momentum

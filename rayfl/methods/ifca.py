@@ -21,14 +21,12 @@ Server: x^j <- x^j - sum_{j_i = j} w_i delta_i / sum_{j_i = j} w_i, with w_i by 
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar
 
 import torch
 from pydantic import Field
 
 from rayfl.compress.scalar import CountCodec
 from rayfl.methods.base import (
-    Aggregate,
     Batch,
     Context,
     Finished,
@@ -38,6 +36,7 @@ from rayfl.methods.base import (
     ModelState,
     Packet,
     Plan,
+    Received,
     Stage,
     State,
     Tree,
@@ -65,9 +64,9 @@ class IFCA(GradientMethod, ModelServer, on_device=True):
     """Down: the k models. Up: the delta of the chosen one, under a name of its own, and the choice."""
 
     hyper: IFCAHyper
-    paper: ClassVar[str] = "Ghosh et al., NeurIPS 2020"
-    has_global_model: bool = False
-    may_be_silent: bool = True
+    paper = "Ghosh et al., NeurIPS 2020"
+    has_global_model = False
+    may_be_silent = True
 
     @property
     def gather(self) -> Mapping[str, Gather]:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -131,7 +130,7 @@ class IFCA(GradientMethod, ModelServer, on_device=True):
         finished = self.finished(state, message, carry, ctx, "train")
         return replace(finished, metrics={**finished.metrics, "ifca/cluster": cluster})
 
-    def update(self, server: ModelState, received: Mapping[str, Aggregate], ctx: Context) -> ModelState:
+    def update(self, server: ModelState, received: Received, ctx: Context) -> ModelState:
         params = dict(server["params"])
         for cluster, arrived in enumerate(received[name] for name in self.gather):
             moved = arrived.taken_from(of_cluster(params, cluster)) if arrived.count else {}

@@ -5,8 +5,6 @@ One minibatch a round: z <- z - eta ((df/dv) o w o sign(z) + lambda z / ||z_row|
 neither the lasso nor Fil; the authors' code has Fil. Both are on as in MCE-PL: `lasso=0 fil=0` switches them off.
 """
 
-from typing import ClassVar
-
 from rayfl.methods.base import Context, Finished, FirstDraws, Traits, Tree
 from rayfl.methods.shared.distributed_gradient import GradientCarry
 from rayfl.methods.shared.learned_masks import HiddenMasks, ScoredModel
@@ -15,7 +13,7 @@ from rayfl.methods.shared.learned_masks import HiddenMasks, ScoredModel
 class IndMask(HiddenMasks, on_device=True):
     """No communication."""
 
-    paper: ClassVar[str] = "Tian et al., MCE-PL, without communication"
+    paper = "Tian et al., MCE-PL, without communication"
 
     def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> ScoredModel:
         z = self.scores_for(params, draws)

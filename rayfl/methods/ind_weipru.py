@@ -4,8 +4,6 @@ One minibatch a round; the start is pruned too. shared/pruned_weights.py says wh
 after every iteration, as avr-weipru and par-weipru do, and the authors' code does not.
 """
 
-from typing import ClassVar
-
 from rayfl.methods.base import Context, Finished
 from rayfl.methods.shared.distributed_gradient import GradientCarry
 from rayfl.methods.shared.pruned_weights import PrunedWeights, WeightsState
@@ -14,7 +12,7 @@ from rayfl.methods.shared.pruned_weights import PrunedWeights, WeightsState
 class IndWeipru(PrunedWeights, on_device=True):
     """No communication."""
 
-    paper: ClassVar[str] = "Tian et al., MCE-PL, real weights without communication"
+    paper = "Tian et al., MCE-PL, real weights without communication"
 
     def finish(self, state: WeightsState, carry: GradientCarry, ctx: Context) -> Finished:
         return Finished(self.stepped(state, carry, ctx), None, 1.0, self.trained(state, carry, ctx))

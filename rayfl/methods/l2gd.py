@@ -17,7 +17,7 @@ step to the mean, x_i <- (1 - gam) x_i + gam xbar, gam = alpha lam / (n p), whic
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from pydantic import Field
@@ -25,19 +25,17 @@ from torch import Tensor
 
 from rayfl import tree
 from rayfl.methods.base import (
-    Aggregate,
     Batch,
     Context,
     Finished,
     FirstDraws,
-    Gather,
     HyperParameters,
     Message,
     Method,
     ModelState,
-    Newcomer,
     Plan,
     RayflError,
+    Received,
     Reply,
     Stage,
     Topology,
@@ -85,10 +83,10 @@ class L2GD(Method, ExchangedModelServer, on_device=True):
     """
 
     hyper: L2GDHyper
-    paper: ClassVar[str] = "Hanzely and Richtarik, 2020; Bergou et al., 2022"
-    personalized: ClassVar[bool] = True
-    newcomer: ClassVar[Newcomer | None] = "undefined"
-    gather: Mapping[str, Gather] = {"model": WeightedMean()}
+    paper = "Hanzely and Richtarik, 2020; Bergou et al., 2022"
+    personalized = True
+    newcomer = "undefined"
+    gather = {"model": WeightedMean()}
 
     # Any: see Method.
     @classmethod
@@ -152,5 +150,5 @@ class L2GD(Method, ExchangedModelServer, on_device=True):
         # In an exchange the reply brings xbar.
         return Reply({}, server_memory) if self.exchanges(ctx) else super().personal_message(server, server_memory, ctx)
 
-    def update(self, server: ExchangedModel, received: Mapping[str, Aggregate], ctx: Context) -> ExchangedModel:
+    def update(self, server: ExchangedModel, received: Received, ctx: Context) -> ExchangedModel:
         return {"params": received["model"].result, "exchanges": server["exchanges"] + 1}

@@ -13,8 +13,8 @@ gradients of all clients and steps along their mean, in silent rounds too.
 - With a compressor on the uplink both ends remember the gradient as decoded.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import ClassVar, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -22,13 +22,12 @@ from torch import Tensor
 
 from rayfl import tree
 from rayfl.methods.base import (
-    Aggregate,
     Context,
     Finished,
     FirstDraws,
-    Gather,
     Metrics,
     ModelState,
+    Received,
     Sum,
     Traits,
     Tree,
@@ -76,9 +75,9 @@ class LAG(DistributedGradient, on_device=True):
     """Clients send changes of their gradients, if they are large."""
 
     hyper: LAGHyper
-    paper: ClassVar[str] = "Chen et al., LAG, NeurIPS 2018 (LAG-WK)"
-    may_be_silent: bool = True
-    gather: Mapping[str, Gather] = {"change": Sum()}
+    paper = "Chen et al., LAG, NeurIPS 2018 (LAG-WK)"
+    may_be_silent = True
+    gather = {"change": Sum()}
 
     def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> LAGState:
         steps = torch.zeros(self.hyper.num_steps)
@@ -111,7 +110,7 @@ class LAG(DistributedGradient, on_device=True):
         return {"params": params, "gradients": tree.zeros_like(params)}
 
     def server_update(
-        self, server: LAGServer, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context
+        self, server: LAGServer, received: Received, delivered: Sequence[int], ctx: Context
     ) -> tuple[LAGServer, Metrics]:
         gradients, change = server["gradients"], received["change"]
         if change.count:

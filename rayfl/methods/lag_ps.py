@@ -8,8 +8,8 @@ sends the model, and so asks for an upload, only where L^2 ||x_i - x^k||^2 > (1 
 One L serves all clients (the paper has one each). A client that is not asked costs neither bytes nor work nor time.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import ClassVar, TypedDict
+from collections.abc import Sequence
+from typing import TypedDict
 
 import torch
 from pydantic import Field
@@ -17,13 +17,13 @@ from torch import Tensor
 
 from rayfl import tree
 from rayfl.methods.base import (
-    Aggregate,
     Context,
     Download,
     Finished,
     FirstDraws,
     Message,
     Metrics,
+    Received,
     Reply,
     Traits,
     Tree,
@@ -58,8 +58,8 @@ class LAGPS(LAG, on_device=True):
     """LAG whose server asks for the uploads."""
 
     hyper: LAGPSHyper
-    paper: ClassVar[str] = "Chen et al., LAG, NeurIPS 2018 (LAG-PS)"
-    may_be_silent: bool = False
+    paper = "Chen et al., LAG, NeurIPS 2018 (LAG-PS)"
+    may_be_silent = False
 
     def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> Known:
         return {"sent": tree.zeros_like(params)}
@@ -89,7 +89,7 @@ class LAGPS(LAG, on_device=True):
         return Reply(message, {"model": message["model"].decode(), "uploaded": torch.tensor(True)})
 
     def server_update(
-        self, server: LAGPSServer, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context
+        self, server: LAGPSServer, received: Received, delivered: Sequence[int], ctx: Context
     ) -> tuple[LAGPSServer, Metrics]:
         after, metrics = super().server_update(server, received, delivered, ctx)
         step = tree.norm(tree.sub(after["params"], server["params"])) ** 2

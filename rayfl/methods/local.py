@@ -3,8 +3,6 @@
 No paper; Algorithm 1 of FedAvg (McMahan et al., AISTATS 2017) without its averaging.
 """
 
-from typing import ClassVar
-
 from rayfl.methods.base import Context, Finished, ModelState, PeerHalf
 from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, LocalWork, OwnModel
 
@@ -13,8 +11,8 @@ class Local(OwnModel, GradientMethod, PeerHalf, on_device=True, keeps_parts=True
     """Every client trains its own model from the common start; the optimizer starts afresh every round."""
 
     hyper: LocalWork
-    paper: ClassVar[str] = "no communication; the baseline of personalized methods"
-    own_compression: ClassVar[bool] = True
+    paper = "no communication; the baseline of personalized methods"
+    own_compression = True
 
     def finish(self, state: ModelState, carry: LocalCarry, ctx: Context) -> Finished:
         return Finished({"params": carry["params"]}, None, 1.0, self.train_loss(carry, ctx))

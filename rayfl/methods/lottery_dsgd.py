@@ -14,13 +14,10 @@ Where the sources are silent or the public code errs:
   fewer examples, own/accuracy is 0.577 with 128 and 0.799 with the default.
 """
 
-from collections.abc import Mapping
-from typing import ClassVar
-
 from pydantic import Field
 
 from rayfl.compress.sparse import sparse_packet
-from rayfl.methods.base import Aggregate, Context, ElementwiseMean, Finished, Gather, Message, PeerHalf
+from rayfl.methods.base import Context, ElementwiseMean, Finished, Message, PeerHalf, Received
 from rayfl.methods.shared import masks
 from rayfl.methods.shared.accuracy_gate import GateHyper
 from rayfl.methods.shared.lottery import Lottery, LotteryCarry, LotteryState
@@ -36,8 +33,8 @@ class LotteryDSGD(Lottery, PeerHalf, on_device=True):
     """LotteryFL's client, which mixes the entries that its neighbours hold."""
 
     hyper: LotteryDSGDHyper
-    paper: ClassVar[str] = "Li et al., LotteryFL, 2020, among peers as in MCE-PL"
-    gather: Mapping[str, Gather] = {"weights": ElementwiseMean("sent")}
+    paper = "Li et al., LotteryFL, 2020, among peers as in MCE-PL"
+    gather = {"weights": ElementwiseMean("sent")}
 
     def begin(self, state: LotteryState, received: Message, ctx: Context) -> LotteryCarry:
         return self.begin_from(state["params"], state, ctx)
@@ -45,7 +42,7 @@ class LotteryDSGD(Lottery, PeerHalf, on_device=True):
     def finish(self, state: LotteryState, carry: LotteryCarry, ctx: Context) -> Finished:
         return self.finished_with(sparse_packet(carry["params"], carry["mask"]), carry, ctx)
 
-    def mix(self, state: LotteryState, received: Mapping[str, Aggregate], ctx: Context) -> LotteryState:
+    def mix(self, state: LotteryState, received: Received, ctx: Context) -> LotteryState:
         # A peer receives its own message too: somebody holds each entry of its mask.
         average = received["weights"].result if received else state["params"]
         return {**state, "params": masks.masked(average, state["mask"])}

@@ -17,12 +17,9 @@ Where the sources are silent or the public code errs:
   client's mask, and after local training the one that it has trained.
 """
 
-from collections.abc import Mapping
-from typing import ClassVar
-
 from pydantic import Field
 
-from rayfl.methods.base import Context, Finished, Gather, Message
+from rayfl.methods.base import Context, Finished, Message
 from rayfl.methods.shared.accuracy_gate import GateHyper
 from rayfl.methods.shared.lottery import Lottery, LotteryCarry, LotteryState
 from rayfl.methods.shared.masked_server import HELD_MEAN, WEIGHTS, MaskedServer, weights_packet
@@ -35,15 +32,15 @@ class LotteryFLHyper(GateHyper):
     epochs: int | None = Field(default=None, ge=1, description="local epochs a round (10 where steps is not given)")
     batch_size: int = Field(default=10, ge=0, description="examples a batch, b; 0: the whole split")
 
-    default_epochs: ClassVar[int] = 10
+    default_epochs = 10
 
 
 class LotteryFL(Lottery, MaskedServer, on_device=True):
     """Client: gate, prune and rewind, train under the mask. Server: the mean over those who hold an entry."""
 
     hyper: LotteryFLHyper
-    paper: ClassVar[str] = "Li et al., 2020 (LotteryFL)"
-    gather: Mapping[str, Gather] = HELD_MEAN
+    paper = "Li et al., 2020 (LotteryFL)"
+    gather = HELD_MEAN
 
     def begin(self, state: LotteryState, received: Message, ctx: Context) -> LotteryCarry:
         return self.begin_from(received[WEIGHTS].decode(), state, ctx)

@@ -16,8 +16,8 @@ first round, g = grad f(x^0), is uncompressed. Q is unbiased; g is not.
   a round in which nothing arrived, x has not moved and the next round is uncompressed, whatever the coin.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import ClassVar, NotRequired
+from collections.abc import Sequence
+from typing import NotRequired
 
 import torch
 from pydantic import Field
@@ -25,16 +25,15 @@ from torch import Tensor
 
 from rayfl import tree
 from rayfl.methods.base import (
-    Aggregate,
     Batch,
     Context,
     Download,
     Finished,
     FirstDraws,
-    Gather,
     Message,
     Metrics,
     ModelState,
+    Received,
     Stage,
     Traits,
     Tree,
@@ -77,10 +76,10 @@ class MARINA(DistributedGradient, on_device=True):
     """The model comes down under the name "restart" if g must be made anew, else under "model"."""
 
     hyper: MARINAHyper
-    paper: ClassVar[str] = "Gorbunov et al., ICML 2021"
-    may_be_silent: bool = True
-    needs_one_omega: ClassVar[bool] = True
-    gather: Mapping[str, Gather] = {"gradient": WeightedMean()}
+    paper = "Gorbunov et al., ICML 2021"
+    may_be_silent = True
+    needs_one_omega = True
+    gather = {"gradient": WeightedMean()}
 
     def is_dense(self, ctx: Context) -> bool:
         """The coin of this round: whether gradients are sent uncompressed. Raises ValueError if p must be given."""
@@ -126,7 +125,7 @@ class MARINA(DistributedGradient, on_device=True):
         return {"restart" if server["restart"] else "model": server["params"]}
 
     def server_update(
-        self, server: MARINAServer, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context
+        self, server: MARINAServer, received: Received, delivered: Sequence[int], ctx: Context
     ) -> tuple[MARINAServer, Metrics]:
         dense = bool(server["restart"]) or self.is_dense(ctx)
         gradient = received["gradient"].result

@@ -27,8 +27,7 @@ Where the paper is silent, or the authors' code differs:
   one in the mask (comm/link_ones_megabytes).
 """
 
-from collections.abc import Mapping
-from typing import ClassVar, NotRequired
+from typing import NotRequired
 
 import numpy as np
 import torch
@@ -38,12 +37,11 @@ from torch import Tensor
 from rayfl import tree
 from rayfl.compress.mask import mask_packet
 from rayfl.methods.base import (
-    Aggregate,
     Context,
     Finished,
     FirstDraws,
-    Gather,
     RayflError,
+    Received,
     Traits,
     Tree,
     WeightedMean,
@@ -73,9 +71,9 @@ class MCEPL(HiddenMasks, on_device=True):
     """Peers send their masks and learn from the mean of their neighbours' masks."""
 
     hyper: MCEPLHyper
-    paper: ClassVar[str] = "Tian et al., MCE-PL"
-    include_self: ClassVar[bool] = False
-    gather: Mapping[str, Gather] = {"mask": WeightedMean()}
+    paper = "Tian et al., MCE-PL"
+    include_self = False
+    gather = {"mask": WeightedMean()}
 
     def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> MCEPLState:
         z, heard = self.scores_for(params, draws), self.first_heard(params, draws)
@@ -109,7 +107,7 @@ class MCEPL(HiddenMasks, on_device=True):
         bill = {"comm/link_megabytes": bits.numel() / 8e6, "comm/link_ones_megabytes": int(bits.sum()) / 8e6}
         return Finished(new, {"mask": mask_packet({"mask": bits})}, 1.0, self.trained(state, carry, ctx) | bill)
 
-    def mix(self, state: MCEPLState, received: Mapping[str, Aggregate], ctx: Context) -> MCEPLState:
+    def mix(self, state: MCEPLState, received: Received, ctx: Context) -> MCEPLState:
         state = state.copy()
         gradient = state.pop("gradient")
         if not received or not received["mask"].count:

@@ -25,25 +25,23 @@ At its fixed point z = xbar, y = lam xbar and grad f_i(x_i) + lam (x_i - xbar) =
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field, model_validator
 
 from rayfl import tree
 from rayfl.methods.base import (
-    Aggregate,
     Batch,
     Context,
     Download,
     Finished,
-    Gather,
     Message,
     Metrics,
     ModelState,
-    Newcomer,
     Plan,
     RayflError,
+    Received,
     Stage,
     Sum,
     Topology,
@@ -116,9 +114,9 @@ class MixtureADMM(OwnModel, GradientMethod, ModelServer, on_device=True):
     """Client: x_i. Server: z, y, and the sum of all x_i."""
 
     hyper: MixtureADMMHyper
-    paper: ClassVar[str] = "WEN Hao, Problems of Personalization in Federated Learning (slides)"
-    newcomer: ClassVar[Newcomer | None] = "undefined"
-    gather: Mapping[str, Gather] = {"move": Sum()}
+    paper = "WEN Hao, Problems of Personalization in Federated Learning (slides)"
+    newcomer = "undefined"
+    gather = {"move": Sum()}
 
     def check(self, num_clients: int, topology: Topology | None, seed: int) -> None:
         hyper, total = self.hyper, self.hyper.rho * num_clients
@@ -186,7 +184,7 @@ class MixtureADMM(OwnModel, GradientMethod, ModelServer, on_device=True):
         return {"gap": self.gap(server, ctx.num_clients), "multiplier": server["multiplier"]}
 
     def server_update(
-        self, server: MixtureServer, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context
+        self, server: MixtureServer, received: Received, delivered: Sequence[int], ctx: Context
     ) -> tuple[MixtureServer, Metrics]:
         moved, size, hyper = received["move"].result, ctx.num_clients, self.hyper
         if not moved:

@@ -16,8 +16,6 @@ l_con = -log(e^{s_g / T} / (e^{s_g / T} + e^{s_p / T})) = log(1 + e^{(s_p - s_g)
   Tiny-ImageNet, and its code 1 by default.
 """
 
-from typing import ClassVar
-
 import torch
 from pydantic import Field
 from torch.nn import functional
@@ -46,9 +44,9 @@ class MOON(OwnModel, FedAvg, on_device=True, takes_stale=True):
     """Client: y <- y - eta_l grad (f_i + mu l_con)(y). Client state: prev_i."""
 
     hyper: MOONHyper
-    paper: ClassVar[str] = "Li et al., CVPR 2021"
-    personalized: bool = False
-    needs_features: ClassVar[bool] = True
+    paper = "Li et al., CVPR 2021"
+    personalized = False
+    needs_features = True
 
     def gradients_per_example(self, stage: Stage, ctx: Context) -> float:
         return 5 / 3

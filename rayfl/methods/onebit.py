@@ -9,8 +9,6 @@ owed), the server steps without AdaGrad, and it sends the dense model (the paper
 its way back, with an error memory a worker). Groups are those of the compressor `onebit`.
 """
 
-from typing import ClassVar
-
 from pydantic import Field
 
 from rayfl.compress.base import Compressor
@@ -29,7 +27,7 @@ class OneBitSGD(CompressedSGD, on_device=True):
     """Up: d bits and 64 a group; client state: the error e_i."""
 
     hyper: OneBitHyper
-    paper: ClassVar[str] = "Seide et al., 1-Bit SGD, Interspeech 2014"
+    paper = "Seide et al., 1-Bit SGD, Interspeech 2014"
 
     @property
     def compressor(self) -> Compressor:

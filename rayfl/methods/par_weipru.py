@@ -4,15 +4,12 @@ As avr-weipru (our decisions stand there), but the mean of an entry runs over th
 "partially averaging": entries that others have pruned do not shrink it.
 """
 
-from collections.abc import Mapping
-from typing import ClassVar
-
-from rayfl.gather import ElementwiseMean, Gather
+from rayfl.gather import ElementwiseMean
 from rayfl.methods.avr_weipru import AvrWeipru
 
 
 class ParWeipru(AvrWeipru, on_device=True):
     """avr-weipru with the mean of each entry over the peers where it is not zero."""
 
-    paper: ClassVar[str] = "Tian et al., MCE-PL, pruned real weights averaged by entry"
-    gather: Mapping[str, Gather] = {"weights": ElementwiseMean("nonzero")}
+    paper = "Tian et al., MCE-PL, pruned real weights averaged by entry"
+    gather = {"weights": ElementwiseMean("nonzero")}

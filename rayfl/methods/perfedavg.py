@@ -23,7 +23,7 @@ Where the paper is silent:
 """
 
 from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -42,7 +42,7 @@ class PerFedAvgHyper(LocalTraining):
     """Hyper-parameters of Per-FedAvg, with the values of pFedMe's comparison but for the step sizes."""
 
     lr: float = Field(default=0.03, gt=0, description="step size of a local step, beta")
-    default_steps: ClassVar[int | None] = 20
+    default_steps = 20
     steps: int | None = Field(default=None, ge=1, description="local steps a round, tau (20 where epochs is not given)")
     batch_size: int = Field(default=20, ge=0, description="examples of each batch, b; 0: the whole split")
     alpha: float = Field(default=0.01, gt=0, description="step size of the adaptation to a client")
@@ -64,7 +64,7 @@ class PerFedAvg(FedAvg, on_device=True, takes_stale=True):
     """FedAvg whose clients train the starting point of one step, and take that step before they are judged."""
 
     hyper: PerFedAvgHyper
-    paper: ClassVar[str] = "Fallah et al., NeurIPS 2020"
+    paper = "Fallah et al., NeurIPS 2020"
 
     def plan(self, round: int, coin: float) -> Plan:
         num_batches = 2 if self.hyper.variant == "fo" else 3

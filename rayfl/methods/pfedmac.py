@@ -12,8 +12,6 @@ so small a lam eta is 0.5, or w would hardly move: a step takes eta lam = 0.05 o
 weight_decay = lam theta's steps are those of pFedMe.
 """
 
-from typing import ClassVar
-
 from pydantic import Field
 
 from rayfl import tree
@@ -38,7 +36,7 @@ class PFedMac(PFedMe, on_device=True):
     """Client: theta <- theta - personal_lr (g - lam w), K times; w <- w - eta lam (w - theta)."""
 
     hyper: PFedMacHyper
-    paper: ClassVar[str] = "Li et al., 2021 (pFedMac)"
+    paper = "Li et al., 2021 (pFedMac)"
 
     def binding(self, theta: Tree, w: Tree) -> Tree:
         return tree.scale(w, -self.hyper.lam)

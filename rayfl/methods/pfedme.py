@@ -24,12 +24,23 @@ mean_S w_{i,R}, with S sampled. All clients download and train in every round, a
 """
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
 from rayfl import tree
-from rayfl.methods.base import Aggregate, Batch, Context, Finished, Message, ModelState, Plan, RayflError, Stage, Tree
+from rayfl.methods.base import (
+    Batch,
+    Context,
+    Finished,
+    Message,
+    ModelState,
+    Plan,
+    RayflError,
+    Received,
+    Stage,
+    Tree,
+)
 from rayfl.methods.fedavg import FedAvg
 from rayfl.methods.shared.local_training import NOT_PLAIN, LocalCarry, LocalTraining, OwnModel, Weighting
 
@@ -38,7 +49,7 @@ class PFedMeHyper(LocalTraining):
     """Hyper-parameters of pFedMe, with the paper's values for MNIST but for personal_lr."""
 
     lr: float = Field(default=0.005, gt=0, description="step size of w, eta")
-    default_steps: ClassVar[int | None] = 20
+    default_steps = 20
     steps: int | None = Field(default=None, ge=1, description="steps of w a round, R (20 where epochs is not given)")
     batch_size: int = Field(default=20, ge=0, description="examples of a step's one batch, b; 0: the whole split")
     weighting: Weighting = Field(default="uniform", description="weight of a client in the average")
@@ -86,7 +97,7 @@ class PFedMe(OwnModel, FedAvg, on_device=True):
     """FedAvg of the w_{i,R}, with a step of its own at the server. Client state: the model that it is judged by."""
 
     hyper: PFedMeHyper
-    paper: ClassVar[str] = "Dinh et al., NeurIPS 2020"
+    paper = "Dinh et al., NeurIPS 2020"
 
     def plan(self, round: int, coin: float) -> Plan:
         return Plan(stages=(self.hyper.stage(round),), trainers="all")
@@ -122,5 +133,5 @@ class PFedMe(OwnModel, FedAvg, on_device=True):
     def eval_begin(self, state: ModelState, model: Tree | None, carry: PFedMeCarry | None, ctx: Context) -> ModelState:
         return {"params": state["params"] if carry is None else self.judged(carry)}
 
-    def update(self, server: ModelState, received: Mapping[str, Aggregate], ctx: Context) -> ModelState:
+    def update(self, server: ModelState, received: Received, ctx: Context) -> ModelState:
         return {"params": tree.add(server["params"], received["delta"].result, -self.hyper.beta)}

@@ -14,7 +14,7 @@ round ends with a fresh match of the networks that arrived.
 
 from collections.abc import Mapping, Sequence
 from itertools import cycle
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -23,17 +23,16 @@ from torch import nn
 
 from rayfl.compress.dense import Dense
 from rayfl.methods.base import (
-    Aggregate,
     Collect,
     Context,
     Finished,
     FirstDraws,
-    Gather,
     HyperParameters,
     Metrics,
     ModelState,
     Plan,
     RayflError,
+    Received,
     Traits,
     Tree,
 )
@@ -59,9 +58,9 @@ class PFNM(GradientMethod, KeptModel, on_device=True):
     """Client state: its own network. Server: the merged network. Raises ValueError unless the model is an MLP."""
 
     hyper: PFNMHyper
-    paper: ClassVar[str] = "Yurochkin et al., ICML 2019"
-    gather: Mapping[str, Gather] = {"model": Collect()}
-    own_compression: ClassVar[bool] = True
+    paper = "Yurochkin et al., ICML 2019"
+    gather = {"model": Collect()}
+    own_compression = True
 
     # Any: see Method.
     @classmethod
@@ -87,7 +86,7 @@ class PFNM(GradientMethod, KeptModel, on_device=True):
         return Finished({"params": carry["params"]}, {"model": packet}, metrics=self.train_loss(carry, ctx))
 
     def server_update(
-        self, server: ModelState, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context
+        self, server: ModelState, received: Received, delivered: Sequence[int], ctx: Context
     ) -> tuple[ModelState, Metrics]:
         networks = [layers(item) for item in received["model"].items.values() if isinstance(item, dict)]
         if not networks:

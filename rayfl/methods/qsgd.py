@@ -5,8 +5,6 @@ A client rounds every entry of its gradient at random to one of s levels of its 
 server averages. The server sends the dense model (in the paper all peers broadcast their encoded gradients).
 """
 
-from typing import ClassVar
-
 from pydantic import Field
 
 from rayfl.compress.base import Compressor
@@ -27,7 +25,7 @@ class QSGD(CompressedSGD, on_device=True, takes_stale=True):
     """Up: 1 + ceil(log2(s + 1)) bits an entry and 32 a bucket, or Elias codes; unbiased."""
 
     hyper: QSGDHyper
-    paper: ClassVar[str] = "Alistarh et al., QSGD, NeurIPS 2017"
+    paper = "Alistarh et al., QSGD, NeurIPS 2017"
 
     @property
     def compressor(self) -> Compressor:

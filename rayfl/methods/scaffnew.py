@@ -20,7 +20,6 @@ minimiser of the plain mean of the f_i, which is then reached with a constant ga
 
 import math
 from collections.abc import Mapping
-from typing import ClassVar
 
 from pydantic import Field
 
@@ -64,9 +63,9 @@ class Scaffnew(FedAvg, on_device=True):
     """FedAvg of all clients with corrected local steps. Server: x."""
 
     hyper: ScaffnewHyper
-    paper: ClassVar[str] = "Mishchenko et al., ICML 2022"
-    own_compression: ClassVar[bool] = True
-    needs_everyone: ClassVar[bool] = True
+    paper = "Mishchenko et al., ICML 2022"
+    own_compression = True
+    needs_everyone = True
 
     def plan(self, round: int, coin: float) -> Plan:
         # The coin c, uniform in [0, 1), has K - 1 >= n with probability (1 - p)^n. At p = 1 K is 1.

@@ -16,22 +16,21 @@ The sign is ours on the wire: the change that goes up is c_i - c_i+.
 """
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal, NotRequired
+from typing import Literal, NotRequired
 
 from pydantic import Field
 
 from rayfl import tree
 from rayfl.methods.base import (
-    Aggregate,
     Batch,
     Context,
     Download,
     Finished,
     FirstDraws,
-    Gather,
     Message,
     ModelState,
     Plan,
+    Received,
     Stage,
     Sum,
     Traits,
@@ -89,8 +88,8 @@ class Scaffold(GradientMethod, ModelServer, on_device=True, keeps_parts=True):
     """Down: x and c. Up: delta and c_i - c_i+."""
 
     hyper: ScaffoldHyper
-    paper: ClassVar[str] = "Karimireddy et al., ICML 2020"
-    gather: Mapping[str, Gather] = {"delta": WeightedMean(), "control_variate": Sum()}
+    paper = "Karimireddy et al., ICML 2020"
+    gather = {"delta": WeightedMean(), "control_variate": Sum()}
 
     def plan(self, round: int, coin: float) -> Plan:
         training = self.hyper.stage(round)
@@ -133,7 +132,7 @@ class Scaffold(GradientMethod, ModelServer, on_device=True, keeps_parts=True):
     def download(self, server: ScaffoldServer, ctx: Context) -> Download:
         return {"model": server["params"], "control_variate": server["control_variate"]}
 
-    def update(self, server: ScaffoldServer, received: Mapping[str, Aggregate], ctx: Context) -> ScaffoldServer:
+    def update(self, server: ScaffoldServer, received: Received, ctx: Context) -> ScaffoldServer:
         delta, change = received["delta"].result, received["control_variate"].sum
         return {
             "params": tree.add(server["params"], delta, -self.hyper.server_lr),

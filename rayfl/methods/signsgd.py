@@ -10,8 +10,7 @@ takes the step x <- x - lr * sign(sum_i sign(g_i)) on a copy of the model, so th
 - Every vote counts the same, however many examples are behind it; `l2` is part of the gradient.
 """
 
-from collections.abc import Mapping
-from typing import ClassVar, Literal, NotRequired, TypedDict
+from typing import Literal, NotRequired, TypedDict
 
 import torch
 from pydantic import Field
@@ -21,14 +20,13 @@ from rayfl import tree
 from rayfl.compress.dense import Dense
 from rayfl.compress.votes import votes_packet
 from rayfl.methods.base import (
-    Aggregate,
     Context,
     Download,
     Finished,
     FirstDraws,
-    Gather,
     Message,
     ModelState,
+    Received,
     Reply,
     Sum,
     Traits,
@@ -70,9 +68,9 @@ class SignSGD(DistributedGradient, on_device=True):
     """Signs go up, and the majority of each sign comes back."""
 
     hyper: SignSGDHyper
-    paper: ClassVar[str] = "Bernstein et al., signSGD, ICML 2018 (majority vote, Signum)"
-    own_compression: ClassVar[bool] = True
-    gather: Mapping[str, Gather] = {"signs": Sum()}
+    paper = "Bernstein et al., signSGD, ICML 2018 (majority vote, Signum)"
+    own_compression = True
+    gather = {"signs": Sum()}
 
     def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> SignSGDState:
         state: SignSGDState = {"params": params}
@@ -106,7 +104,7 @@ class SignSGD(DistributedGradient, on_device=True):
         packet, _ = Dense().encode(server["params"], {}, ctx.generator)
         return Reply({"model": packet}, {"version": server["version"]})
 
-    def update(self, server: SignSGDServer, received: Mapping[str, Aggregate], ctx: Context) -> SignSGDServer:
+    def update(self, server: SignSGDServer, received: Received, ctx: Context) -> SignSGDServer:
         signs = received["signs"]
         votes = tree.map(torch.sign, signs.sum)
         return {

@@ -17,7 +17,7 @@ Round 0 is the start: the mean of gradients on large batches, at the common x_1,
 """
 
 from collections.abc import Mapping
-from typing import ClassVar, Self, TypedDict
+from typing import Self, TypedDict
 
 import torch
 from pydantic import Field
@@ -25,17 +25,16 @@ from torch import Tensor
 
 from rayfl import tree
 from rayfl.methods.base import (
-    Aggregate,
     Batch,
     Context,
     Download,
     Finished,
     FirstDraws,
-    Gather,
     Message,
     Method,
     ModelState,
     Plan,
+    Received,
     Stage,
     Traits,
     Tree,
@@ -103,8 +102,8 @@ class STEM(Method, ModelServer, on_device=True):
     """Client: x_t and d_t. Server: their averages."""
 
     hyper: STEMHyper
-    paper: ClassVar[str] = "Khanduri et al., NeurIPS 2021"
-    gather: Mapping[str, Gather] = {"delta": WeightedMean(), "direction": WeightedMean()}
+    paper = "Khanduri et al., NeurIPS 2021"
+    gather = {"delta": WeightedMean(), "direction": WeightedMean()}
 
     def plan(self, round: int, coin: float) -> Plan:
         hyper = self.hyper
@@ -169,7 +168,7 @@ class STEM(Method, ModelServer, on_device=True):
         point = super().download(server, ctx)
         return {**point, "direction": server["direction"]} if server["started"] else point
 
-    def update(self, server: STEMServer, received: Mapping[str, Aggregate], ctx: Context) -> STEMServer:
+    def update(self, server: STEMServer, received: Received, ctx: Context) -> STEMServer:
         delta, direction = received["delta"].result, received["direction"].result
         params = tree.sub(server["params"], delta) if delta else server["params"]
         return {"params": params, "direction": direction, "started": torch.tensor(True)}

@@ -24,7 +24,6 @@ Where the sources differ or are silent:
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar
 
 from pydantic import Field
 
@@ -33,7 +32,6 @@ from rayfl.methods.base import (
     Context,
     Finished,
     FirstDraws,
-    Gather,
     Message,
     ModelState,
     Plan,
@@ -54,7 +52,7 @@ class SubFedAvgHyper(GateHyper):
 
     lr: float = Field(default=0.01, gt=0, description="client learning rate")
     batch_size: int = Field(default=10, ge=0, description="examples a batch, b; 0: the whole split")
-    default_epochs: ClassVar[int] = 5
+    default_epochs = 5
     epochs: int | None = Field(default=None, ge=1, description="local epochs a round (left out: 5)")
     min_distance: float = Field(
         default=1e-4, ge=0, description="share of weights by which the two masks of a round must differ"
@@ -85,8 +83,8 @@ class SubFedAvg(GatedPruning, MaskedServer, on_device=True):
     """Client: train, make two candidates for the mask, gate. Server: the mean over those who hold an entry."""
 
     hyper: SubFedAvgHyper
-    paper: ClassVar[str] = "Vahidian et al., ICDCSW 2021"
-    gather: Mapping[str, Gather] = HELD_MEAN
+    paper = "Vahidian et al., ICDCSW 2021"
+    gather = HELD_MEAN
 
     def plan(self, round: int, coin: float) -> Plan:
         train = self.hyper.stage(round)

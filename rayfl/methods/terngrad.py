@@ -6,8 +6,6 @@ A client sends each tensor of its gradient as one number m = max |g| and the ent
 model (the paper sends the averaged gradient to workers with a copy of the model).
 """
 
-from typing import ClassVar
-
 from pydantic import Field
 
 from rayfl.compress.base import Compressor
@@ -29,7 +27,7 @@ class TernGrad(CompressedSGD, on_device=True, takes_stale=True):
     """Up: five entries a byte and 4 bytes a tensor; unbiased unless clipped."""
 
     hyper: TernGradHyper
-    paper: ClassVar[str] = "Wen et al., TernGrad, NeurIPS 2017"
+    paper = "Wen et al., TernGrad, NeurIPS 2017"
 
     @property
     def compressor(self) -> Compressor:

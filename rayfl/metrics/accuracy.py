@@ -1,7 +1,5 @@
 """Shares of right answers."""
 
-from typing import ClassVar
-
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -18,7 +16,7 @@ class Accuracy(PerExample):
     unit = "%"
     bounds = (0.0, 1.0)
     higher_is_better = True
-    judges: ClassVar[tuple[Targets, ...]] = ("classes", "labels")
+    judges = ("classes", "labels")
 
     def each(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         if are_labels(outputs, targets):
@@ -30,7 +28,7 @@ class TopK(Accuracy):
     """The share of answers that are among the `k` largest logits. Of equal logits the first class counts as larger."""
 
     name = "top-k"
-    judges: ClassVar[tuple[Targets, ...]] = ("classes",)
+    judges = ("classes",)
 
     k: int = Field(default=5, ge=1, description="number of guesses")
 

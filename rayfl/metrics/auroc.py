@@ -1,12 +1,10 @@
 """The area under the ROC curve, from histograms of the logits."""
 
-from typing import ClassVar
-
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from rayfl.metrics.base import Metric, Sums, Targets, Values, are_labels, flat
+from rayfl.metrics.base import Metric, Sums, Values, are_labels, flat
 from rayfl.metrics.facts import Facts
 
 RANGE = 16.0
@@ -26,7 +24,7 @@ class Auroc(Metric):
     title = "AUROC"
     bounds = (0.0, 1.0)
     higher_is_better = True
-    judges: ClassVar[tuple[Targets, ...]] = ("classes", "labels")
+    judges = ("classes", "labels")
     # A client's sums have 2 * classes * bins numbers.
     most_classes = 100
 

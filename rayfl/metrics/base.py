@@ -25,9 +25,9 @@ Values = Mapping[str, float | None]
 class LossOf(Protocol):
     """A task, as far as metrics need it."""
 
+    @abstractmethod
     def loss(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """The loss of each example as a sum, and what it counts, [batch] each."""
-        ...
 
 
 class Metric(Choice, ABC):
@@ -38,8 +38,8 @@ class Metric(Choice, ABC):
     `facts` can say more of single ones.
     """
 
-    label: ClassVar[str] = "metric"
-    package: ClassVar[str] = "rayfl.metrics"
+    label = "metric"
+    package = "rayfl.metrics"
     title: ClassVar[str] = ""
     """What pages call it; by default its name."""
     unit: ClassVar[str] = ""

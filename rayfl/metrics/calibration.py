@@ -1,12 +1,10 @@
 """Expected calibration error: how far a model's confidence is from its accuracy (Guo et al., ICML 2017)."""
 
-from typing import ClassVar
-
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from rayfl.metrics.base import Metric, Sums, Targets, Values, are_labels, flat, ratio
+from rayfl.metrics.base import Metric, Sums, Values, are_labels, flat, ratio
 
 
 class CalibrationError(Metric):
@@ -24,7 +22,7 @@ class CalibrationError(Metric):
     bounds = (0.0, 1.0)
     higher_is_better = False
     drawn = "calibration"
-    judges: ClassVar[tuple[Targets, ...]] = ("classes", "labels")
+    judges = ("classes", "labels")
 
     bins: int = Field(default=15, ge=1, le=1000, description="number of bins of equal width")
 

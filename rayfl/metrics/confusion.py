@@ -1,11 +1,9 @@
 """The confusion matrix."""
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
-from rayfl.metrics.base import Metric, Sums, Targets, Values, flat
+from rayfl.metrics.base import Metric, Sums, Values, flat
 
 
 class Confusion(Metric):
@@ -17,7 +15,7 @@ class Confusion(Metric):
     unit = "examples"
     bounds = (0.0, float("inf"))
     drawn = "matrix"
-    judges: ClassVar[tuple[Targets, ...]] = ("classes",)
+    judges = ("classes",)
     # Each number of the matrix is a row of the records at each evaluation.
     most_classes = 50
 

@@ -1,14 +1,14 @@
 """The task's loss, the negative log-likelihood, and the perplexity."""
 
 import math
-from typing import ClassVar, Self
+from typing import Self
 
 from pydantic import PrivateAttr
 from torch import Tensor
 from torch.nn import functional
 
 from rayfl.metrics.accuracy import over_example
-from rayfl.metrics.base import LossOf, PerExample, Targets, are_labels
+from rayfl.metrics.base import LossOf, PerExample, are_labels
 from rayfl.metrics.facts import LOSS, Facts
 
 
@@ -41,7 +41,7 @@ class NegativeLogLikelihood(PerExample):
     unit = "nats"
     bounds = (0.0, math.inf)
     higher_is_better = False
-    judges: ClassVar[tuple[Targets, ...]] = ("classes", "labels")
+    judges = ("classes", "labels")
 
     def each(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         if are_labels(outputs, targets):
@@ -58,7 +58,7 @@ class Perplexity(NegativeLogLikelihood):
     title = ""
     unit = ""
     bounds = (1.0, math.inf)
-    judges: ClassVar[tuple[Targets, ...]] = ("classes",)
+    judges = ("classes",)
 
     def of_mean(self, mean: float) -> float:
         try:

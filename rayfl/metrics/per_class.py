@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rayfl.metrics.base import Metric, Sums, Targets, Values, are_labels, flat, ratio
+from rayfl.metrics.base import Metric, Sums, Values, are_labels, flat, ratio
 
 
 class PerClass(Metric):
@@ -17,7 +17,7 @@ class PerClass(Metric):
     higher_is_better = True
     has_parts: ClassVar[bool] = True
     """Whether the value of each class is recorded too."""
-    judges: ClassVar[tuple[Targets, ...]] = ("classes", "labels")
+    judges = ("classes", "labels")
 
     def measure(self, outputs: Tensor, targets: Tensor) -> Sums:
         if are_labels(outputs, targets):

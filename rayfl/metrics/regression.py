@@ -1,14 +1,14 @@
 """Errors of predicted numbers."""
 
 import math
-from typing import ClassVar, Self
+from typing import Self
 
 import torch
 from pydantic import PrivateAttr
 from torch import Tensor
 
 from rayfl.metrics.accuracy import in_rows, over_example
-from rayfl.metrics.base import Metric, PerExample, Sums, Targets, Values
+from rayfl.metrics.base import Metric, PerExample, Sums, Values
 
 
 class MeanAbsoluteError(PerExample):
@@ -18,7 +18,7 @@ class MeanAbsoluteError(PerExample):
     title = "Mean absolute error"
     bounds = (0.0, math.inf)
     higher_is_better = False
-    judges: ClassVar[tuple[Targets, ...]] = ("numbers", "labels")
+    judges = ("numbers", "labels")
 
     def each(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         return over_example(differences(outputs, targets).abs())
@@ -48,7 +48,7 @@ class R2(Metric):
     title = "R2"
     bounds = (-math.inf, 1.0)
     higher_is_better = True
-    judges: ClassVar[tuple[Targets, ...]] = ("numbers", "labels")
+    judges = ("numbers", "labels")
     _centre: Tensor = PrivateAttr(default_factory=lambda: torch.zeros((), dtype=torch.float64))
 
     def for_data(self, task: object, targets: Tensor) -> Self:

@@ -4,7 +4,7 @@ import difflib
 import importlib
 import re
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from pydantic import Field, PrivateAttr
@@ -29,7 +29,7 @@ class TorchMetrics(Metric):
     """
 
     name = "torchmetrics"
-    judges: ClassVar[tuple[Targets, ...]] = ("classes", "labels", "numbers")
+    judges = ("classes", "labels", "numbers")
 
     metric: str = Field(
         min_length=1,

@@ -24,8 +24,8 @@ MemoryFormat = Literal["contiguous", "channels_last"]
 class Architecture(Choice):
     """A model with its options."""
 
-    label: ClassVar[str] = "model"
-    package: ClassVar[str] = "rayfl.models"
+    label = "model"
+    package = "rayfl.models"
     memory_format: ClassVar[MemoryFormat] = "contiguous"
     """The memory layout of the network's images. Each architecture fixes the layout that was faster for it on a CPU,
     since a choice by timing could give two runs different bits."""

@@ -1,12 +1,12 @@
 """Convolutional models without shortcuts."""
 
 from itertools import pairwise
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 from torch import Tensor, nn
 
-from rayfl.models.base import Architecture, MemoryFormat, Rate, Width
+from rayfl.models.base import Architecture, Rate, Width
 
 VGG11_STAGES = ((64,), (128,), (256, 256), (512, 512), (512, 512))
 """Channels of the convolutions before each pooling (Simonyan and Zisserman, ICLR 2015, column A)."""
@@ -19,8 +19,8 @@ class ConvNet2(Architecture):
     pool, fc 120, fc 84; 44,426 parameters at 28x28x1 and 10 classes.
     """
 
-    name: ClassVar[str] = "convnet2"
-    memory_format: ClassVar[MemoryFormat] = "channels_last"
+    name = "convnet2"
+    memory_format = "channels_last"
     channels: tuple[Width, Width] = Field(default=(6, 16), description="output channels of the two convolutions")
     hidden: tuple[Width, ...] = Field(default=(120, 84), description="widths of the fully connected layers")
 
@@ -44,8 +44,8 @@ class EMNISTCNN(Architecture):
     The network of Reddi et al., Adaptive Federated Optimization, ICLR 2021, for EMNIST.
     """
 
-    name: ClassVar[str] = "emnist-cnn"
-    memory_format: ClassVar[MemoryFormat] = "channels_last"
+    name = "emnist-cnn"
+    memory_format = "channels_last"
     dropout: tuple[Rate, Rate] = Field(default=(0.25, 0.5), description="dropout after the pooling, and before the end")
 
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
@@ -65,7 +65,7 @@ class VGG11(Architecture):
     Dis-PFL's (Dai et al., ICML 2022): one linear layer after the last pooling, on the mean over the remaining pixels.
     """
 
-    name: ClassVar[str] = "vgg11"
+    name = "vgg11"
     groups: Literal[1, 2, 4, 8, 16, 32, 64] = Field(default=32, description="groups of every GroupNorm")
 
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
@@ -89,7 +89,7 @@ class AlexNetMCEPL(Architecture):
     1,227,328 weights, which the paper masks, and 202 biases, which it does not.
     """
 
-    name: ClassVar[str] = "alexnet-mcepl"
+    name = "alexnet-mcepl"
     elu_logits: bool = Field(default=True, description="ELU on the logits too, as in the authors' code")
 
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:

@@ -2,7 +2,6 @@
 
 import math
 from itertools import pairwise
-from typing import ClassVar
 
 from pydantic import Field
 from torch import nn
@@ -13,7 +12,7 @@ from rayfl.models.base import Architecture, Width
 class Logistic(Architecture):
     """Multinomial logistic regression on the flattened input: 7,850 parameters for 28x28 and 10 classes."""
 
-    name: ClassVar[str] = "logistic"
+    name = "logistic"
 
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
         return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(input_shape), num_classes))
@@ -22,7 +21,7 @@ class Logistic(Architecture):
 class MLP(Architecture):
     """Fully connected ReLU network on the flattened input."""
 
-    name: ClassVar[str] = "mlp"
+    name = "mlp"
     hidden: tuple[Width, ...] = Field(default=(200,), description="widths of the hidden layers")
 
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:

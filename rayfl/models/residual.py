@@ -5,13 +5,13 @@ He et al., Deep Residual Learning for Image Recognition, CVPR 2016; Wu and He, G
 
 from collections.abc import Callable
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 from torch import Tensor, nn
 
 from rayfl.data.torchvision import torchvision
-from rayfl.models.base import Architecture, MemoryFormat
+from rayfl.models.base import Architecture
 from rayfl.models.convolutional import start_convolution
 
 
@@ -21,7 +21,7 @@ class ResNet18(Architecture):
     11,173,962 parameters at 3 channels and 10 classes, 11,220,132 at 100, 11,271,432 at 200: Dis-PFL's.
     """
 
-    name: ClassVar[str] = "resnet18"
+    name = "resnet18"
     groups: Literal[1, 2, 4, 8, 16, 32, 64] = Field(default=32, description="groups of every GroupNorm")
 
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
@@ -35,7 +35,7 @@ class ResNet18BatchNorm(Architecture):
     As many parameters, and 9,600 running means and variances.
     """
 
-    name: ClassVar[str] = "resnet18-batchnorm"
+    name = "resnet18-batchnorm"
 
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
         self.need_images(input_shape, least=8)
@@ -58,8 +58,8 @@ class ResNet20(Architecture):
     269,722 parameters at 3 channels and 10 classes. Elastic Aggregation trains it and does not name its norm.
     """
 
-    name: ClassVar[str] = "resnet20"
-    memory_format: ClassVar[MemoryFormat] = "channels_last"
+    name = "resnet20"
+    memory_format = "channels_last"
     groups: Literal[1, 2, 4, 8, 16] = Field(default=8, description="groups of every GroupNorm")
 
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:

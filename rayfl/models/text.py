@@ -1,6 +1,6 @@
 """Models of token sequences, int64 [batch, length], in which token 0 is padding."""
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -18,7 +18,7 @@ class CharLSTM(Architecture):
     tokens (PyTorch's LSTM has two biases a gate; 820,522 with one). A padding token is embedded as any other.
     """
 
-    name: ClassVar[str] = "char-lstm"
+    name = "char-lstm"
     vocabulary: Width | None = Field(default=None, description="tokens embedded; by default as many as classes")
     embedding: Width = Field(default=8, description="numbers a token")
     hidden: Width = Field(default=256, description="units of a layer")
@@ -65,7 +65,7 @@ class MeanEmbedding(Architecture):
     sigmoid(z).
     """
 
-    name: ClassVar[str] = "mean-embedding"
+    name = "mean-embedding"
     vocabulary: Width = Field(default=10_000, description="tokens embedded")
     embedding: Width = Field(default=16, description="numbers a token")
 

@@ -1,6 +1,7 @@
 """Executor: runs jobs on clients. `InlineExecutor` runs them in this process, actors/ray_executor.py on Ray actors."""
 
 import re
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
@@ -72,33 +73,33 @@ class Executor(Protocol):
     """Runs jobs. Results are in the order of the jobs, whichever worker did them and whenever they were ready."""
 
     @property
+    @abstractmethod
     def num_workers(self) -> int:
         """Number of workers that take jobs now."""
-        ...
 
+    @abstractmethod
     def put(self, value: Any) -> Ref:
         """Store `value` once, so that every worker can read it."""
-        ...
 
+    @abstractmethod
     def put_all(self, values: Iterable[Any]) -> list[Ref]:
         """Store values that later rounds read, each with a reference of its own."""
-        ...
 
+    @abstractmethod
     def get(self, ref: Ref) -> Any:
         """The value behind a reference."""
-        ...
 
+    @abstractmethod
     def handle(self, ref: Ref) -> Handle:
         """A handle with which workers can open the packet behind a reference."""
-        ...
 
+    @abstractmethod
     def settings_read(self) -> frozenset[tuple[str, str]] | None:
         """The settings that code has read in all processes (`settings_read.Given.id`); None if one does not answer."""
-        ...
 
+    @abstractmethod
     def run(self, shared: Ref, jobs: Sequence[Job]) -> list[JobResult]:
         """Do all jobs, which are of one class. Raise ClientError if a client's own code fails."""
-        ...
 
 
 @dataclass(frozen=True)

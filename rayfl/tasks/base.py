@@ -1,7 +1,6 @@
 """Task: the loss and the score of a network's outputs, chosen by `[task]`."""
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -16,8 +15,8 @@ from rayfl.network import Network
 class Task(Choice, ABC):
     """What is learned. `outputs` are a network's, for a batch; `targets` are the batch's `Samples.labels`."""
 
-    label: ClassVar[str] = "task"
-    package: ClassVar[str] = "rayfl.tasks"
+    label = "task"
+    package = "rayfl.tasks"
 
     @abstractmethod
     def loss(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

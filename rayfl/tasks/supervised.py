@@ -1,6 +1,6 @@
 """Supervised tasks: the targets are classes, yes-or-no labels, following tokens, or numbers."""
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ class Classification(Task):
     of the class, otherwise 0.
     """
 
-    name: ClassVar[str] = "classification"
+    name = "classification"
 
     def loss(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         losses = functional.cross_entropy(outputs, targets, reduction="none")
@@ -64,7 +64,7 @@ class Multilabel(Task):
     the mean over its labels, its score the share of them that is right.
     """
 
-    name: ClassVar[str] = "multilabel"
+    name = "multilabel"
 
     def loss(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         targets = targets.to(outputs.dtype)
@@ -99,7 +99,7 @@ class NextToken(Task):
     one over tokens. The score is the share of tokens whose largest logit is right.
     """
 
-    name: ClassVar[str] = "next-token"
+    name = "next-token"
 
     def loss(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         counted = (targets >= 0).to(outputs.dtype)
@@ -137,7 +137,7 @@ class Regression(Task):
     Robust Estimation of a Location Parameter, 1964). The score is 1 / (1 + loss).
     """
 
-    name: ClassVar[str] = "regression"
+    name = "regression"
     error: Literal["squared", "absolute", "huber"] = Field(default="squared", description="error of an output")
     delta: float = Field(
         default=1.0,

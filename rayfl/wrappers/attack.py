@@ -1,7 +1,7 @@
 """Attacks on the server's mean, or on the neighbours', by a share of the clients."""
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -20,7 +20,7 @@ class Attack(MessageWrapper):
     those of honest clients. `data.flipped_clients` flips labels instead.
     """
 
-    name: ClassVar[str] = "attack"
+    name = "attack"
     kind: Literal["sign-flip", "gaussian", "scale"] = Field(default="sign-flip", description="what attackers send")
     share: float = Field(default=0.2, gt=0, lt=1, description="share of the clients that attack")
     strength: float = Field(default=1.0, gt=0, description="factor of the message, or deviation of the noise")

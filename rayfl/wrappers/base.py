@@ -9,7 +9,6 @@ from rayfl.choices.kinds import Choice
 from rayfl.compress.base import shapes_of
 from rayfl.compress.dense import Dense
 from rayfl.methods.base import (
-    Aggregate,
     Carry,
     Context,
     Download,
@@ -22,6 +21,7 @@ from rayfl.methods.base import (
     Packet,
     PeerHalf,
     RayflError,
+    Received,
     ServerHalf,
     Stage,
     State,
@@ -35,8 +35,6 @@ from rayfl.rounds.setup import Setup
 from rayfl.tree import Difference
 
 KEY = ("wrap",)
-Received = Mapping[str, Aggregate]
-"""What arrived in a round, by message name."""
 
 
 class Wrapper(Choice):
@@ -45,8 +43,8 @@ class Wrapper(Choice):
     A training wrapper implements `around`, which returns a `rayfl.methods.shared.wrapper.Wrapping`.
     """
 
-    label: ClassVar[str] = "wrapper"
-    package: ClassVar[str] = "rayfl.wrappers"
+    label = "wrapper"
+    package = "rayfl.wrappers"
     splits: ClassVar[Mapping[str, float]] = {}
     """Further splits that it needs, with the default share of the train split."""
 
@@ -219,7 +217,7 @@ class WrappedClients(Wrapped, Wrapping, keeps_parts=True, takes_stale=True):
         return self._with(super().download(server, ctx), Dense().encode(own, {}, ctx.generator)[0] if own else {})
 
     def server_update(
-        self, server: State, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context
+        self, server: State, received: Received, delivered: Sequence[int], ctx: Context
     ) -> tuple[State, Metrics]:
         aggregate = checked(
             self.wrapper.aggregate,
@@ -241,7 +239,7 @@ class WrappedPeers(Wrapped, PeerHalf, keeps_parts=True):
         self.peers, self.evaluated_from_mean = inner, inner.evaluated_from_mean
         vars(self).update(include_self=inner.include_self, weighs_links=inner.weighs_links)
 
-    def mix(self, state: State, received: Mapping[str, Aggregate], ctx: Context) -> State:
+    def mix(self, state: State, received: Received, ctx: Context) -> State:
         mixed = self.peers.mix(self.inside(state), self.inside(received), self.inside(ctx))
         return self._with(mixed, state.get(self.entry, {}))
 

@@ -2,14 +2,13 @@
 
 import math
 from collections.abc import Mapping
-from typing import ClassVar
 
 import torch
 from pydantic import Field
 
 from rayfl import tree
-from rayfl.methods.base import Context, Gather, Metrics, State, Sum, Tree, unused_with
-from rayfl.wrappers.base import MessageWrapper, Received
+from rayfl.methods.base import Context, Gather, Metrics, Received, State, Sum, Tree, unused_with
+from rayfl.wrappers.base import MessageWrapper
 
 WITHIN = "clip/within"
 """The message that says whether a client's message was within the norm: 1/2, or else -1/2."""
@@ -23,7 +22,7 @@ class Clip(MessageWrapper):
     C <- C exp(-rate (share within - quantile)).
     """
 
-    name: ClassVar[str] = "clip"
+    name = "clip"
     norm: float = Field(default=1.0, gt=0, description="largest norm of a message; with a quantile: in round 0")
     quantile: float | None = Field(
         default=None, gt=0, lt=1, description="share of the clients within the norm that is aimed at"

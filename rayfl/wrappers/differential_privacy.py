@@ -9,7 +9,7 @@ import functools
 import importlib.util
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -20,12 +20,12 @@ from rayfl.compress.dense import Dense
 from rayfl.compress.sparse import TopK
 from rayfl.compress.threshold import Threshold
 from rayfl.determinism import seeding
-from rayfl.methods.base import Context, Metrics, RayflError, State, Sum, Tree, WeightedMean, unused_with
+from rayfl.methods.base import Context, Metrics, RayflError, Received, State, Sum, Tree, WeightedMean, unused_with
 from rayfl.rounds.setup import Setup
 from rayfl.selections.base import Selection
 from rayfl.selections.plain import Poisson
 from rayfl.wrappers.attack import noise
-from rayfl.wrappers.base import KEY, Received, require_uniform_weights
+from rayfl.wrappers.base import KEY, require_uniform_weights
 from rayfl.wrappers.clip import WITHIN, Clip
 
 ORDERS = [1 + tenth / 10 for tenth in range(1, 100)] + [*range(12, 64), 80, 128, 256, 512, 1024]
@@ -53,7 +53,7 @@ def epsilon(noise_multiplier: float, rate: float, rounds: int, delta: float) -> 
 class Private(Clip):
     """Clipping before noise; what both sorts have in common."""
 
-    sees_all: ClassVar[bool] = True
+    sees_all = True
     noise_multiplier: float = Field(default=1.0, gt=0, description="deviation of the noise over the norm, z")
     delta: float = Field(default=1e-5, gt=0, lt=1, description="delta of (epsilon, delta)")
 
@@ -78,8 +78,8 @@ class CentralDP(Private):
     client more. Clients that drop out change nothing in it. Messages of all names are clipped and get noise together.
     """
 
-    name: ClassVar[str] = "central-dp"
-    needs_server: ClassVar[bool] = True
+    name = "central-dp"
+    needs_server = True
     adjacency: Literal["add-or-remove"] = Field(default="add-or-remove", description="experiments that are compared")
     count_noise: float | None = Field(
         default=None,
@@ -136,7 +136,7 @@ class LocalDP(Private):
     that of a client which has been asked in every round so far, without any amplification.
     """
 
-    name: ClassVar[str] = "local-dp"
+    name = "local-dp"
     adjacency: Literal["replace"] = Field(default="replace", description="data sets of a client that are compared")
     quantile: float | None = Field(
         default=None,

@@ -1,8 +1,5 @@
 """Elastic aggregation as a wrapper."""
 
-from collections.abc import Mapping
-from typing import ClassVar
-
 from rayfl.methods.base import Method
 from rayfl.methods.shared.elastic import Elastic, ElasticHyper
 from rayfl.wrappers.base import Wrapper
@@ -11,8 +8,8 @@ from rayfl.wrappers.base import Wrapper
 class ElasticAggregation(Wrapper, ElasticHyper):
     """Elastic aggregation (Chen et al., CVPR 2023) around a method; `method.elastic` is its short form."""
 
-    name: ClassVar[str] = "elastic"
-    splits: ClassVar[Mapping[str, float]] = Elastic.splits
+    name = "elastic"
+    splits = Elastic.splits
 
     def around(self, method: Method) -> Method:
         return Elastic(method, ElasticHyper(**self.model_dump()))

@@ -4,17 +4,16 @@ All messages of a round are kept, and read slice by slice on the workers: once b
 itself, twice by those that look at distances, which follow from the sums of products of every two messages.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from rayfl.gather import CENTER, Aggregate, RobustMean
+from rayfl.gather import CENTER, RobustMean
 from rayfl.limits.memory import in_words
-from rayfl.methods.base import Context, Method, Metrics, RayflError, ServerHalf, State, WeightedMean
+from rayfl.methods.base import Context, Method, Metrics, RayflError, Received, ServerHalf, State, WeightedMean
 from rayfl.methods.shared.wrapper import Wrapping
 from rayfl.rounds.setup import Setup
 from rayfl.tree import num_bytes
@@ -31,7 +30,7 @@ class Robust(Wrapping, on_device=True, keeps_parts=True):
         self.gather, self.sees_all, self.keeps_center = dict.fromkeys(inner.gather, rule), True, rule.keeps_center
 
     def server_update(
-        self, server: State, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context
+        self, server: State, received: Received, delivered: Sequence[int], ctx: Context
     ) -> tuple[State, Metrics]:
         state, metrics = super().server_update(server, received, delivered, ctx)
         made = {name: one.result for name, one in received.items() if one.count} if self.keeps_center else {}
@@ -71,7 +70,7 @@ class CoordinateMedian(RobustWrapper):
     """The median of every entry, of an even number the mean of the two in the middle (Yin, Chen, Ramchandran, Bartlett,
     ICML 2018, Definition 1)."""
 
-    name: ClassVar[str] = "coordinate-median"
+    name = "coordinate-median"
 
     def combine(self, rows: Tensor, decision: np.ndarray | None) -> Tensor:
         return rows.sort(dim=0).values[(len(rows) - 1) // 2 : len(rows) // 2 + 1].mean(dim=0)
@@ -80,7 +79,7 @@ class CoordinateMedian(RobustWrapper):
 class TrimmedMean(RobustWrapper):
     """The mean of every entry without its largest and smallest values (Yin et al., ICML 2018, Definition 2)."""
 
-    name: ClassVar[str] = "trimmed-mean"
+    name = "trimmed-mean"
     trim: float = Field(default=0.2, gt=0, lt=0.5, description="share of the messages that is left out at each end")
 
     def combine(self, rows: Tensor, decision: np.ndarray | None) -> Tensor:
@@ -91,7 +90,7 @@ class TrimmedMean(RobustWrapper):
 class ByDistances(RobustWrapper):
     """Weights of the messages by their distances."""
 
-    measures: ClassVar[bool] = True
+    measures = True
 
     def combine(self, rows: Tensor, decision: np.ndarray | None) -> Tensor:
         return (torch.from_numpy(np.asarray(decision)) @ rows.double()).float()
@@ -105,7 +104,7 @@ class Krum(ByDistances):
     attackers.
     """
 
-    name: ClassVar[str] = "krum"
+    name = "krum"
     byzantine: int = Field(default=1, ge=1, description="attackers among a round's clients that it withstands, f")
     keep: int = Field(default=1, ge=1, description="messages that are averaged, m; multi-Krum: up to n - f")
 
@@ -131,7 +130,7 @@ class GeometricMedian(ByDistances):
     """The point with the smallest sum of distances to the messages, by Weiszfeld's algorithm from their mean (RFA:
     Pillutla, Kakade, Harchaoui, IEEE TSP 2022, Algorithm 2)."""
 
-    name: ClassVar[str] = "geometric-median"
+    name = "geometric-median"
     steps: int = Field(default=32, ge=1, description="iterations; they cost no pass over messages")
     smoothing: float = Field(default=1e-6, gt=0, description="the least distance that counts, nu")
 
@@ -147,8 +146,8 @@ class CenteredClipping(ByDistances):
     """v <- v + mean of (message - v) min(1, radius / |message - v|), from the v of the round before, at first 0
     (Karimireddy, He, Jaggi, ICML 2021, Algorithm 2, without the clients' momentum)."""
 
-    name: ClassVar[str] = "centered-clipping"
-    keeps_center: ClassVar[bool] = True
+    name = "centered-clipping"
+    keeps_center = True
     radius: float = Field(default=1.0, gt=0, description="how far a message moves v at most, tau")
     steps: int = Field(default=1, ge=1, description="iterations a round")
 

@@ -1,7 +1,6 @@
 """Clients that prune where they are good enough: a stage counts the accuracy on a validation split, batch by batch."""
 
-from collections.abc import Mapping
-from typing import ClassVar, TypedDict, TypeVar, cast
+from typing import TypedDict, TypeVar, cast
 
 import torch
 from pydantic import Field
@@ -49,11 +48,11 @@ class GatedPruning(GradientMethod):
     """A client that trains what its mask keeps, and prunes if its accuracy passes the gate."""
 
     hyper: GateHyper
-    personalized: ClassVar[bool] = True
-    own_compression: ClassVar[bool] = True
-    honours_retention: ClassVar[bool] = True
-    own_retention: ClassVar[tuple[str, ...]] = ("target_density",)
-    splits: ClassVar[Mapping[str, float]] = {"validation": 0.2}
+    personalized = True
+    own_compression = True
+    honours_retention = True
+    own_retention = ("target_density",)
+    splits = {"validation": 0.2}
 
     def gate_stage(self) -> Stage:
         """The pass over the validation examples."""

@@ -23,7 +23,6 @@ from rayfl.methods.base import (
     Download,
     Finished,
     FirstDraws,
-    Gather,
     HyperParameters,
     Message,
     Method,
@@ -31,6 +30,7 @@ from rayfl.methods.base import (
     Packet,
     Plan,
     RayflError,
+    Received,
     Stage,
     State,
     Traits,
@@ -115,7 +115,7 @@ class DistributedGradient(OneGradient, ModelServer):
     Metric: `train/loss`, the client's objective, l2 included, at the point that it received.
     """
 
-    judged_after_training: bool = False
+    judged_after_training = False
     Hyper = GradientStep
     hyper: GradientWork
 
@@ -147,8 +147,8 @@ class CompressedSGD(DistributedGradient):
     """
 
     hyper: GradientStep
-    own_compression: ClassVar[bool] = True
-    gather: Mapping[str, Gather] = {"delta": WeightedMean()}
+    own_compression = True
+    gather = {"delta": WeightedMean()}
 
     @property
     @abstractmethod
@@ -164,7 +164,7 @@ class CompressedSGD(DistributedGradient):
         packet, memory = self.compressor.encode(delta, state, ctx.generator)
         return self.finished(memory, {"delta": packet}, carry, ctx)
 
-    def update(self, server: ModelState, received: Mapping[str, Aggregate], ctx: Context) -> ModelState:
+    def update(self, server: ModelState, received: Received, ctx: Context) -> ModelState:
         return {"params": tree.sub(server["params"], received["delta"].result)}
 
 
@@ -177,7 +177,7 @@ class ShiftState(UplinkMemory):
 class ShiftedGradient(DistributedGradient):
     """Clients have shifts, at first 0, which learn their gradients."""
 
-    needs_one_omega: ClassVar[bool] = True
+    needs_one_omega = True
 
     # Any: see Method.
     def __init__(self, task: BoundTask | None = None, hyper: HyperParameters | None = None, **settings: Any) -> None:
@@ -202,7 +202,7 @@ class SteppingServer(DistributedGradient):
     (rayfl/rounds/downlinks.py).
     """
 
-    own_feedback: ClassVar[tuple[str, ...]] = ("uplink", "downlink")
+    own_feedback = ("uplink", "downlink")
     num_held: ClassVar[int] = 1
     """Number of trees that clients keep, x among them."""
 

@@ -16,9 +16,9 @@ Where the paper is silent or contradicts itself:
 Omega is a message of its own and is not compressed: 4 bytes an entry (2 with fp16 or bf16).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
@@ -28,7 +28,6 @@ from rayfl import tree
 from rayfl.compress.dense import Dense
 from rayfl.compress.values import ValueType
 from rayfl.methods.base import (
-    Aggregate,
     Batch,
     Carry,
     Context,
@@ -39,6 +38,7 @@ from rayfl.methods.base import (
     Metrics,
     Plan,
     RayflError,
+    Received,
     Relay,
     Stage,
     State,
@@ -72,10 +72,10 @@ class Elastic(Wrapping, on_device=True, keeps_parts=True):
     """
 
     hyper: ElasticHyper
-    paper: ClassVar[str] = "Chen et al., CVPR 2023"
-    splits: Mapping[str, float] = {"heldout": 0.1}
-    own_stages: ClassVar[tuple[str, ...]] = (SENSITIVITY,)
-    own_names: frozenset[str] = frozenset((SENSITIVITY,))
+    paper = "Chen et al., CVPR 2023"
+    splits = {"heldout": 0.1}
+    own_stages = (SENSITIVITY,)
+    own_names = frozenset((SENSITIVITY,))
 
     # Any: see Method.
     def __init__(self, inner: Method, hyper: HyperParameters | None = None, **settings: Any) -> None:
@@ -131,7 +131,7 @@ class Elastic(Wrapping, on_device=True, keeps_parts=True):
         return {**state, SENSITIVITY: tree.zeros_like(params)} if self.hyper.every > 1 else state
 
     def server_update(
-        self, server: State, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context
+        self, server: State, received: Received, delivered: Sequence[int], ctx: Context
     ) -> tuple[State, Metrics]:
         sensitivity = received[SENSITIVITY].result or server.get(SENSITIVITY, {})
         delta = received["delta"]

@@ -15,16 +15,15 @@ from pydantic import Field
 
 from rayfl import tree
 from rayfl.methods.base import (
-    Aggregate,
     Context,
     Finished,
     FirstDraws,
-    Gather,
     HyperParameters,
     Method,
     Metrics,
     ModelState,
     PeerHalf,
+    Received,
     State,
     Traits,
     Tree,
@@ -52,12 +51,12 @@ class Gossip(PeerHalf, Method):
     """A peer that tells its neighbours compressed differences. Both ends agree if every message arrives."""
 
     hyper: GossipStep
-    personalized: bool = True
-    symmetric: ClassVar[bool] = True
-    needs_everyone: bool = True
-    needs_one_omega: bool = True
-    own_feedback: ClassVar[tuple[str, ...]] = ("uplink",)
-    gather: Mapping[str, Gather] = {"model": WeightedMean()}
+    personalized = True
+    symmetric = True
+    needs_everyone = True
+    needs_one_omega = True
+    own_feedback = ("uplink",)
+    gather = {"model": WeightedMean()}
     share: ClassVar[float] = 1.0
     """gamma / delta, if gamma is not given."""
 
@@ -84,7 +83,7 @@ class Gossip(PeerHalf, Method):
         moved = {name: tree.add(hats[name], one.decode_beside(hats[name]), factor) for name, one in packets.items()}
         return Finished({**state, "hats": {**hats, **moved}}, packets, 1.0, metrics)
 
-    def mix(self, state: State, received: Mapping[str, Aggregate], ctx: Context) -> State:
+    def mix(self, state: State, received: Received, ctx: Context) -> State:
         means, factor = state["means"], contracting(ctx.uplink, ctx.initial)
         moved = {name: tree.add(means[name], one.result, factor) for name, one in received.items() if one.count}
         return {**state, "means": {**means, **moved}}

@@ -205,7 +205,7 @@ class GradientMethod(Method):
 class OwnModel(Method):
     """A client that keeps a model of its own, at first the common one."""
 
-    personalized: bool = True
+    personalized = True
 
     def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> ModelState:
         return {"params": params}

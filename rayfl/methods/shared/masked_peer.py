@@ -1,6 +1,6 @@
 """Peers that take one minibatch a round and keep a share of the weights of each layer."""
 
-from typing import ClassVar, TypedDict
+from typing import TypedDict
 
 from pydantic import Field
 
@@ -39,10 +39,10 @@ class MaskedPeer(OneGradient, PeerHalf):
     """A peer that trains its `own_model` for one gradient; subclasses use it in `finish`."""
 
     hyper: MaskedPeerHyper
-    personalized: bool = True
-    own_compression: bool = True
-    honours_retention: bool = True
-    own_retention: ClassVar[tuple[str, ...]] = ("retention_ratio",)
+    personalized = True
+    own_compression = True
+    honours_retention = True
+    own_retention = ("retention_ratio",)
 
     def plan(self, round: int, coin: float) -> Plan:
         return Plan(stages=(self.hyper.stage(self.hyper.rate(round)),))

@@ -12,7 +12,6 @@ import torch
 from rayfl.compress.known_support import known_support_packet
 from rayfl.compress.sparse import sparse_packet
 from rayfl.methods.base import (
-    Aggregate,
     Carry,
     Context,
     ElementwiseMean,
@@ -21,6 +20,7 @@ from rayfl.methods.base import (
     Method,
     ModelState,
     Packet,
+    Received,
     Reply,
     Traits,
     Tree,
@@ -66,7 +66,7 @@ class MaskedServer(Method, KeptModel):
     def store_uplink(self, server_memory: HeldMask, message: Message, ctx: Context) -> HeldMask:
         return {"mask": message[WEIGHTS].support()}
 
-    def update(self, server: ModelState, received: Mapping[str, Aggregate], ctx: Context) -> ModelState:
+    def update(self, server: ModelState, received: Received, ctx: Context) -> ModelState:
         mean, held = received[WEIGHTS].result, received[WEIGHTS].weights
         return {"params": {n: torch.where(held[n] > 0, mean[n], old) for n, old in server["params"].items()}}
 

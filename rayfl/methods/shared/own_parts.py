@@ -18,17 +18,16 @@ personal parameters with the client's optimizer at the stage's rate, and average
 - In a stage whose rate is 0, such as SCAFFOLD's control batch, nothing is trained and no buffer changes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
 from rayfl import tree
 from rayfl.compress.dense import Dense
 from rayfl.methods.base import (
-    Aggregate,
     Carry,
     Context,
     Download,
@@ -42,6 +41,7 @@ from rayfl.methods.base import (
     PeerHalf,
     Plan,
     RayflError,
+    Received,
     ServerHalf,
     Stage,
     State,
@@ -113,8 +113,8 @@ class OwnParts(WrappingClients, on_device=True, keeps_parts=True):
 
     hyper: Parts
     task: NetworkTask
-    own_stages: ClassVar[tuple[str, ...]] = (PERSONAL,)
-    own_names: frozenset[str] = frozenset((KEPT, BUFFERS))
+    own_stages = (PERSONAL,)
+    own_names = frozenset((KEPT, BUFFERS))
 
     # Any: see Method.
     def __init__(self, inner: Method, hyper: HyperParameters | None = None, **settings: Any) -> None:
@@ -276,7 +276,7 @@ class OwnPartsOfClients(OwnParts, Wrapping, on_device=True, keeps_parts=True, ta
         return {**download, BUFFERS: Dense().encode(server[BUFFERS], {}, ctx.generator)[0]}
 
     def server_update(
-        self, server: State, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context
+        self, server: State, received: Received, delivered: Sequence[int], ctx: Context
     ) -> tuple[State, Metrics]:
         state, metrics = super().server_update(server, received, delivered, ctx)
         return self._with_buffers(state, received[BUFFERS].result or server[BUFFERS] if self.averaged else {}), metrics
@@ -298,7 +298,7 @@ class OwnPartsOfPeers(OwnParts, PeerHalf, on_device=True, keeps_parts=True):
                 "peers cannot keep parts of a model; choose another method (with dpsgd_ft, ft_from='own')"
             )
 
-    def mix(self, state: State, received: Mapping[str, Aggregate], ctx: Context) -> State:
+    def mix(self, state: State, received: Received, ctx: Context) -> State:
         assert isinstance(self.inner, PeerHalf), "see __init__"
         mixed, kept = self.inner.mix(self.inside(state), self.inside(received), self.inside(ctx)), state.get(KEPT, {})
         heard = received[BUFFERS].result if BUFFERS in received else {}

@@ -4,11 +4,10 @@ The optimizer moves once a round, and not in a round in which nothing arrives.
 """
 
 from abc import abstractmethod
-from collections.abc import Mapping
 
 from pydantic import Field
 
-from rayfl.methods.base import Aggregate, Context, ModelState, State, Tree
+from rayfl.methods.base import Context, ModelState, Received, State, Tree
 from rayfl.methods.fedavg import FedAvg
 from rayfl.methods.shared.local_training import LocalTraining
 from rayfl.methods.shared.optimizers import Optimizer
@@ -39,7 +38,7 @@ class ServerStepping(FedAvg):
     def init_server(self, params: Tree) -> StepperState:
         return {"params": params, "optimizer": self.server_optimizer.init(params)}
 
-    def update(self, server: StepperState, received: Mapping[str, Aggregate], ctx: Context) -> StepperState:
+    def update(self, server: StepperState, received: Received, ctx: Context) -> StepperState:
         delta, lr = received["delta"].result, self.hyper.server_lr
         params, state = self.server_optimizer.update(server["params"], delta, server["optimizer"], lr)
         return {"params": params, "optimizer": state}
