@@ -21,9 +21,9 @@ from jobs.standard_output import print_table
 from rayfl import tree
 from rayfl.choices import kinds
 from rayfl.compress.base import Compressor, Packet
-from rayfl.compress.mask import mask_packet
+from rayfl.compress.masks import mask_packet
+from rayfl.compress.sign import votes_packet
 from rayfl.compress.sparse import sparse_packet, top_k_support
-from rayfl.compress.votes import votes_packet
 from rayfl.determinism.process import prepare_process
 from rayfl.determinism.torch_flags import fixed
 from rayfl.errors import RayflError

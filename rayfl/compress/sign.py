@@ -1,15 +1,17 @@
-"""One bit an entry: signs at one scale a tensor, and 1-bit SGD with two means a group.
+"""One bit an entry: signs at one scale a tensor, 1-bit SGD with two means a group, and votes.
 
-Both are biased and remember nothing: wrap them in feedback.
+The two compressors are biased and remember nothing: wrap them in feedback.
 """
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from rayfl.compress import bits
 from rayfl.compress.base import Packet, Quantizer, WholeTensorCodec, shapes_of
 from rayfl.compress.values import entries, entries_on_device, is_on_device
 from rayfl.data.device import upload
@@ -17,6 +19,9 @@ from rayfl.tree import Tree, pack_bits
 
 ROUNDING = 2.0**-40
 """A generous bound on what rounding scales and means to float32 takes from a constant."""
+
+NUMBERS = np.array([1, -1, 0, 0], np.float32)
+"""The number that each code stands for; without ties only the first two codes occur."""
 
 
 class SignCodec(WholeTensorCodec):
@@ -97,6 +102,32 @@ class OneBit(Quantizer, on_device=True):
     def delta(self, num_entries: int) -> float | None:
         """1 / d: all of a group's mass may be in one of d entries of the same sign, the others zero."""
         return (1 - ROUNDING) / max(1, num_entries)
+
+
+@dataclass(frozen=True)
+class VotesCodec(WholeTensorCodec):
+    """Reads signs without a scale, one buffer a tensor, under its name: +1, -1 and, in two bits, 0 (a tied vote)."""
+
+    width: int
+
+    def read(self, parts: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -> Tensor:
+        return torch.from_numpy(NUMBERS[bits.unpack(parts[name], self.width, math.prod(shape))])
+
+
+def votes_packet(x: Tree, ties: bool = False) -> Packet:
+    """The signs of all entries, sign(0) = +1, in d bits; with `ties` sign(0) = 0 and 2d bits. Whole bytes a tensor.
+
+    Decodes to float32. ValueError on NaN and infinity.
+    """
+    width = 2 if ties else 1
+    parts = {}
+    for name, tensor in x.items():
+        flat = entries(name, tensor).numpy()
+        codes = (flat < 0).astype(np.uint8)
+        if ties:
+            codes |= (flat == 0).astype(np.uint8) << 1
+        parts[name] = bits.pack(codes, width)
+    return Packet(parts, VotesCodec(shapes_of(x), width))
 
 
 def _mean_magnitude(flat: Tensor) -> np.ndarray:

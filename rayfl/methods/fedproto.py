@@ -21,8 +21,7 @@ f_i + lam / D mean_a ||R(a) - C_{y(a)}||^2 over its examples a; one whose class 
 import torch
 from pydantic import Field
 
-from rayfl.compress.known_support import known_support_packet
-from rayfl.compress.mask import mask_packet
+from rayfl.compress.masks import known_support_packet, mask_packet
 from rayfl.methods.base import (
     Batch,
     Context,

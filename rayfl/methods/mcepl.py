@@ -35,7 +35,7 @@ from pydantic import Field
 from torch import Tensor
 
 from rayfl import tree
-from rayfl.compress.mask import mask_packet
+from rayfl.compress.masks import mask_packet
 from rayfl.methods.base import (
     Context,
     Finished,

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from rayfl import tree
 from rayfl.compress.dense import Dense
-from rayfl.compress.votes import votes_packet
+from rayfl.compress.sign import votes_packet
 from rayfl.methods.base import (
     Context,
     Download,

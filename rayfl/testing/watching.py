@@ -11,25 +11,15 @@ import numpy as np
 from torch import Tensor
 
 from rayfl.compress.base import Compressor, Message, Packet
-from rayfl.methods.base import Context, Finished, Method, PeerHalf, Reply, ServerHalf, Tree
+from rayfl.methods.base import Context, Finished, Method, Reply, ServerHalf, Tree
 from rayfl.rounds.setup import Setup
 from rayfl.settings import Settings
 
-CLIENT_HOOKS = (
+HOOKS = (
     *("init_client", "has_work", "begin", "step", "end_stage", "finish", "receive_reply", "eval_begin", "final_model"),
+    *("init_server", "init_server_memory", "model", "download", "personal_message", "store_uplink", "server_update"),
+    *("update", "reply", "mix"),
 )
-SERVER_HOOKS = (
-    "init_server",
-    "init_server_memory",
-    "model",
-    "download",
-    "personal_message",
-    "store_uplink",
-    "server_update",
-    "update",
-    "reply",
-)
-PEER_HOOKS = ("mix",)
 
 
 @dataclass
@@ -106,11 +96,7 @@ def watched_settings(settings: Settings, log: Log) -> Settings:
 def watched(setup: Setup) -> tuple[Setup, Log]:
     """The setup with its method under watch."""
     log, method = Log(), setup.method
-    half = PEER_HOOKS if isinstance(method, PeerHalf) else SERVER_HOOKS
-    # A default hook is left alone, so that `overrides` stays the same; every update is watched.
-    hooks = {
-        name: _watch(name, getattr(type(method), name), log) for name in (*CLIENT_HOOKS, *half) if _own(method, name)
-    }
+    hooks = {name: _watch(name, getattr(type(method), name), log) for name in HOOKS if _own(method, name)}
     # Of the method's own module, so that it is called as the method is.
     kind = type("Watched", (type(method),), {"__module__": type(method).__module__, **hooks})
     twin = kind.__new__(kind)
@@ -125,8 +111,9 @@ def watched(setup: Setup) -> tuple[Setup, Log]:
 
 
 def _own(method: Method, hook: str) -> bool:
-    default = getattr(type(method), hook) is getattr(ServerHalf, hook, None)
-    return not default or hook == "server_update"
+    """Whether a hook is watched. The server's defaults are not, so that `overrides` stays the same; all updates are."""
+    found = getattr(type(method), hook, None)
+    return found is not None and (found is not getattr(ServerHalf, hook, None) or hook == "server_update")
 
 
 def _watch(name: str, hook: Callable[..., Any], log: Log) -> Callable[..., Any]:

@@ -23,7 +23,6 @@ from rayfl.methods.base import (
     RayflError,
     Received,
     ServerHalf,
-    Stage,
     State,
     Traits,
     Tree,
@@ -156,16 +155,6 @@ class Wrapped(WrappingClients, keeps_parts=True):
     def begin(self, state: State, received: Message, ctx: Context) -> Carry:
         came = received[self.entry].decode() if self.entry in received else {}
         return self._with(super().begin(state, received, ctx), came)
-
-    # Any: see Method.
-    def step(self, carry: Carry, batch: Any, *, stage: Stage) -> Carry:
-        return self._with(super().step(carry, batch, stage=stage), carry.get(self.entry, {}))
-
-    def end_stage(self, carry: Carry, *, stage: Stage) -> Carry:
-        return self._with(super().end_stage(carry, stage=stage), carry.get(self.entry, {}))
-
-    def receive_reply(self, state: State, received: Message, ctx: Context) -> State:
-        return self._with(super().receive_reply(state, received, ctx), state.get(self.entry, {}))
 
     def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
         own: State = state.get(self.entry, {})

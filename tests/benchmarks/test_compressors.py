@@ -14,7 +14,7 @@ from benchmarks import compressors as bench
 from rayfl.choices import kinds
 from rayfl.compress.base import Compressor, message_bits
 from rayfl.compress.dense import Dense
-from rayfl.compress.mask import mask_packet
+from rayfl.compress.masks import mask_packet
 from rayfl.compress.sparse import TopK, top_k_support
 from tests.benchmarks.commands import benchmark
 from tests.refusals import line_with

@@ -4,7 +4,7 @@ import pickle
 
 import torch
 
-from rayfl.compress.known_support import known_support_packet
+from rayfl.compress.masks import known_support_packet
 from tests.refusals import refused
 
 VALUES = {"w": torch.tensor([[1.0, 2.0], [0.0, -4.0]]), "b": torch.tensor([5.0])}

@@ -5,7 +5,7 @@ import pickle
 import pytest
 import torch
 
-from rayfl.compress.mask import mask_packet
+from rayfl.compress.masks import mask_packet
 from rayfl.tree import pack_bits, unpack_bits
 
 

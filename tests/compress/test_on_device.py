@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from rayfl.compress.base import Compressor
 from rayfl.compress.dense import Dense
-from rayfl.compress.known_support import known_support_packet
-from rayfl.compress.mask import mask_packet
+from rayfl.compress.masks import known_support_packet, mask_packet
 from rayfl.compress.sign import ScaledSign
 from rayfl.compress.sparse import TopK, sparse_packet, top_k_positions
 from rayfl.compress.values import is_on_device

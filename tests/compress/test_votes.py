@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rayfl.compress.votes import votes_packet
+from rayfl.compress.sign import votes_packet
 from tests.refusals import refused
 
 MIXED = {"a": torch.tensor([[1.5, -2.0, 0.0], [-0.0, -1e-40, 3.0]]), "b": torch.tensor(-4.0), "c": torch.zeros(9)}

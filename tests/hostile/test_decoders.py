@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from rayfl.compress import bits
 from rayfl.compress.base import Packet
-from rayfl.compress.mask import mask_packet
+from rayfl.compress.masks import mask_packet
 from rayfl.compress.scalar import count_packet, scalar_packet
+from rayfl.compress.sign import votes_packet
 from rayfl.compress.sparse import sparse_packet, top_k_support
-from rayfl.compress.votes import votes_packet
 from tests.contracts.every_compressor import VARIANTS, encode, label
 
 FEW, MANY = 20, 3_000

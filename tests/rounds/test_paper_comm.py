@@ -8,7 +8,7 @@ import torch
 
 from rayfl.compress.base import Packet, message_bits
 from rayfl.compress.dense import Dense
-from rayfl.compress.mask import mask_packet
+from rayfl.compress.masks import mask_packet
 from rayfl.compress.scalar import count_packet
 from rayfl.compress.sparse import sparse_packet
 from rayfl.methods.shared import masks

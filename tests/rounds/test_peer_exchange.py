@@ -7,7 +7,7 @@ from scipy.sparse import csr_array
 
 from rayfl.compress.base import PIECE, Divisible, Packet
 from rayfl.compress.dense import Dense
-from rayfl.compress.mask import mask_packet
+from rayfl.compress.masks import mask_packet
 from rayfl.compress.random import RandK
 from rayfl.compress.sparse import TopK, sparse_packet
 from rayfl.experiment.prepare import prepare

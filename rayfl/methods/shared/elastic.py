@@ -107,7 +107,7 @@ class Elastic(Wrapping, on_device=True, keeps_parts=True):
 
     def step(self, carry: Carry, batch: Any, *, stage: Stage) -> Carry:
         if stage.name != SENSITIVITY:
-            return _beside(carry, super().step(carry, batch, stage=stage))
+            return super().step(carry, batch, stage=stage)
         gradient = self.task.grad(carry["params"], batch, self.squared_output)
         kept = tree.scale(carry[SENSITIVITY], self.hyper.mu)
         return {**carry, SENSITIVITY: tree.add(kept, tree.map(torch.abs, gradient), 1 - self.hyper.mu)}
@@ -117,7 +117,7 @@ class Elastic(Wrapping, on_device=True, keeps_parts=True):
         return batch.mean(self.task.evaluated(params, batch).square().flatten(1).sum(dim=1))
 
     def end_stage(self, carry: Carry, *, stage: Stage) -> Carry:
-        return carry if stage.name == SENSITIVITY else _beside(carry, super().end_stage(carry, stage=stage))
+        return carry if stage.name == SENSITIVITY else super().end_stage(carry, stage=stage)
 
     def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
         finished = super().finish(state, carry, ctx)
@@ -168,8 +168,3 @@ class Elastic(Wrapping, on_device=True, keeps_parts=True):
         """Share of the entries of `like` with zeta > 1: those with a ratio below tau."""
         boosted = sum(int((ratios[name] < self.hyper.tau).sum()) for name in like if name in ratios)
         return boosted / tree.num_entries(like)
-
-
-def _beside(outer: Carry, inner: Carry) -> Carry:
-    """The inner method's new carry with the wrapper's own part, if there is one (evaluations have none)."""
-    return {**inner, SENSITIVITY: outer[SENSITIVITY]} if SENSITIVITY in outer else inner

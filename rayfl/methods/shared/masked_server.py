@@ -9,7 +9,7 @@ from typing import TypedDict
 
 import torch
 
-from rayfl.compress.known_support import known_support_packet
+from rayfl.compress.masks import known_support_packet
 from rayfl.compress.sparse import sparse_packet
 from rayfl.methods.base import (
     Carry,

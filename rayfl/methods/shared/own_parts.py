@@ -201,11 +201,10 @@ class OwnParts(WrappingClients, on_device=True, keeps_parts=True):
     def end_stage(self, carry: Carry, *, stage: Stage) -> Carry:
         if stage.name == PERSONAL:
             return carry
-        after, kept = super().end_stage(carry, stage=stage), carry[KEPT]
-        if stage.name in self.judging[-1:]:
-            # What is judged next is the whole model.
-            after = {**after, "params": {**after["params"], **kept["local"]}}
-        return {**after, KEPT: kept}
+        after = super().end_stage(carry, stage=stage)
+        # What is judged after the last stage is the whole model.
+        whole = {**after["params"], **carry[KEPT]["local"]} if stage.name in self.judging[-1:] else after["params"]
+        return {**after, "params": whole}
 
     def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
         finished, local = super().finish(state, carry, ctx), carry[KEPT]["local"]
@@ -214,9 +213,6 @@ class OwnParts(WrappingClients, on_device=True, keeps_parts=True):
             return finished
         packet, _ = Dense().encode({name: local[name] for name in self.averaged}, {}, ctx.generator)
         return replace(finished, message={**finished.message, BUFFERS: packet})
-
-    def receive_reply(self, state: State, received: Message, ctx: Context) -> State:
-        return self._with_kept(super().receive_reply(state, received, ctx), state.get(KEPT, {}))
 
     def eval_begin(self, state: State, model: Tree | None, carry: Carry | None, ctx: Context) -> Carry:
         local = {**self.start, **state.get(KEPT, {})}

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, Self, TypeVar, cast
 
-from rayfl.methods.base import Context, HyperParameters, Method, RayflError, ServerHalf
+from rayfl.methods.base import Carry, Context, HyperParameters, Message, Method, RayflError, ServerHalf, Stage, State
 from rayfl.task import BoundTask
 
 OF_INNER = (
@@ -72,24 +72,32 @@ class WrappingClients(Method):
             return {name: entry for name, entry in value.items() if name not in self.own_names}
         return value
 
-    for_newcomers = _passed(Method.for_newcomers)  # pyright: ignore[reportAssignmentType]
-    check = _passed(Method.check)
-    check_model = _passed(Method.check_model)
     plan = _passed(Method.plan)
-    init_params = _passed(Method.init_params)
-    init_client = _passed(Method.init_client)
-    has_work = _passed(Method.has_work)
     begin = _passed(Method.begin)
-    step = _passed(Method.step)
-    end_stage = _passed(Method.end_stage)
     finish = _passed(Method.finish)
-    receive_reply = _passed(Method.receive_reply)
-    gradients_per_example = _passed(Method.gradients_per_example)
-    trains_under = _passed(Method.trains_under)
-    eval_stages = _passed(Method.eval_stages)
-    eval_begin = _passed(Method.eval_begin)
-    final_model = _passed(Method.final_model)
-    mask = _passed(Method.mask)
+
+    # Any: see Method.
+    def step(self, carry: Carry, batch: Any, *, stage: Stage) -> Carry:
+        return self.beside(carry, self.inner.step(self.inside(carry), batch, stage=stage))
+
+    def end_stage(self, carry: Carry, *, stage: Stage) -> Carry:
+        return self.beside(carry, self.inner.end_stage(self.inside(carry), stage=stage))
+
+    def receive_reply(self, state: State, received: Message, ctx: Context) -> State:
+        return self.beside(state, self.inner.receive_reply(self.inside(state), self.inside(received), self.inside(ctx)))
+
+    # Any: a state or a carry.
+    def beside(self, outer: Mapping[str, Any], inner: Mapping[str, Any]) -> dict[str, Any]:
+        """The inner method's new state or carry, and the wrapper's own entries of the old one."""
+        return {**inner, **{name: outer[name] for name in self.own_names if name in outer}}
+
+
+for _hook in (
+    *(Method.for_newcomers, Method.check, Method.check_model, Method.init_params, Method.init_client, Method.has_work),
+    *(Method.gradients_per_example, Method.trains_under, Method.eval_stages, Method.eval_begin, Method.final_model),
+    Method.mask,
+):
+    setattr(WrappingClients, _hook.__name__, _passed(_hook))
 
 
 class Wrapping(WrappingClients, ServerHalf):
@@ -102,12 +110,11 @@ class Wrapping(WrappingClients, ServerHalf):
             raise RayflError(f"{type(self).__name__} wraps methods with a server, and {type(inner).__name__} has none")
 
     init_server = _passed(ServerHalf.init_server)
-    init_server_memory = _passed(ServerHalf.init_server_memory)
     model = _passed(ServerHalf.model)
-    download = _passed(ServerHalf.download)
-    personal_message = _passed(ServerHalf.personal_message)
-    store_uplink = _passed(ServerHalf.store_uplink)
-    server_update = _passed(ServerHalf.server_update)
-    update = _passed(ServerHalf.update)
-    reply = _passed(ServerHalf.reply)
-    overrides = _passed(ServerHalf.overrides)
+
+
+for _hook in (
+    *(ServerHalf.init_server_memory, ServerHalf.download, ServerHalf.personal_message, ServerHalf.store_uplink),
+    *(ServerHalf.server_update, ServerHalf.update, ServerHalf.reply, ServerHalf.overrides),
+):
+    setattr(Wrapping, _hook.__name__, _passed(_hook))

@@ -1,4 +1,4 @@
-"""Sends values at positions that both ends know already, for example those of an unchanged mask."""
+"""Boolean masks at one bit an entry, and values at the entries of a mask that both ends know already."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -7,9 +7,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rayfl.compress.base import Packet, PositionedCodec, shapes_of
+from rayfl.compress.base import Packet, PositionedCodec, WholeTensorCodec, cuts, shapes_of
 from rayfl.compress.values import decode_values, encode_values, entries
 from rayfl.tree import Tree, pack_bits, unpack_bits
+
+
+class MaskCodec(WholeTensorCodec):
+    """Reads one bit buffer a tensor, under the tensor's name; decodes to boolean tensors, which add up as 0 and 1."""
+
+    def read(self, parts: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -> Tensor:
+        return unpack_bits(parts[name], shape)
+
+    def pieces(self, parts: Mapping[str, np.ndarray]) -> Iterator[Packet]:
+        """See `Divisible`."""
+        for name, first, last in cuts(self.shapes):
+            yield Packet({name: parts[name][first // 8 : -(-last // 8)]}, MaskCodec(((name, (last - first,)),)))
+
+
+def mask_packet(mask: Tree) -> Packet:
+    """The packet of boolean tensors: ceil(n / 8) bytes a tensor of n entries. TypeError for floats."""
+    return Packet({name: pack_bits(tensor) for name, tensor in mask.items()}, MaskCodec(shapes_of(mask)))
 
 
 @dataclass(frozen=True, eq=False)
