@@ -3,11 +3,13 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
-from rayfl.compress.base import Message, message_bits
+from rayfl.compress.base import Message, Packet, encode_trees, message_bits
+from rayfl.compress.dense import Dense
 from rayfl.data.transfer import to_memory
 from rayfl.errors import plugin_line
-from rayfl.methods.base import Carry, Context, Reply, State, Work
+from rayfl.methods.base import Carry, Context, Reply, State, Upload, Work
 from rayfl.models import flops
 from rayfl.population.fate import Fate
 from rayfl.rounds import evaluation
@@ -15,11 +17,10 @@ from rayfl.rounds.check_hooks import checked_hook
 from rayfl.rounds.client_outputs import ClientOutputs
 from rayfl.rounds.engines import LocalTask
 from rayfl.rounds.errors import ClientError, HookError, MethodError, OutOfMemory, error_text, out_of_memory
-from rayfl.rounds.example_cost import example_costs
 from rayfl.rounds.late_clients import cut_off_if_late
 from rayfl.rounds.paper_comm import num_values
 from rayfl.rounds.setup import Setup
-from rayfl.rounds.uplink_memory import encode_upload, with_memory, without_memory
+from rayfl.rounds.simulated_clock import example_costs
 from rayfl.rounds.worker_jobs import ClientResult, Missed, RoundInputs
 
 
@@ -197,3 +198,30 @@ def naming_round_and_client(round: int, client: int) -> Iterator[None]:
         raise ClientError(
             f"round {round}, client {client}: {type(error).__name__}: {error}{plugin_line(error)}"
         ) from error
+
+
+UPLINK_MEMORY = "uplink memory"
+"""The memory's name in a client's stored state; no method may use this name."""
+
+
+def without_memory(stored: State) -> tuple[State, State]:
+    """Split a stored state into the method's state and the compressor's memory by message name."""
+    state = dict(stored)
+    return state, state.pop(UPLINK_MEMORY, {})
+
+
+def with_memory(state: State, memory: State) -> State:
+    """Join both into the state that is stored: the inverse of `without_memory`."""
+    return {**state, UPLINK_MEMORY: memory} if memory else state
+
+
+def encode_upload(upload: Upload, memory: State, ctx: Context) -> tuple[Message, State]:
+    """Encode the trees of an upload with the experiment's uplink; returns the message and the compressor's new memory.
+
+    Random compressors draw from the client's generator after the method's own draws.
+    """
+    trees = {name: part for name, part in upload.items() if not isinstance(part, Packet)}
+    # Dense draws nothing, and takes less time than making a generator.
+    draws: Any = None if type(ctx.uplink) is Dense else ctx.generator
+    packets, memory = encode_trees(ctx.uplink, trees, memory, draws)
+    return {name: part if isinstance(part, Packet) else packets[name] for name, part in upload.items()}, memory

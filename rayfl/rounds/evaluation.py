@@ -5,7 +5,13 @@ client's model on its own test split, after the exchange), `own_after_training/a
 training, over those that trained in the round), `personal_pooled/accuracy` and
 `personal_pooled_after_training/accuracy` (personal models on the pooled set), `pooled_train/accuracy` (the global model
 on all training examples), `own_train/accuracy` and `own_train_after_training/accuracy` (each client's model on those
-that it trains on). Clients that no round asks have `unseen...` in place of `own...`: rounds/unseen.py.
+that it trains on).
+
+Clients that no round asks (`clients.unseen`) are judged as clients that come for the first time. `Method.newcomer` says
+what the method does for such a client; nothing of that is kept, sent or billed. They have `unseen...` in place of
+`own...`: `unseen_after_training/accuracy` is the same right after the local work of their first round. Where a client
+adapts the global model or trains one of its own, `unseen_before_adapting/accuracy` is the global model as it comes, on
+the same test splits.
 
 A round's value of a client's metric is the mean over the clients for which it is defined; `own_merged/...` is the value
 of all their sums, `own_weighted/...` their mean weighted by examples. `own_deviation/...`, `own_worst_tenth/...`,

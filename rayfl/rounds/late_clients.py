@@ -10,9 +10,8 @@ from dataclasses import replace
 from rayfl.data.batches import steps_within
 from rayfl.methods.base import Plan, Work
 from rayfl.population.fate import Fate
-from rayfl.rounds.example_cost import num_gradients
 from rayfl.rounds.setup import Setup
-from rayfl.rounds.simulated_clock import arrival_s, moment
+from rayfl.rounds.simulated_clock import arrival_s, moment, num_gradients
 from rayfl.rounds.worker_jobs import ClientResult
 
 

@@ -34,7 +34,6 @@ from rayfl.rounds.running_round import Round, server_inputs
 from rayfl.rounds.select_clients import ask, learn
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.train import server_participants, train
-from rayfl.rounds.unseen import evaluate_unseen
 from rayfl.rounds.worker_jobs import (
     EvaluateJob,
     MaskJob,
@@ -213,6 +212,28 @@ def evaluate(round: Round) -> None:
         evaluate_unseen(round, pooled)
     if settings.masks and round.number == setup.rounds - 1:
         compare_masks(round)
+
+
+def evaluate_unseen(round: Round, pooled: ModelSums | None) -> None:
+    """Evaluate the unseen clients, on the workers where each has a model of its own.
+
+    `pooled`: what the global model gave on the pooled test set, None without a global model.
+    """
+    setup, plan, server = round.setup, round.inputs.plan, round.run_state.server
+    takes_a_round = setup.method.for_newcomers() == "round"
+    one_by_one = takes_a_round or setup.is_peer or bool(setup.method.eval_stages(round.number))
+    where = "unseen_before_adapting" if one_by_one else "unseen"
+    if pooled is not None and setup.method.has_global_model:
+        round.ledger.add(evaluation.own_splits(setup, pooled, setup.unseen, where))
+    if not one_by_one:
+        return
+    if takes_a_round:
+        ctx, downlink = setup.context(round.number, plan, NOBODY, "newcomers"), round.run_state.downlink
+        message, _ = downlinks.broadcast(setup, server, downlink, ctx) if plan.down else ({}, {})
+        personal = tree.to_arrays(server) if setup.server_half.overrides("personal_message") else None
+        round.change_inputs(message=message, server=personal)
+    for answer in round.run(round.client_jobs(EvaluateJob, setup.unseen, setup.state_slots)):
+        round.ledger.add(answer.result)
 
 
 def ship_model(round: Round) -> Tree:

@@ -12,8 +12,7 @@ from rayfl.population.sampling import Participation
 from rayfl.rounds.client_outputs import ClientOutputs
 from rayfl.rounds.executor import Job, Ref
 from rayfl.rounds.late_clients import cut_off_surplus
-from rayfl.rounds.merge_sums import MOST_ALONE, merge_sums
-from rayfl.rounds.robust_means import robust_mean
+from rayfl.rounds.merge_sums import MOST_ALONE, merge_sums, robust_mean
 from rayfl.rounds.running_round import Round
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.worker_jobs import AddJob, TrainJob

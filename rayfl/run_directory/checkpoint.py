@@ -17,9 +17,9 @@ from pydantic import Field
 from rayfl import tree
 from rayfl.compress.base import Packet
 from rayfl.errors import RayflError, reason
-from rayfl.rounds.air import Air
 from rayfl.rounds.executor import Executor, Ref
 from rayfl.rounds.rounds import RunState
+from rayfl.rounds.run_state import Air
 from rayfl.run_directory.disk import portions
 from rayfl.run_directory.manifest import (
     FOLDER,

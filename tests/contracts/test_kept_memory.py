@@ -7,9 +7,9 @@ from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare
 from rayfl.methods.base import Plan
 from rayfl.methods.fedavg import FedAvg
+from rayfl.rounds.client_round import UPLINK_MEMORY
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.rounds import first_run_state, server_round
-from rayfl.rounds.uplink_memory import UPLINK_MEMORY
 from rayfl.tree import to_tensors
 
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from rayfl.experiment.prepare import prepare
-from rayfl.rounds.example_cost import FORWARD
 from rayfl.rounds.ledger import RoundRecord
+from rayfl.rounds.simulated_clock import FORWARD
 from rayfl.testing.executors import play
 from tests.contracts.every_method import experiment
 from tests.refusals import refused
