@@ -31,7 +31,6 @@ from rayfl.methods.base import (
     Finished,
     FirstDraws,
     Message,
-    ModelState,
     PeerHalf,
     Plan,
     Received,
@@ -82,17 +81,15 @@ class DisPFLHyper(LocalWork):
     default_epochs = 5
 
 
-class DisPFLState(ModelState):
-    """A peer's state, beside its weights."""
+class DisPFLState(masks.MaskedModel):
+    """A peer's state: its weights and the mask of the next training."""
 
-    mask: Tree  # of the next training
     trained: NotRequired[Tree]  # after the last round, the weights before the exchange
 
 
-class DisPFLCarry(LocalCarry):
+class DisPFLCarry(LocalCarry, masks.Masked):
     """A peer's carry."""
 
-    mask: Tree
     gradient: NotRequired[Tree]  # of the search
 
 

@@ -21,7 +21,6 @@ Where the sources leave something open:
 
 from typing import Literal, NotRequired
 
-import torch
 from pydantic import Field
 
 from rayfl import tree
@@ -33,7 +32,6 @@ from rayfl.methods.base import (
     ModelState,
     PeerHalf,
     Received,
-    Stage,
     Traits,
     Tree,
     WeightedMean,
@@ -104,10 +102,9 @@ class DPSGD(GradientMethod, PeerHalf, on_device=True, keeps_parts=True):
         carry: DPSGDCarry = {**self.start(params)}
         return {**carry, "mask": state["mask"]} if "mask" in state else carry
 
-    def descend(self, carry: DPSGDCarry, loss: torch.Tensor, gradient: Tree, stage: Stage) -> DPSGDCarry:
+    def direction(self, carry: DPSGDCarry, gradient: Tree) -> Tree:
         # An entry whose weight and gradient are 0 has no weight decay and no momentum: it stays exactly 0.
-        gradient = masks.masked(gradient, carry["mask"]) if "mask" in carry else gradient
-        return super().descend(carry, loss, gradient, stage)
+        return masks.masked(gradient, carry["mask"]) if "mask" in carry else gradient
 
     def finish(self, state: DPSGDState, carry: DPSGDCarry, ctx: Context) -> Finished:
         begun, trained = carry["received"], carry["params"]

@@ -16,7 +16,7 @@ average that it has just received.
 from pydantic import Field, model_validator
 
 from rayfl import tree
-from rayfl.methods.base import Batch, RayflError, Stage
+from rayfl.methods.base import RayflError, Tree
 from rayfl.methods.dpsgd import DPSGD, DPSGDCarry, DPSGDHyper
 
 
@@ -42,7 +42,6 @@ class DSGDProx(DPSGD, on_device=True, keeps_parts=True):
     hyper: DSGDProxHyper
     paper = "Li et al., FedProx, MLSys 2020, among peers as in MCE-PL"
 
-    def step(self, carry: DPSGDCarry, batch: Batch, *, stage: Stage) -> DPSGDCarry:
-        loss, gradient = self.task.value_and_grad(carry["params"], batch)
+    def direction(self, carry: DPSGDCarry, gradient: Tree) -> Tree:
         pull = tree.sub(carry["params"], carry["received"])
-        return self.descend(carry, loss, tree.add(gradient, pull, self.hyper.mu), stage)
+        return super().direction(carry, tree.add(gradient, pull, self.hyper.mu))

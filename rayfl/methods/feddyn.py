@@ -25,14 +25,12 @@ from pydantic import Field
 
 from rayfl import tree
 from rayfl.methods.base import (
-    Batch,
     Context,
     Finished,
     FirstDraws,
     Message,
     ModelState,
     Received,
-    Stage,
     Traits,
     Tree,
     WeightedMean,
@@ -70,10 +68,9 @@ class FedDyn(GradientMethod, ModelServer, on_device=True, keeps_parts=True):
     def begin(self, state: ShiftState, received: Message, ctx: Context) -> FedDynCarry:
         return {**super().begin(state, received, ctx), "shift": state["shift"]}
 
-    def step(self, carry: FedDynCarry, batch: Batch, *, stage: Stage) -> FedDynCarry:
-        loss, gradient = self.task.value_and_grad(carry["params"], batch)
+    def direction(self, carry: FedDynCarry, gradient: Tree) -> Tree:
         pull = tree.sub(tree.sub(carry["params"], carry["received"]), carry["shift"])
-        return self.descend(carry, loss, tree.add(gradient, pull, self.hyper.alpha), stage)
+        return tree.add(gradient, pull, self.hyper.alpha)
 
     def finish(self, state: ShiftState, carry: FedDynCarry, ctx: Context) -> Finished:
         message, state = compressed(state, {"shift": self.progress(carry)}, ctx)

@@ -20,7 +20,6 @@ from pydantic import Field
 
 from rayfl import tree
 from rayfl.methods.base import (
-    Batch,
     Context,
     Finished,
     FirstDraws,
@@ -28,7 +27,6 @@ from rayfl.methods.base import (
     ModelState,
     Plan,
     Received,
-    Stage,
     Traits,
     Tree,
     WeightedMean,
@@ -78,11 +76,9 @@ class FedPD(GradientMethod, ExchangedModelServer, on_device=True):
         carry: LocalCarry = {**self.start(state["params"]), "received": base}
         return {**carry, "anchor": state["anchor"], "multiplier": state["multiplier"]}
 
-    def step(self, carry: FedPDCarry, batch: Batch, *, stage: Stage) -> FedPDCarry:
-        loss, gradient = self.task.value_and_grad(carry["params"], batch)
+    def direction(self, carry: FedPDCarry, gradient: Tree) -> Tree:
         pull = tree.sub(carry["params"], carry["anchor"])
-        gradient = tree.add(tree.add(gradient, carry["multiplier"]), pull, 1 / self.hyper.eta)
-        return self.descend(carry, loss, gradient, stage)
+        return tree.add(tree.add(gradient, carry["multiplier"]), pull, 1 / self.hyper.eta)
 
     def finish(self, state: FedPDState, carry: FedPDCarry, ctx: Context) -> Finished:
         eta, params = self.hyper.eta, carry["params"]

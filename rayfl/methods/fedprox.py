@@ -11,7 +11,7 @@ FedAvg, and mu = 0 is FedAvg itself.
 from pydantic import Field
 
 from rayfl import tree
-from rayfl.methods.base import Batch, Stage
+from rayfl.methods.base import Tree
 from rayfl.methods.fedavg import FedAvg
 from rayfl.methods.shared.local_training import LocalCarry, LocalTraining
 
@@ -28,7 +28,5 @@ class FedProx(FedAvg, on_device=True, keeps_parts=True, takes_stale=True):
     hyper: FedProxHyper
     paper = "Li et al., MLSys 2020"
 
-    def step(self, carry: LocalCarry, batch: Batch, *, stage: Stage) -> LocalCarry:
-        loss, gradient = self.task.value_and_grad(carry["params"], batch)
-        pull = tree.sub(carry["params"], carry["received"])
-        return self.descend(carry, loss, tree.add(gradient, pull, self.hyper.mu), stage)
+    def direction(self, carry: LocalCarry, gradient: Tree) -> Tree:
+        return tree.add(gradient, tree.sub(carry["params"], carry["received"]), self.hyper.mu)

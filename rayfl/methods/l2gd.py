@@ -16,9 +16,6 @@ step to the mean, x_i <- (1 - gam) x_i + gam xbar, gam = alpha lam / (n p), whic
   client that missed an exchange gets its xbar before the next step to the mean, unless that step exchanges itself.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -29,9 +26,7 @@ from rayfl.methods.base import (
     Context,
     Finished,
     FirstDraws,
-    HyperParameters,
     Message,
-    Method,
     ModelState,
     Plan,
     RayflError,
@@ -43,16 +38,16 @@ from rayfl.methods.base import (
     Tree,
     WeightedMean,
 )
+from rayfl.methods.shared.distributed_gradient import OneBatch, OneGradient
 from rayfl.methods.shared.model_server import ExchangedModel, ExchangedModelServer, Exchanges
 
 
-class L2GDHyper(HyperParameters):
+class L2GDHyper(OneBatch):
     """Hyper-parameters of L2GD."""
 
     alpha: float = Field(default=1.0, gt=0, description="step size, alpha; a gradient step is alpha / (n (1 - p))")
     lam: float = Field(default=0.1, ge=0, description="weight of the distance to the mean, lambda")
     p: float = Field(default=0.1, gt=0, lt=1, description="probability of a step to the mean, p")
-    batch_size: int = Field(default=0, ge=0, description="examples of the gradient, b; 0: the whole split")
 
     def beta(self, num_clients: int) -> float:
         """The gradient step, alpha / (n (1 - p))."""
@@ -76,7 +71,7 @@ class L2GDCarry(L2GDState):
     loss: Tensor
 
 
-class L2GD(Method, ExchangedModelServer, on_device=True):
+class L2GD(OneGradient, ExchangedModelServer, on_device=True):
     """Client: x_i and xbar. Server: xbar of the last exchange, and the number of exchanges.
 
     Metric: `train/loss`, f_i at the point of the gradient.
@@ -87,11 +82,6 @@ class L2GD(Method, ExchangedModelServer, on_device=True):
     personalized = True
     newcomer = "undefined"
     gather = {"model": WeightedMean()}
-
-    # Any: see Method.
-    @classmethod
-    def unused(cls, hyper: Any) -> Mapping[str, str]:
-        return {**super().unused(hyper), "clients.work": f"as clients of {cls.__name__} do one step a round"}
 
     def check(self, num_clients: int, topology: Topology | None, seed: int) -> None:
         hyper, gam = self.hyper, self.hyper.gam(num_clients)
@@ -114,7 +104,7 @@ class L2GD(Method, ExchangedModelServer, on_device=True):
     def plan(self, round: int, coin: float) -> Plan:
         if self.averages(coin):
             return Plan(stages=(), coin=coin)
-        return Plan(stages=(Stage(steps=1, batch_size=self.hyper.batch_size or None),), down=False, up=False, coin=coin)
+        return Plan(stages=(self.hyper.stage(),), down=False, up=False, coin=coin)
 
     def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> L2GDState:
         return {"params": params, "average": params}

@@ -22,7 +22,7 @@ from pydantic import Field
 from rayfl.methods.base import Context, Finished, Message
 from rayfl.methods.shared.accuracy_gate import GateHyper
 from rayfl.methods.shared.lottery import Lottery, LotteryCarry, LotteryState
-from rayfl.methods.shared.masked_server import HELD_MEAN, WEIGHTS, MaskedServer, weights_packet
+from rayfl.methods.shared.masked_server import WEIGHTS, MaskedServer, weights_packet
 
 
 class LotteryFLHyper(GateHyper):
@@ -40,7 +40,6 @@ class LotteryFL(Lottery, MaskedServer, on_device=True):
 
     hyper: LotteryFLHyper
     paper = "Li et al., 2020 (LotteryFL)"
-    gather = HELD_MEAN
 
     def begin(self, state: LotteryState, received: Message, ctx: Context) -> LotteryCarry:
         return self.begin_from(received[WEIGHTS].decode(), state, ctx)

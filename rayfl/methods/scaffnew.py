@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from pydantic import Field
 
 from rayfl import tree
-from rayfl.methods.base import Batch, Context, Finished, FirstDraws, Message, ModelState, Plan, Stage, Traits, Tree
+from rayfl.methods.base import Context, Finished, FirstDraws, Message, ModelState, Plan, Stage, Traits, Tree
 from rayfl.methods.fedavg import FedAvg
 from rayfl.methods.shared.local_training import NOT_PLAIN, LocalCarry, LocalWork
 
@@ -81,9 +81,8 @@ class Scaffnew(FedAvg, on_device=True):
         # Before round 0 nothing was sent, and nothing has moved.
         return {**carry, "shift": tree.add(state["shift"], moved, p / lr)}
 
-    def step(self, carry: ScaffnewCarry, batch: Batch, *, stage: Stage) -> ScaffnewCarry:
-        loss, gradient = self.task.value_and_grad(carry["params"], batch)
-        return self.descend(carry, loss, tree.sub(gradient, carry["shift"]), stage)
+    def direction(self, carry: ScaffnewCarry, gradient: Tree) -> Tree:
+        return tree.sub(gradient, carry["shift"])
 
     def finish(self, state: ScaffnewState, carry: ScaffnewCarry, ctx: Context) -> Finished:
         return Finished(

@@ -10,14 +10,13 @@ takes the step x <- x - lr * sign(sum_i sign(g_i)) on a copy of the model, so th
 - Every vote counts the same, however many examples are behind it; `l2` is part of the gradient.
 """
 
-from typing import Literal, NotRequired, TypedDict
+from typing import Literal, NotRequired
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from rayfl import tree
-from rayfl.compress.dense import Dense
 from rayfl.compress.sign import votes_packet
 from rayfl.methods.base import (
     Context,
@@ -33,6 +32,7 @@ from rayfl.methods.base import (
     Tree,
 )
 from rayfl.methods.shared.distributed_gradient import DistributedGradient, GradientCarry, GradientStep
+from rayfl.methods.shared.model_server import ExchangedModel, ExchangedModelServer, Exchanges
 
 
 class SignSGDHyper(GradientStep):
@@ -51,20 +51,14 @@ class SignSGDState(ModelState):
     momentum: NotRequired[Tree]  # m, of Signum
 
 
-class SignSGDMemory(TypedDict):
-    """The server's memory of a client."""
-
-    version: Tensor  # of its copy
-
-
-class SignSGDServer(ModelState, SignSGDMemory):
-    """Server state: the model, its version, and the last answer."""
+class SignSGDServer(ExchangedModel):
+    """Server state: the model, the number of exchanges, and the last answer."""
 
     votes: Tree
     ties: Tensor
 
 
-class SignSGD(DistributedGradient, on_device=True):
+class SignSGD(DistributedGradient, ExchangedModelServer, on_device=True):
     """Signs go up, and the majority of each sign comes back."""
 
     hyper: SignSGDHyper
@@ -90,19 +84,10 @@ class SignSGD(DistributedGradient, on_device=True):
 
     def init_server(self, params: Tree) -> SignSGDServer:
         votes = tree.map(lambda tensor: torch.zeros(tensor.shape, dtype=torch.int8), params)
-        return {"params": params, "votes": votes, "ties": torch.tensor(False), "version": torch.tensor(0)}
-
-    def init_server_memory(self, client: Traits, params: Tree) -> SignSGDMemory:
-        return {"version": torch.tensor(0)}
+        return {**super().init_server(params), "votes": votes, "ties": torch.tensor(False)}
 
     def download(self, server: SignSGDServer, ctx: Context) -> Download:
         return {}
-
-    def personal_message(self, server: SignSGDServer, server_memory: SignSGDMemory, ctx: Context) -> Reply:
-        if server_memory["version"] == server["version"]:
-            return Reply({}, server_memory)
-        packet, _ = Dense().encode(server["params"], {}, ctx.generator)
-        return Reply({"model": packet}, {"version": server["version"]})
 
     def update(self, server: SignSGDServer, received: Received, ctx: Context) -> SignSGDServer:
         signs = received["signs"]
@@ -111,12 +96,12 @@ class SignSGD(DistributedGradient, on_device=True):
             "params": self._moved(server["params"], votes, ctx),
             "votes": tree.map(lambda tensor: tensor.to(torch.int8), votes),
             "ties": torch.tensor(signs.count % 2 == 0),
-            "version": server["version"] + 1,
+            "exchanges": server["exchanges"] + 1,
         }
 
-    def reply(self, server: SignSGDServer, server_memory: SignSGDMemory, ctx: Context) -> Reply:
+    def reply(self, server: SignSGDServer, server_memory: Exchanges, ctx: Context) -> Reply:
         packet = votes_packet(tree.map(Tensor.float, server["votes"]), ties=bool(server["ties"]))
-        return Reply({"votes": packet}, {"version": server["version"]})
+        return Reply({"votes": packet}, {"exchanges": server["exchanges"]})
 
     def _moved(self, params: Tree, votes: Tree, ctx: Context) -> Tree:
         """x - lr * votes: the same bits at both ends, since the product is exact."""

@@ -33,7 +33,6 @@ from rayfl.methods.base import (
     Finished,
     FirstDraws,
     Message,
-    ModelState,
     Plan,
     Stage,
     Traits,
@@ -41,7 +40,7 @@ from rayfl.methods.base import (
 )
 from rayfl.methods.shared import masks
 from rayfl.methods.shared.accuracy_gate import GATE, GatedCarry, GatedPruning, GateHyper
-from rayfl.methods.shared.masked_server import HELD_MEAN, WEIGHTS, MaskedServer, weights_packet
+from rayfl.methods.shared.masked_server import WEIGHTS, MaskedServer, weights_packet
 from rayfl.models import flops
 
 FIRST, REST = "first epoch", "train"
@@ -66,12 +65,6 @@ class SubFedAvgHyper(GateHyper):
         }
 
 
-class SubFedAvgState(ModelState):
-    """Client state, beside the model that it trained last."""
-
-    mask: Tree
-
-
 class SubFedAvgCarry(GatedCarry):
     """A client's carry."""
 
@@ -84,7 +77,6 @@ class SubFedAvg(GatedPruning, MaskedServer, on_device=True):
 
     hyper: SubFedAvgHyper
     paper = "Vahidian et al., ICDCSW 2021"
-    gather = HELD_MEAN
 
     def plan(self, round: int, coin: float) -> Plan:
         train = self.hyper.stage(round)
@@ -94,10 +86,10 @@ class SubFedAvg(GatedPruning, MaskedServer, on_device=True):
             stages.append(replace(train, epochs=train.epochs - 1))
         return Plan(stages=(*stages, self.gate_stage()))
 
-    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> SubFedAvgState:
+    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> masks.MaskedModel:
         return {"params": params, "mask": masks.everything(params)}
 
-    def begin(self, state: SubFedAvgState, received: Message, ctx: Context) -> SubFedAvgCarry:
+    def begin(self, state: masks.MaskedModel, received: Message, ctx: Context) -> SubFedAvgCarry:
         mask, carry = state["mask"], self.start(received[WEIGHTS].decode())
         return {**carry, **self.closed_gate(mask, ctx), "early": mask, "late": mask}
 
@@ -121,7 +113,7 @@ class SubFedAvg(GatedPruning, MaskedServer, on_device=True):
         differ = sum(int((carry["early"][name] != carry["late"][name]).sum()) for name in prunable)
         return self.passes(carry) and differ / size > self.hyper.min_distance and alive / size > float(carry["target"])
 
-    def finish(self, state: SubFedAvgState, carry: SubFedAvgCarry, ctx: Context) -> Finished:
+    def finish(self, state: masks.MaskedModel, carry: SubFedAvgCarry, ctx: Context) -> Finished:
         params, mask = carry["params"], carry["mask"]
         num_trained = sum(work.num_examples for name, work in ctx.work.items() if name != GATE)
         metrics = flops.training_metrics(self.task.weight_uses, state["mask"], num_trained)

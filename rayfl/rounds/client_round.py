@@ -95,9 +95,7 @@ class ClientRound:
             num_received=self.num_received,
             begins_s=self.round_inputs.begins.get(self.client, 0.0),
         )
-        kept = with_memory(self.state, self.uplink_memory)
-        if self.setup.hooks_on_device:
-            kept = to_memory(kept, self.setup.device)
+        kept = to_memory(with_memory(self.state, self.uplink_memory), self.setup.device)
         return result, ClientOutputs.of(self.setup.output_slots, kept, self.personal.server_memory)
 
     def local_task(self) -> LocalTask:
@@ -158,9 +156,7 @@ class ClientRound:
             ctx = setup.context_for_hooks(self.round, self.plan, self.client, "judge after training", self.key)
             judged = evaluation.evaluate_client(setup, finished.state, None, carry, ctx)
             result = replace(result, metrics={**result.metrics, **judged.metrics}, sums=judged.sums)
-        kept = with_memory(finished.state, uplink_memory)
-        if setup.hooks_on_device:
-            kept = to_memory(kept, setup.device)
+        kept = to_memory(with_memory(finished.state, uplink_memory), setup.device)
         outputs = ClientOutputs.of(
             setup.output_slots,
             kept,

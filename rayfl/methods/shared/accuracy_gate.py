@@ -1,6 +1,6 @@
 """Clients that prune where they are good enough: a stage counts the accuracy on a validation split, batch by batch."""
 
-from typing import TypedDict, TypeVar, cast
+from typing import TypeVar, cast
 
 import torch
 from pydantic import Field
@@ -27,10 +27,9 @@ class GateHyper(LocalWork):
     )
 
 
-class Gate(TypedDict):
+class Gate(masks.Masked):
     """The gate's part of a carry."""
 
-    mask: Tree
     correct: Tensor  # examples that the model gets right
     evaluated: Tensor  # all examples
     target: Tensor  # the density at which pruning ends

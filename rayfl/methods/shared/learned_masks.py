@@ -22,7 +22,7 @@ from rayfl.compress.values import entries_on_device
 from rayfl.methods.base import Context, FirstDraws, Traits, Tree
 from rayfl.methods.shared import masks
 from rayfl.methods.shared.distributed_gradient import GradientCarry
-from rayfl.methods.shared.masked_peer import Masked, MaskedPeer, MaskedPeerHyper
+from rayfl.methods.shared.masked_peer import MaskedPeer, MaskedPeerHyper
 
 WeightInit = Literal["model", "uniform", "signed_constant", "kaiming"]
 
@@ -136,14 +136,8 @@ def lasso_gradient(scores: Tree, strength: float) -> Tree:
     return tree.map(rows, scores)
 
 
-class MaskedModel(Masked):
-    """A mask and the model under it."""
-
-    params: Tree  # w o m, which is evaluated and trained next
-
-
-class ScoredModel(MaskedModel):
-    """The state of a peer that learns its mask."""
+class ScoredModel(masks.MaskedModel):
+    """The state of a peer that learns its mask; "params" are w o m, which is evaluated and trained next."""
 
     scores: Tree  # z
 
@@ -177,7 +171,7 @@ class HiddenMasks(MaskedPeer):
             gradient = tree.add(gradient, lasso_gradient(z, self.hyper.lasso))
         return gradient, tree.add(tree.add(z, z, -lr * self.hyper.weight_decay), gradient, -lr)
 
-    def masked_by(self, y: Tree, client: Traits, initial: Tree) -> MaskedModel:
+    def masked_by(self, y: Tree, client: Traits, initial: Tree) -> masks.MaskedModel:
         """Mask and model of a client; y is thresholded, and `initial` are the parameters of round 0."""
         hyper, weights = self.hyper, self.weights(initial)
         ratio = masks.kept_ratio(client, hyper.retention_ratio, 0.5)

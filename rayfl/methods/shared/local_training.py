@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from rayfl.compress.scalar import count_packet
 from rayfl.methods.base import (
     Batch,
+    Carry,
     Context,
     Finished,
     FirstDraws,
@@ -168,10 +169,16 @@ class GradientMethod(Method):
 
     def step(self, carry: Training, batch: Batch, *, stage: Stage) -> Training:
         loss, gradient = self.task.value_and_grad(carry["params"], batch)
+        along = self.direction(carry, gradient)
         # Nobody else has the gradient, unless a subclass or a task keeps it; under vmap nothing is written.
-        if type(self).descend is not GradientMethod.descend or not self.task.gives_gradients_away:
-            return self.descend(carry, loss, gradient, stage)
+        kept = along is not gradient or type(self).descend is not GradientMethod.descend
+        if kept or not self.task.gives_gradients_away:
+            return self.descend(carry, loss, along, stage)
         return self._descended(carry, loss, gradient, stage, self.optimizer.update_last)
+
+    def direction(self, carry: Carry, gradient: Tree) -> Tree:
+        """The gradient that a step goes along, from that of the loss: the same by default."""
+        return gradient
 
     def descend(self, carry: Training, loss: torch.Tensor, gradient: Tree, stage: Stage) -> Training:
         """The carry after one optimizer step along `gradient`, clipped if the settings say so."""

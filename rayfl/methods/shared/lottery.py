@@ -7,7 +7,7 @@ Non-IID Datasets, 2020.
 import torch
 from torch import Tensor
 
-from rayfl.methods.base import Context, Finished, FirstDraws, ModelState, Packet, Plan, Stage, Traits, Tree
+from rayfl.methods.base import Context, Finished, FirstDraws, Packet, Plan, Stage, Traits, Tree
 from rayfl.methods.shared import masks
 from rayfl.methods.shared.accuracy_gate import GATE, GatedCarry, GatedPruning
 from rayfl.models import flops
@@ -15,10 +15,9 @@ from rayfl.models import flops
 TRAIN = "train"
 
 
-class LotteryState(ModelState):
+class LotteryState(masks.MaskedModel):
     """The state of a client that prunes."""
 
-    mask: Tree
     left: Tensor  # share of the weights that the prunings left, (1 - prune_ratio)^times
 
 

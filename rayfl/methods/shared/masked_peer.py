@@ -1,19 +1,12 @@
 """Peers that take one minibatch a round and keep a share of the weights of each layer."""
 
-from typing import TypedDict
-
 from pydantic import Field
 
 from rayfl.methods.base import Context, Message, ModelState, PeerHalf, Plan, State, Tree, unused_with
 from rayfl.methods.shared.distributed_gradient import GradientCarry, OneBatch, OneGradient
 from rayfl.methods.shared.lr_schedules import LearningRate
+from rayfl.methods.shared.masks import Masked
 from rayfl.models import flops
-
-
-class Masked(TypedDict):
-    """The part of every masked peer's state."""
-
-    mask: Tree  # the entries that its model keeps
 
 
 class MaskedPeerHyper(OneBatch, LearningRate):

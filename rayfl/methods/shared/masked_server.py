@@ -4,9 +4,6 @@ It sends each client the entries of its mask and averages every entry over the c
 the mask, so that positions cross the wire in the rounds in which a client has changed it, and in no other.
 """
 
-from collections.abc import Mapping
-from typing import TypedDict
-
 import torch
 
 from rayfl.compress.masks import known_support_packet
@@ -15,7 +12,6 @@ from rayfl.methods.base import (
     Carry,
     Context,
     ElementwiseMean,
-    Gather,
     Message,
     Method,
     ModelState,
@@ -31,15 +27,6 @@ from rayfl.methods.shared.model_server import KeptModel
 WEIGHTS = "weights"
 """The message, both ways."""
 
-HELD_MEAN: Mapping[str, Gather] = {WEIGHTS: ElementwiseMean("sent")}
-"""Entry by entry the uniform mean over those who hold it."""
-
-
-class HeldMask(TypedDict):
-    """A client's state, or the server's memory of a client, with its mask."""
-
-    mask: Tree  # at first all of the model
-
 
 class MaskedServer(Method, KeptModel):
     """x becomes the mean over the clients that hold an entry; an entry that nobody held stays unchanged.
@@ -47,7 +34,9 @@ class MaskedServer(Method, KeptModel):
     A client's model is x under its mask, and after local training the one that it has trained.
     """
 
-    def eval_begin(self, state: HeldMask, model: Tree | None, carry: Carry | None, ctx: Context) -> ModelState:
+    gather = {WEIGHTS: ElementwiseMean("sent")}
+
+    def eval_begin(self, state: masks.Masked, model: Tree | None, carry: Carry | None, ctx: Context) -> ModelState:
         if carry is not None:
             return {"params": carry["params"]}
         assert model is not None, "the server has a global model"
@@ -57,13 +46,13 @@ class MaskedServer(Method, KeptModel):
         """The model that the client has trained last."""
         return state["params"]
 
-    def init_server_memory(self, client: Traits, params: Tree) -> HeldMask:
+    def init_server_memory(self, client: Traits, params: Tree) -> masks.Masked:
         return {"mask": masks.everything(params)}
 
-    def personal_message(self, server: ModelState, server_memory: HeldMask, ctx: Context) -> Reply:
+    def personal_message(self, server: ModelState, server_memory: masks.Masked, ctx: Context) -> Reply:
         return Reply({WEIGHTS: known_support_packet(server["params"], server_memory["mask"])}, server_memory)
 
-    def store_uplink(self, server_memory: HeldMask, message: Message, ctx: Context) -> HeldMask:
+    def store_uplink(self, server_memory: masks.Masked, message: Message, ctx: Context) -> masks.Masked:
         return {"mask": message[WEIGHTS].support()}
 
     def update(self, server: ModelState, received: Received, ctx: Context) -> ModelState:

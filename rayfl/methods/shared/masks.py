@@ -6,7 +6,7 @@ al., Rigging the Lottery: Making All Tickets Winners, ICML 2020; the search, Dai
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+from typing import Literal, TypedDict
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from rayfl.compress.sparse import top_k_positions
 from rayfl.compress.values import entries
+from rayfl.methods.base import ModelState
 from rayfl.population.client import Traits
 from rayfl.tree import Tree
 
@@ -21,6 +22,16 @@ Distribution = Literal["erk", "uniform"]
 Prune = Literal["all", "weights_only"]
 Regrow = Callable[[np.ndarray, int], np.ndarray]
 """Chooses which idle entries come back: from their positions (ascending) and a count to `count` indices into them."""
+
+
+class Masked(TypedDict):
+    """A state, a carry, or a server's memory of a client, with a mask."""
+
+    mask: Tree  # the entries that the client's model keeps
+
+
+class MaskedModel(ModelState, Masked):
+    """A state with a mask and a model."""
 
 
 def erk_densities(shapes: Mapping[str, Sequence[int]], density: float, power: float = 1.0) -> dict[str, float]:

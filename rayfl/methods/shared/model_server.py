@@ -36,7 +36,7 @@ class CountedExchanges(ServerHalf):
     """A server with rounds in which nothing crosses the wire, and clients that may miss an exchange.
 
     Clients get their model in reply, in the round of the exchange, and download it later only if they missed one.
-    `update` counts the exchanges. Down: the model as "model".
+    `update` counts the exchanges. Down: the model as "model"; a subclass may reply with less.
     """
 
     @abstractmethod
@@ -49,7 +49,7 @@ class CountedExchanges(ServerHalf):
     def personal_message(self, server: Exchanges, server_memory: Exchanges, ctx: Context) -> Reply:
         if server_memory["exchanges"] == server["exchanges"]:
             return Reply({}, server_memory)
-        return self.reply(server, server_memory, ctx)
+        return CountedExchanges.reply(self, server, server_memory, ctx)
 
     def reply(self, server: Exchanges, server_memory: Exchanges, ctx: Context) -> Reply:
         return Reply(encode_broadcast({"model": self.current(server, ctx)}, ctx), {"exchanges": server["exchanges"]})

@@ -19,7 +19,7 @@ from rayfl.methods.base import Context, Finished, FirstDraws, Traits, Tree
 from rayfl.methods.shared import masks
 from rayfl.methods.shared.distributed_gradient import GradientCarry
 from rayfl.methods.shared.learned_masks import layer_masks, layer_ratios, masked_part
-from rayfl.methods.shared.masked_peer import Masked, MaskedPeer, MaskedPeerHyper
+from rayfl.methods.shared.masked_peer import MaskedPeer, MaskedPeerHyper
 
 
 class PrunedWeightsHyper(MaskedPeerHyper):
@@ -35,7 +35,7 @@ class PrunedWeightsHyper(MaskedPeerHyper):
     hard: bool = Field(default=True, description="whether pruned weights are lost, instead of only left out")
 
 
-class WeightsState(Masked):
+class WeightsState(masks.Masked):
     """The state of a peer that prunes."""
 
     weights: Tree  # dense unless `hard`; the mask says what the model keeps of them
