@@ -35,6 +35,7 @@ from rayfl.methods.base import (
     Stage,
     Tree,
     WeightedMean,
+    compressed,
 )
 from rayfl.methods.shared.distributed_gradient import (
     GradientCarry,
@@ -46,7 +47,6 @@ from rayfl.methods.shared.distributed_gradient import (
     soft_threshold,
     stated_omega,
 )
-from rayfl.methods.shared.uplink import compressed
 
 
 class ADIANAHyper(GradientWork):

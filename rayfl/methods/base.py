@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self
 
 from rayfl.choices.kinds import Kind
-from rayfl.compress.base import Message, Packet
+from rayfl.compress.base import Compressor, Message, Packet
 from rayfl.data.batches import Batch
 from rayfl.determinism.seeding import FirstDraws
 from rayfl.errors import RayflError
@@ -34,57 +34,19 @@ from rayfl.methods.hook_types import (
     Split,
     Stage,
     Trees,
+    UplinkMemory,
     Upload,
     Work,
+    compressed,
+    contracting,
     encode_broadcast,
+    uncompressed,
 )
 from rayfl.population.client import Traits
 from rayfl.settings import unused_with
 from rayfl.task import BoundTask
 from rayfl.topology.graphs import Topology
-from rayfl.tree import State, Tree
-
-__all__ = [
-    "Aggregate",
-    "Batch",
-    "Carry",
-    "Collect",
-    "Context",
-    "Download",
-    "ElementwiseMean",
-    "Finished",
-    "FirstDraws",
-    "Gather",
-    "Handle",
-    "HyperParameters",
-    "Message",
-    "Method",
-    "Metrics",
-    "ModelState",
-    "Newcomer",
-    "Packet",
-    "PeerHalf",
-    "Plan",
-    "RayflError",
-    "Received",
-    "Relay",
-    "Reply",
-    "ServerHalf",
-    "Split",
-    "Stage",
-    "State",
-    "Sum",
-    "Topology",
-    "Traits",
-    "Tree",
-    "Trees",
-    "Upload",
-    "WeightedMean",
-    "Work",
-    "encode_broadcast",
-    "unused_with",
-]
-
+from rayfl.tree import Difference, State, Tree
 
 _OF_SERVERS = (
     "downlink",
@@ -379,6 +341,23 @@ class ServerHalf(ABC):
     def overrides(self, hook: Literal["personal_message", "reply", "store_uplink"]) -> bool:
         """Whether this method implements `hook`: the engine then calls it for every client."""
         return getattr(type(self), hook) is not getattr(ServerHalf, hook)
+
+
+class KeptModel(ServerHalf):
+    """Server state: the model x as "params"; subclasses say how it moves (`update`), and what goes down."""
+
+    def init_server(self, params: Tree) -> ModelState:
+        return {"params": params}
+
+    def model(self, server: ModelState) -> Tree:
+        return server["params"]
+
+
+class ModelServer(KeptModel):
+    """Down: x as "model"."""
+
+    def download(self, server: ModelState, ctx: Context) -> Download:
+        return {"model": server["params"]}
 
 
 class PeerHalf:

@@ -16,10 +16,20 @@ every neighbour; e_i <- y_i + e_i - c_i; x_i = y_i + gamma (sum_j w_ij c_j - c_i
 """
 
 from rayfl import tree
-from rayfl.methods.base import Context, Finished, FirstDraws, ModelState, Received, Traits, Tree
+from rayfl.methods.base import (
+    Context,
+    Finished,
+    FirstDraws,
+    ModelState,
+    Received,
+    Traits,
+    Tree,
+    UplinkMemory,
+    compressed,
+    contracting,
+)
 from rayfl.methods.shared.gossip import Gossip, GossipStep
 from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, LocalWork
-from rayfl.methods.shared.uplink import UplinkMemory, compressed, contracting
 
 
 class DeepSqueezeHyper(LocalWork, GossipStep):

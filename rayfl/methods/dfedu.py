@@ -20,11 +20,12 @@ from rayfl.methods.base import (
     Received,
     Topology,
     Tree,
+    UplinkMemory,
     WeightedMean,
+    compressed,
 )
 from rayfl.methods.shared.laplacian import LaplacianHyper, check_lap_step
 from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, OwnModel
-from rayfl.methods.shared.uplink import UplinkMemory, compressed
 
 
 class DFedUState(ModelState, UplinkMemory):

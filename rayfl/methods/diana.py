@@ -27,6 +27,8 @@ from rayfl.methods.base import (
     Received,
     Tree,
     WeightedMean,
+    compressed,
+    uncompressed,
 )
 from rayfl.methods.shared.distributed_gradient import (
     GradientCarry,
@@ -38,7 +40,6 @@ from rayfl.methods.shared.distributed_gradient import (
     shifted,
     soft_threshold,
 )
-from rayfl.methods.shared.uplink import compressed, uncompressed
 
 
 class DIANAHyper(GradientStep):

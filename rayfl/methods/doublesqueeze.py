@@ -31,10 +31,12 @@ from rayfl.methods.base import (
     Received,
     Traits,
     Tree,
+    UplinkMemory,
     WeightedMean,
+    compressed,
+    contracting,
 )
 from rayfl.methods.shared.distributed_gradient import GradientCarry, GradientStep, SteppingServer
-from rayfl.methods.shared.uplink import UplinkMemory, compressed, contracting
 
 
 class DoubleSqueezeState(UplinkMemory):

@@ -21,6 +21,7 @@ from rayfl.methods.base import (
     Context,
     Finished,
     Message,
+    ModelServer,
     ModelState,
     RayflError,
     Received,
@@ -30,7 +31,6 @@ from rayfl.methods.base import (
     Tree,
 )
 from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, LocalWork, OwnModel
-from rayfl.methods.shared.model_server import ModelServer
 
 
 class EASGDHyper(LocalWork):

@@ -19,7 +19,7 @@ clients' gradients, which may differ at the minimiser: G goes to 0 there. G = me
 """
 
 from rayfl import tree
-from rayfl.methods.base import Context, Finished, Received, Tree, WeightedMean
+from rayfl.methods.base import Context, Finished, Received, Tree, WeightedMean, compressed, contracting
 from rayfl.methods.shared.distributed_gradient import (
     GradientCarry,
     GradientStep,
@@ -28,7 +28,6 @@ from rayfl.methods.shared.distributed_gradient import (
     ShiftState,
     shifted,
 )
-from rayfl.methods.shared.uplink import compressed, contracting
 
 
 class EF21(ShiftedGradient, on_device=True):

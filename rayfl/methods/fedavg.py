@@ -4,9 +4,8 @@ Algorithm 1.
 Clients send the model difference instead of the model, which is the same average and can be compressed.
 """
 
-from rayfl.methods.base import Context, Finished, ModelState, Received, State, WeightedMean
+from rayfl.methods.base import Context, Finished, ModelServer, ModelState, Received, State, WeightedMean
 from rayfl.methods.shared.local_training import GradientMethod, LocalCarry
-from rayfl.methods.shared.model_server import ModelServer
 
 
 class FedAvg(GradientMethod, ModelServer, on_device=True, keeps_parts=True, takes_stale=True):

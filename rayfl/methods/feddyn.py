@@ -29,16 +29,16 @@ from rayfl.methods.base import (
     Finished,
     FirstDraws,
     Message,
+    ModelServer,
     ModelState,
     Received,
     Traits,
     Tree,
     WeightedMean,
+    compressed,
 )
 from rayfl.methods.shared.distributed_gradient import ShiftState
 from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, LocalWork
-from rayfl.methods.shared.model_server import ModelServer
-from rayfl.methods.shared.uplink import compressed
 
 
 class FedDynHyper(LocalWork):

@@ -16,10 +16,9 @@ import numpy as np
 from pydantic import Field
 
 from rayfl import tree
-from rayfl.methods.base import Collect, Context, Finished, Metrics, ModelState, Received, State
+from rayfl.methods.base import Collect, Context, Finished, Metrics, ModelServer, ModelState, Received, State
 from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, LocalWork
 from rayfl.methods.shared.minimum_norm import gram, minimum_norm_weights
-from rayfl.methods.shared.model_server import ModelServer
 
 
 class FedMGDAHyper(LocalWork):

@@ -34,6 +34,7 @@ from rayfl.methods.base import (
     Context,
     Finished,
     FirstDraws,
+    KeptModel,
     Message,
     ModelState,
     Received,
@@ -44,7 +45,6 @@ from rayfl.methods.base import (
 )
 from rayfl.methods.shared import masks
 from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, LocalTraining
-from rayfl.methods.shared.model_server import KeptModel
 from rayfl.methods.shared.stored_packets import buffers, packet_of
 
 

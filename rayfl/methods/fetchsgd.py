@@ -24,9 +24,8 @@ from torch import Tensor
 from rayfl import tree
 from rayfl.compress.countsketch import Sketching, largest
 from rayfl.determinism.seeding import torch_seed
-from rayfl.methods.base import Context, Finished, ModelState, Received, State, Tree, WeightedMean
+from rayfl.methods.base import Context, Finished, ModelState, Received, State, Tree, WeightedMean, uncompressed
 from rayfl.methods.shared.distributed_gradient import DistributedGradient, GradientCarry, GradientStep
-from rayfl.methods.shared.uplink import uncompressed
 
 
 class FetchSGDHyper(GradientStep, Sketching):

@@ -5,11 +5,12 @@ Methods import these names from `rayfl.methods.base`.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self, TypedDict
+from typing import Any, Literal, NotRequired, Self, TypedDict, TypeVar, cast
 
 import numpy as np
 
-from rayfl.compress.base import Compressor, Message, Packet
+from rayfl.compress.base import Compressor, Message, Packet, encode_trees
+from rayfl.compress.dense import Dense
 from rayfl.determinism.seeding import LazyGenerator
 from rayfl.population.client import Traits
 from rayfl.settings import Settings
@@ -94,7 +95,7 @@ class Context:
     trains and does not upload; it must leave the memory of its compressor alone. `generator` belongs to this (seed,
     round, client, call) and to nothing else. `num_selected` is `clients.per_round`. `outgoing` is what wrappers do to
     the trees of a message; a method that encodes trees itself calls it before, once, on all of them
-    (`shared.uplink.compressed` does).
+    (`compressed` does).
     """
 
     round: int
@@ -156,6 +157,39 @@ def encode_broadcast(parts: Download, ctx: Context) -> Message:
         name: part if isinstance(part, Packet) else ctx.downlink.encode(part, {}, ctx.generator)[0]
         for name, part in parts.items()
     }
+
+
+class UplinkMemory(TypedDict):
+    """The part of a client's state that its uplink compressor remembers (error feedback)."""
+
+    uplink: NotRequired[State]
+
+
+Sender = TypeVar("Sender", bound=UplinkMemory)
+
+
+def compressed(state: Sender, trees: Mapping[str, Tree], ctx: Context) -> tuple[dict[str, Packet], Sender]:
+    """Encode trees with the experiment's uplink, and keep its memory in the client's state, under "uplink".
+
+    For a client that does not send there are no packets, and its memory stays unchanged.
+    """
+    if not ctx.sends:
+        return {}, state
+    packets, memories = encode_trees(ctx.uplink, ctx.outgoing(trees), state.get("uplink", {}), ctx.generator)
+    return packets, cast(Sender, {**state, "uplink": memories}) if memories else state
+
+
+def uncompressed(trees: Mapping[str, Tree], ctx: Context) -> dict[str, Packet]:
+    """Encode trees as they are, whatever the uplink is."""
+    return encode_trees(Dense(), ctx.outgoing(trees), {}, ctx.generator)[0]
+
+
+def contracting(compressor: Compressor, like: Tree) -> float:
+    """The factor that makes a contraction of C: 1 / (1 + omega) if C is unbiased, else 1.
+
+    C(v) / (1 + omega) is within omega / (1 + omega) ||v||^2 of v, in expectation.
+    """
+    return 1 / (1 + (compressor.omega(sum(tensor.numel() for tensor in like.values())) or 0.0))
 
 
 class HyperParameters(Settings):

@@ -33,6 +33,7 @@ from rayfl.methods.base import (
     FirstDraws,
     Gather,
     Message,
+    ModelServer,
     ModelState,
     Packet,
     Plan,
@@ -43,7 +44,6 @@ from rayfl.methods.base import (
     WeightedMean,
 )
 from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, LocalTraining
-from rayfl.methods.shared.model_server import ModelServer
 
 
 class IFCAHyper(LocalTraining):

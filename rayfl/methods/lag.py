@@ -31,10 +31,11 @@ from rayfl.methods.base import (
     Sum,
     Traits,
     Tree,
+    UplinkMemory,
+    compressed,
     unused_with,
 )
 from rayfl.methods.shared.distributed_gradient import DistributedGradient, GradientCarry, GradientStep
-from rayfl.methods.shared.uplink import UplinkMemory, compressed
 
 NEVER_LAZY = unused_with(threshold=[0])
 

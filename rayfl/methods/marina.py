@@ -37,10 +37,11 @@ from rayfl.methods.base import (
     Stage,
     Traits,
     Tree,
+    UplinkMemory,
     WeightedMean,
+    uncompressed,
 )
 from rayfl.methods.shared.distributed_gradient import DistributedGradient, GradientCarry, GradientStep, stated_omega
-from rayfl.methods.shared.uplink import UplinkMemory, uncompressed
 
 
 class MARINAHyper(GradientStep):

@@ -38,6 +38,7 @@ from rayfl.methods.base import (
     Finished,
     Message,
     Metrics,
+    ModelServer,
     ModelState,
     Plan,
     RayflError,
@@ -46,11 +47,11 @@ from rayfl.methods.base import (
     Sum,
     Topology,
     Tree,
+    UplinkMemory,
+    compressed,
     unused_with,
 )
 from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, LocalWork, OwnModel
-from rayfl.methods.shared.model_server import ModelServer
-from rayfl.methods.shared.uplink import UplinkMemory, compressed
 from rayfl.task import inner
 
 

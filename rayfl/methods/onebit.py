@@ -11,9 +11,9 @@ its way back, with an error memory a worker). Groups are those of the compressor
 
 from pydantic import Field
 
-from rayfl.compress.base import Compressor
 from rayfl.compress.feedback import ErrorFeedback
 from rayfl.compress.sign import OneBit
+from rayfl.methods.base import Compressor
 from rayfl.methods.shared.distributed_gradient import CompressedSGD, GradientStep
 
 

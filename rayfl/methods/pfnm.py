@@ -23,11 +23,13 @@ from torch import nn
 
 from rayfl.compress.dense import Dense
 from rayfl.methods.base import (
+    BoundTask,
     Collect,
     Context,
     Finished,
     FirstDraws,
     HyperParameters,
+    KeptModel,
     Metrics,
     ModelState,
     Plan,
@@ -37,9 +39,8 @@ from rayfl.methods.base import (
     Tree,
 )
 from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, LocalWork
-from rayfl.methods.shared.model_server import KeptModel
 from rayfl.methods.shared.neuron_matching import Layer, Prior, merge
-from rayfl.task import BoundTask, NetworkTask
+from rayfl.task import NetworkTask
 
 
 class PFNMHyper(LocalWork):

@@ -7,9 +7,9 @@ server averages. The server sends the dense model (in the paper all peers broadc
 
 from pydantic import Field
 
-from rayfl.compress.base import Compressor
 from rayfl.compress.quantize import QSGD as Quantizer
 from rayfl.compress.quantize import Bucket, Coding, Levels
+from rayfl.methods.base import Compressor
 from rayfl.methods.shared.distributed_gradient import CompressedSGD, GradientStep
 
 

@@ -28,6 +28,7 @@ from rayfl.methods.base import (
     Finished,
     FirstDraws,
     Message,
+    ModelServer,
     ModelState,
     Plan,
     Received,
@@ -35,12 +36,12 @@ from rayfl.methods.base import (
     Sum,
     Traits,
     Tree,
+    UplinkMemory,
     WeightedMean,
+    compressed,
     unused_with,
 )
 from rayfl.methods.shared.local_training import NOT_PLAIN, GradientMethod, LocalCarry, LocalTraining, Weighting
-from rayfl.methods.shared.model_server import ModelServer
-from rayfl.methods.shared.uplink import UplinkMemory, compressed
 
 CONTROL = "control"
 """The stage of option I."""

@@ -32,6 +32,7 @@ from rayfl.methods.base import (
     FirstDraws,
     Message,
     Method,
+    ModelServer,
     ModelState,
     Plan,
     Received,
@@ -41,7 +42,6 @@ from rayfl.methods.base import (
     WeightedMean,
 )
 from rayfl.methods.shared.lr_schedules import LearningRate
-from rayfl.methods.shared.model_server import ModelServer
 
 START = "start"
 """The stage of round 0."""

@@ -8,8 +8,8 @@ model (the paper sends the averaged gradient to workers with a copy of the model
 
 from pydantic import Field
 
-from rayfl.compress.base import Compressor
 from rayfl.compress.quantize import TernGrad as Ternary
+from rayfl.methods.base import Compressor
 from rayfl.methods.shared.distributed_gradient import CompressedSGD, GradientStep
 
 

@@ -11,6 +11,7 @@ from rayfl.compress.dense import Dense
 from rayfl.methods.base import (
     Carry,
     Context,
+    Difference,
     Download,
     Finished,
     FirstDraws,
@@ -31,7 +32,6 @@ from rayfl.methods.base import (
 from rayfl.methods.shared.wrapper import Wrapping, WrappingClients
 from rayfl.rounds.check_hooks import A_STATE, checked, is_state
 from rayfl.rounds.setup import Setup
-from rayfl.tree import Difference
 
 KEY = ("wrap",)
 

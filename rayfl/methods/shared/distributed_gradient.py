@@ -13,12 +13,13 @@ from pydantic import Field
 from torch import Tensor
 
 from rayfl import tree
-from rayfl.compress.base import Compressor
 from rayfl.compress.held import added_to
 from rayfl.determinism.seeding import LazyGenerator
 from rayfl.methods.base import (
     Aggregate,
     Batch,
+    BoundTask,
+    Compressor,
     Context,
     Download,
     Finished,
@@ -26,6 +27,7 @@ from rayfl.methods.base import (
     HyperParameters,
     Message,
     Method,
+    ModelServer,
     ModelState,
     Packet,
     Plan,
@@ -35,14 +37,13 @@ from rayfl.methods.base import (
     State,
     Traits,
     Tree,
+    UplinkMemory,
     Upload,
     WeightedMean,
+    contracting,
 )
 from rayfl.methods.shared.local_training import Weighting, weighed
 from rayfl.methods.shared.lr_schedules import LearningRate
-from rayfl.methods.shared.model_server import ModelServer
-from rayfl.methods.shared.uplink import UplinkMemory, contracting
-from rayfl.task import BoundTask
 
 
 class GradientCarry(TypedDict):

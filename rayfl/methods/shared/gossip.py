@@ -27,9 +27,11 @@ from rayfl.methods.base import (
     State,
     Traits,
     Tree,
+    UplinkMemory,
     WeightedMean,
+    compressed,
+    contracting,
 )
-from rayfl.methods.shared.uplink import UplinkMemory, compressed, contracting
 
 
 class GossipStep(HyperParameters):

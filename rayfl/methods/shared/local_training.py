@@ -13,6 +13,7 @@ from rayfl.methods.base import (
     Batch,
     Carry,
     Context,
+    Difference,
     Finished,
     FirstDraws,
     Message,
@@ -29,7 +30,6 @@ from rayfl.methods.base import (
 )
 from rayfl.methods.shared.lr_schedules import LearningRate
 from rayfl.methods.shared.optimizers import SGD, Adam, AdamW, Nesterov, Optimizer, OptimizerName
-from rayfl.tree import Difference
 
 Weighting = Literal["samples", "uniform"]
 ADAM = ["adam", "adamw"]

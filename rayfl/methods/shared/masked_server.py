@@ -12,6 +12,7 @@ from rayfl.methods.base import (
     Carry,
     Context,
     ElementwiseMean,
+    KeptModel,
     Message,
     Method,
     ModelState,
@@ -22,7 +23,6 @@ from rayfl.methods.base import (
     Tree,
 )
 from rayfl.methods.shared import masks
-from rayfl.methods.shared.model_server import KeptModel
 
 WEIGHTS = "weights"
 """The message, both ways."""

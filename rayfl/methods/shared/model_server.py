@@ -1,4 +1,4 @@
-"""Servers that keep one model, and send it to every participant as most papers' servers do, or in reply only."""
+"""Servers that send their model in reply only, in rounds in which they hear from clients."""
 
 from abc import abstractmethod
 from typing import TypedDict
@@ -6,24 +6,7 @@ from typing import TypedDict
 import torch
 from torch import Tensor
 
-from rayfl.methods.base import Context, Download, ModelState, Reply, ServerHalf, Traits, Tree, encode_broadcast
-
-
-class KeptModel(ServerHalf):
-    """Server state: the model x as "params"; subclasses say how it moves (`update`), and what goes down."""
-
-    def init_server(self, params: Tree) -> ModelState:
-        return {"params": params}
-
-    def model(self, server: ModelState) -> Tree:
-        return server["params"]
-
-
-class ModelServer(KeptModel):
-    """Down: x as "model"."""
-
-    def download(self, server: ModelState, ctx: Context) -> Download:
-        return {"model": server["params"]}
+from rayfl.methods.base import Context, KeptModel, ModelState, Reply, ServerHalf, Traits, Tree, encode_broadcast
 
 
 class Exchanges(TypedDict):

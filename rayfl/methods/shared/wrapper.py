@@ -9,8 +9,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, Self, TypeVar, cast
 
-from rayfl.methods.base import Carry, Context, HyperParameters, Message, Method, RayflError, ServerHalf, Stage, State
-from rayfl.task import BoundTask
+from rayfl.methods.base import (
+    BoundTask,
+    Carry,
+    Context,
+    HyperParameters,
+    Message,
+    Method,
+    RayflError,
+    ServerHalf,
+    Stage,
+    State,
+)
 
 OF_INNER = (
     *("gather", "personalized", "own_compression", "uses_graph", "hands_over_trees", "has_global_model", "difference"),
