@@ -7,7 +7,6 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 from pydantic import Field, model_validator
-from torch import Tensor
 
 from rayfl.choices.kinds import TO_TABLE, from_table
 from rayfl.compress.base import Compressor, Packet, PositionedCodec, Quantizer, shapes_of
@@ -32,7 +31,7 @@ class ComposeCodec(PositionedCodec):
     # Any: the codec of a Quantizer, a dataclass with the field `shapes`; without any here.
     inner: Any
 
-    def read(self, parts: Mapping[str, np.ndarray]) -> Iterator[tuple[str, Tensor, Tensor]]:
+    def read(self, parts: Mapping[str, np.ndarray]) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
         positions = self._positions(parts)
         codec = replace(self.inner, shapes=tuple((name, (found.size,)) for name, found in positions.items()))
         inner = {name.removeprefix(INNER): part for name, part in parts.items() if name.startswith(INNER)}

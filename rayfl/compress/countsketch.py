@@ -7,7 +7,6 @@ from typing import Literal
 import numpy as np
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from rayfl.compress.base import Compressor, Packet, PositionedCodec, shapes_of
 from rayfl.compress.dense import Dense
@@ -28,7 +27,7 @@ def hashes(num_rows: int, num_columns: int, num_entries: int, seed: int) -> Iter
         yield draws >> 1, 1 - 2 * (draws & 1).astype(np.float32)
 
 
-def largest(table: np.ndarray, num_entries: int, keep_ratio: float, seed: int) -> Tensor:
+def largest(table: np.ndarray, num_entries: int, keep_ratio: float, seed: int) -> torch.Tensor:
     """The k largest estimates where they belong, else zeros: float32 [num_entries], from a table of this seed,
     float32 [R, C].
 
@@ -48,7 +47,7 @@ class Sketching(Settings):
     )
     keep_ratio: KeepRatio = Field(default=0.01, description="share of the entries that is estimated, k / n, in (0, 1]")
 
-    def table(self, x: Tree, seed: int) -> Tensor:
+    def table(self, x: Tree, seed: int) -> torch.Tensor:
         """T, float32 [R, C], on the CPU: T[r, h_r(j)] = the sum of s_r(j) x_j over the entries j of the whole tree.
 
         Linear in x, but for rounding each sum once. ValueError on NaN and infinity in x; a sum may be infinite.
@@ -66,7 +65,7 @@ class CountSketchCodec(PositionedCodec):
     rows: int
     keep_ratio: float
 
-    def read(self, parts: Mapping[str, np.ndarray]) -> Iterator[tuple[str, Tensor, Tensor]]:
+    def read(self, parts: Mapping[str, np.ndarray]) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
         """The largest estimates that are not 0."""
         if parts:
             sizes, table = sizes_of(self.shapes), parts["table"].reshape(self.rows, -1)

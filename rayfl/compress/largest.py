@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from rayfl.data.device import upload
 
@@ -31,7 +30,7 @@ def top_k_positions(x: np.ndarray, k: int) -> np.ndarray:
     return candidates[keep]
 
 
-def top_k_mask(flat: Tensor, k: int) -> Tensor:
+def top_k_mask(flat: torch.Tensor, k: int) -> torch.Tensor:
     """Boolean [n] with exactly k True, on the device of `flat`: the largest |entries|, ties to the lowest position."""
     if k == 0 or k >= flat.numel():
         return torch.full_like(flat, k > 0, dtype=torch.bool)
@@ -41,7 +40,7 @@ def top_k_mask(flat: Tensor, k: int) -> Tensor:
     return above | (tied & (tied.cumsum(0) <= k - above.sum()))
 
 
-def top_k_of_each(flat: Tensor, sizes: Sequence[int], kept: Sequence[int]) -> Tensor:
+def top_k_of_each(flat: torch.Tensor, sizes: Sequence[int], kept: Sequence[int]) -> torch.Tensor:
     """Increasing int64 positions of the largest |entries| of each piece of finite float32 `flat` [sum of `sizes`].
 
     Keeps kept[i] of the piece of sizes[i], ties to the lowest position. All pieces are sorted by the same operations.

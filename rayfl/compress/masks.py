@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from rayfl.compress.base import Packet, PositionedCodec, WholeTensorCodec, cuts, shapes_of
 from rayfl.compress.values import decode_values, encode_values, entries
@@ -15,7 +14,7 @@ from rayfl.tree import Tree, pack_bits, unpack_bits
 class MaskCodec(WholeTensorCodec):
     """Reads one bit buffer a tensor, under the tensor's name; decodes to boolean tensors, which add up as 0 and 1."""
 
-    def read(self, parts: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -> Tensor:
+    def read(self, parts: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -> torch.Tensor:
         return unpack_bits(parts[name], shape)
 
     def pieces(self, parts: Mapping[str, np.ndarray]) -> Iterator[Packet]:
@@ -38,7 +37,7 @@ class KnownSupportCodec(PositionedCodec):
     def support(self, parts: Mapping[str, np.ndarray]) -> Tree:
         return {name: unpack_bits(self.bits[name], shape) for name, shape in self.shapes}
 
-    def read(self, parts: Mapping[str, np.ndarray]) -> Iterator[tuple[str, Tensor, Tensor]]:
+    def read(self, parts: Mapping[str, np.ndarray]) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
         for name, mask in self.support(parts).items():
             yield name, torch.nonzero(mask.view(-1)).view(-1), decode_values(parts[f"{name}.values"], "fp32")
 

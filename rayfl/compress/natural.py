@@ -5,7 +5,6 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from rayfl.compress import bits
 from rayfl.compress.base import Packet, Quantizer, WholeTensorCodec, shapes_of
@@ -24,7 +23,7 @@ LARGEST = np.uint32(0x7F7FFFFF)
 class NaturalCodec(WholeTensorCodec):
     """Reads "<name>.exponents" (the biased exponent, a byte; 0 is zero) and "<name>.signs" (a bit, 1 is negative)."""
 
-    def read(self, parts: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -> Tensor:
+    def read(self, parts: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -> torch.Tensor:
         size = math.prod(shape)
         numbers = parts[f"{name}.exponents"].astype(np.uint32)
         numbers <<= np.uint32(MANTISSA_BITS)

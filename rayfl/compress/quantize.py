@@ -13,7 +13,6 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from rayfl.compress import bits
 from rayfl.compress.base import Packet, Quantizer, WholeTensorCodec, shapes_of
@@ -65,7 +64,7 @@ class QuantizeCodec(WholeTensorCodec):
             parts[f"{name}.levels"] = bits.pack(codes, 1 + self.levels.bit_length())
         return parts
 
-    def read(self, parts: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -> Tensor:
+    def read(self, parts: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -> torch.Tensor:
         size = math.prod(shape)
         norms = parts[f"{name}.norms"]
         levels = self._read_levels(parts, name, size)

@@ -7,7 +7,6 @@ from typing import Literal
 import numpy as np
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from rayfl.compress.base import Compressor, Packet, WholeTensorCodec, masks_of, shapes_of
 from rayfl.compress.sparse import KeptShare, Scope, Selection, Sparsifier, kept_entries, kept_share, split_positions
@@ -110,7 +109,7 @@ class RandK(KeptShare, Sparsifier, on_device=True):
 class BernoulliCodec(WholeTensorCodec):
     """Reads "sent", one uint8 (1 or 0), and if it is 1 "<name>.values", fp32, of each tensor."""
 
-    def read(self, parts: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -> Tensor:
+    def read(self, parts: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -> torch.Tensor:
         if not self._sent(parts):
             return torch.zeros(shape)
         return decode_values(parts[f"{name}.values"], "fp32")

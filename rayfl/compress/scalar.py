@@ -4,7 +4,6 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from rayfl.compress.base import Packet, WholeTensorCodec
 from rayfl.compress.dense import DenseCodec
@@ -14,7 +13,7 @@ from rayfl.compress.values import encode_values, entries
 class CountCodec(WholeTensorCodec):
     """Reads one int64; decodes to a float64 tensor of shape [], which holds counts and their sums exactly."""
 
-    def read(self, parts: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -> Tensor:
+    def read(self, parts: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -> torch.Tensor:
         return torch.tensor(float(parts[name][0]), dtype=torch.float64)
 
     def num_values(self, parts: Mapping[str, np.ndarray]) -> int:

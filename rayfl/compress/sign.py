@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from rayfl.compress import bits
 from rayfl.compress.base import Packet, Quantizer, WholeTensorCodec, shapes_of
@@ -27,7 +26,7 @@ NUMBERS = np.array([1, -1, 0, 0], np.float32)
 class SignCodec(WholeTensorCodec):
     """Reads "<name>.signs", a bit an entry in row order (1: negative), and "<name>.scale", one fp32."""
 
-    def read(self, parts: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -> Tensor:
+    def read(self, parts: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -> torch.Tensor:
         size = math.prod(shape)
         scale = parts[f"{name}.scale"]
         if not scale.any():
@@ -69,7 +68,7 @@ class OneBitCodec(WholeTensorCodec):
     The first half of the means is that of the nonnegative entries of each group, the second that of the negative ones.
     """
 
-    def read(self, parts: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -> Tensor:
+    def read(self, parts: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -> torch.Tensor:
         num_groups, size = _groups(shape)
         upper, lower = parts[f"{name}.means"].reshape(2, num_groups, 1)
         negative = np.unpackbits(parts[f"{name}.signs"], count=num_groups * size).view(np.bool_)
@@ -110,7 +109,7 @@ class VotesCodec(WholeTensorCodec):
 
     width: int
 
-    def read(self, parts: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -> Tensor:
+    def read(self, parts: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -> torch.Tensor:
         return torch.from_numpy(NUMBERS[bits.unpack(parts[name], self.width, math.prod(shape))])
 
 
@@ -130,7 +129,7 @@ def votes_packet(x: Tree, ties: bool = False) -> Packet:
     return Packet(parts, VotesCodec(shapes_of(x), width))
 
 
-def _mean_magnitude(flat: Tensor) -> np.ndarray:
+def _mean_magnitude(flat: torch.Tensor) -> np.ndarray:
     """float32 [1]: the mean of |entries|; [0] where there are none.
 
     A GPU adds in another order than numpy. So its sum is used only if every order of additions gives the same float32;
@@ -147,7 +146,7 @@ def _mean_magnitude(flat: Tensor) -> np.ndarray:
     return np.array([magnitudes.mean(dtype=np.float64)] if magnitudes.size else [], np.float32)
 
 
-def _packed_bits(mask: Tensor) -> np.ndarray:
+def _packed_bits(mask: torch.Tensor) -> np.ndarray:
     """`tree.pack_bits`, computed on the device of the boolean tensor."""
     flat = torch.nn.functional.pad(mask.to(torch.uint8), (0, -mask.numel() % 8))
     weights = upload(np.array([128, 64, 32, 16, 8, 4, 2, 1], np.uint8), flat.device)

@@ -11,7 +11,6 @@ from typing import Annotated, Literal, Self
 import numpy as np
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from rayfl.compress.base import PIECE, Compressor, Packet, PositionedCodec, Shapes, masks_of, shapes_of
 from rayfl.compress.largest import top_k_of_each, top_k_positions
@@ -107,7 +106,7 @@ class SparseCodec(PositionedCodec):
                 yield Packet(piece, SparseCodec(((name, shape),), self.dtype))
                 read += count
 
-    def read(self, parts: Mapping[str, np.ndarray]) -> Iterator[tuple[str, Tensor, Tensor]]:
+    def read(self, parts: Mapping[str, np.ndarray]) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
         sizes = sizes_of(self.shapes)
         drawn = self._drawn(parts, sizes)
         for name, size in sizes.items():

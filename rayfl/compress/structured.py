@@ -8,7 +8,6 @@ from typing import Literal
 import numpy as np
 import torch
 from pydantic import Field, model_validator
-from torch import Tensor
 
 from rayfl.compress.base import Compressor, Packet, Shapes, shapes_of, zeros_of
 from rayfl.compress.values import entries
@@ -55,7 +54,9 @@ class StructuredCodec:
     def num_values(self, parts: Mapping[str, np.ndarray]) -> int:
         return sum(parts[f"{name}.values"].size for name, _ in self.shapes)
 
-    def _kept(self, parts: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    def _kept(
+        self, parts: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """The kept filters and channels, boolean [O] and [I]; all of a tensor of one dimension."""
         num_filters, num_channels, _ = _cube(shape)
         if len(shape) < 2:

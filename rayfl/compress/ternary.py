@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from rayfl.compress.base import Packet, PositionedCodec, shapes_of
 from rayfl.compress.golomb import decode_golomb, encode_golomb, low_bits
@@ -28,7 +27,7 @@ class TernaryCodec(PositionedCodec):
     keep_ratio: float
     scope: Scope
 
-    def read(self, parts: Mapping[str, np.ndarray]) -> Iterator[tuple[str, Tensor, Tensor]]:
+    def read(self, parts: Mapping[str, np.ndarray]) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
         sizes = sizes_of(self.shapes)
         if self.scope == "tensor":
             for name, size in sizes.items():
@@ -87,7 +86,7 @@ class Ternary(KeptShare, on_device=True):
             parts |= self._parts(name, flat)
         return Packet(parts, TernaryCodec(shapes_of(x), self.keep_ratio, self.scope)), memory
 
-    def _parts(self, name: str, flat: Tensor) -> dict[str, np.ndarray]:
+    def _parts(self, name: str, flat: torch.Tensor) -> dict[str, np.ndarray]:
         k = kept_entries(flat.numel(), self.keep_ratio)
         if k == 0:
             return {}

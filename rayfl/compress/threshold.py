@@ -3,7 +3,6 @@
 import numpy as np
 import torch
 from pydantic import Field, model_validator
-from torch import Tensor
 
 from rayfl.compress.largest import at_least
 from rayfl.compress.sparse import Selection, Sparsifier
@@ -55,7 +54,7 @@ class Threshold(Sparsifier, on_device=True):
         limit = float(np.float32(self.threshold))
         return (1 - UNIT_ROUNDOFF[self.values] ** 2) / (1 + (num_entries - 1) * limit**2)
 
-    def _positions(self, flat: Tensor) -> np.ndarray:
+    def _positions(self, flat: torch.Tensor) -> np.ndarray:
         limit, numbers = np.float32(self.threshold), flat.numpy()
         if self.relative and flat.numel():
             low, high = torch.aminmax(flat)

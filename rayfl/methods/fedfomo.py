@@ -25,7 +25,6 @@ from typing import TypedDict, cast
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from rayfl import tree
 from rayfl.compress.dense import Dense
@@ -79,7 +78,7 @@ class FedFomoCarry(LocalCarry):
     """A client's carry."""
 
     others: dict[str, Tree]  # the models that came down
-    losses: Tensor  # sums over the validation examples: of theta_i, the trained model, and the others
+    losses: torch.Tensor  # sums over the validation examples: of theta_i, the trained model, and the others
 
 
 class FedFomoServer(TypedDict):
@@ -91,8 +90,8 @@ class FedFomoServer(TypedDict):
 class FedFomoMemory(TypedDict):
     """The server's memory of a client."""
 
-    affinity: Tensor  # P_i [num_clients]
-    sent: Tensor  # the clients whose models it got last, a mask [num_clients]
+    affinity: torch.Tensor  # P_i [num_clients]
+    sent: torch.Tensor  # the clients whose models it got last, a mask [num_clients]
 
 
 class FedFomo(OwnModel, GradientMethod, ServerHalf, on_device=True):

@@ -23,7 +23,6 @@ from typing import NotRequired, TypedDict
 import numpy as np
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from rayfl import tree
 from rayfl.compress.base import message_bits, shapes_of
@@ -70,7 +69,7 @@ class FedSTCServer(ModelState):
     """Server state, beside x."""
 
     residual: Tree  # A
-    count: Tensor  # how many broadcasts there were
+    count: torch.Tensor  # how many broadcasts there were
     touched: Tree  # the number of the last broadcast that touched each entry
     broadcasts: NotRequired[dict[str, Tree]]  # the last ones as they were sent, by number
 
@@ -78,7 +77,7 @@ class FedSTCServer(ModelState):
 class FedSTCMemory(TypedDict):
     """The server's memory of a client."""
 
-    count: Tensor  # how many broadcasts it has
+    count: torch.Tensor  # how many broadcasts it has
 
 
 class FedSTC(GradientMethod, KeptModel, on_device=True, keeps_parts=True):

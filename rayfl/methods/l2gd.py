@@ -18,7 +18,6 @@ step to the mean, x_i <- (1 - gam) x_i + gam xbar, gam = alpha lam / (n p), whic
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from rayfl import tree
 from rayfl.methods.base import (
@@ -67,8 +66,8 @@ class L2GDState(ModelState):
 class L2GDCarry(L2GDState):
     """A client's carry."""
 
-    beta: Tensor
-    loss: Tensor
+    beta: torch.Tensor
+    loss: torch.Tensor
 
 
 class L2GD(OneGradient, ExchangedModelServer, on_device=True):

@@ -18,7 +18,6 @@ from typing import Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from rayfl import tree
 from rayfl.methods.base import (
@@ -62,8 +61,8 @@ class LAGState(Known):
     """Client state."""
 
     model: Tree  # x when it was last here
-    round: Tensor  # the round of that x
-    steps: Tensor  # the last squared steps of x [num_steps]
+    round: torch.Tensor  # the round of that x
+    steps: torch.Tensor  # the last squared steps of x [num_steps]
 
 
 class LAGServer(ModelState):
@@ -96,7 +95,7 @@ class LAG(DistributedGradient, on_device=True):
             return self.finished(state, {}, carry, ctx)
         return self.upload(state, change, carry, ctx)
 
-    def tolerated(self, steps: Tensor, ctx: Context) -> float:
+    def tolerated(self, steps: torch.Tensor, ctx: Context) -> float:
         """(1 / lr^2) sum_d xi s_d of the last squared steps s [D]: the largest change that needs no upload."""
         return self.hyper.threshold * float(steps.sum()) / self.hyper.rate(ctx.round) ** 2
 

@@ -13,7 +13,6 @@ from typing import TypedDict
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from rayfl import tree
 from rayfl.methods.base import (
@@ -44,14 +43,14 @@ class LAGPSHyper(LAGHyper):
 class LAGPSServer(LAGServer):
     """Server state."""
 
-    steps: Tensor  # the last squared steps of x [num_steps]
+    steps: torch.Tensor  # the last squared steps of x [num_steps]
 
 
 class LAGPSMemory(TypedDict):
     """The server's memory of a client."""
 
     model: Tree  # x_i, the model of its last upload
-    uploaded: Tensor
+    uploaded: torch.Tensor
 
 
 class LAGPS(LAG, on_device=True):

@@ -21,7 +21,6 @@ from typing import NotRequired
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from rayfl import tree
 from rayfl.methods.base import (
@@ -56,13 +55,13 @@ class MARINAState(UplinkMemory):
     """Client state."""
 
     point: Tree  # the x that it last received
-    round: Tensor  # the round in which it did
+    round: torch.Tensor  # the round in which it did
 
 
 class MARINACarry(GradientCarry):
     """A client's carry."""
 
-    dense: Tensor  # whether the gradient is sent uncompressed
+    dense: torch.Tensor  # whether the gradient is sent uncompressed
     previous: NotRequired[Tree]  # in a round of differences, the old x
 
 
@@ -70,7 +69,7 @@ class MARINAServer(ModelState):
     """Server state, beside x."""
 
     gradient: Tree  # g
-    restart: Tensor  # whether g must be made anew
+    restart: torch.Tensor  # whether g must be made anew
 
 
 class MARINA(DistributedGradient, on_device=True):

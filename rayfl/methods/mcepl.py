@@ -32,7 +32,6 @@ from typing import NotRequired
 import numpy as np
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from rayfl import tree
 from rayfl.compress.masks import mask_packet
@@ -92,7 +91,7 @@ class MCEPL(HiddenMasks, on_device=True):
         """mbar before the first exchange: the same for all peers of a run."""
         generator = draws.common("common mask")
 
-        def draw(layer: Tensor) -> Tensor:
+        def draw(layer: torch.Tensor) -> torch.Tensor:
             share = self.hyper.first_fc if layer.dim() == 2 else self.hyper.first_conv
             return torch.from_numpy((generator.random(tuple(layer.shape)) < share).astype(np.float32))
 

@@ -14,7 +14,6 @@ from typing import Literal, NotRequired
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from rayfl import tree
 from rayfl.compress.sign import votes_packet
@@ -55,7 +54,7 @@ class SignSGDServer(ExchangedModel):
     """Server state: the model, the number of exchanges, and the last answer."""
 
     votes: Tree
-    ties: Tensor
+    ties: torch.Tensor
 
 
 class SignSGD(DistributedGradient, ExchangedModelServer, on_device=True):
@@ -100,7 +99,7 @@ class SignSGD(DistributedGradient, ExchangedModelServer, on_device=True):
         }
 
     def reply(self, server: SignSGDServer, server_memory: Exchanges, ctx: Context) -> Reply:
-        packet = votes_packet(tree.map(Tensor.float, server["votes"]), ties=bool(server["ties"]))
+        packet = votes_packet(tree.map(torch.Tensor.float, server["votes"]), ties=bool(server["ties"]))
         return Reply({"votes": packet}, {"exchanges": server["exchanges"]})
 
     def _moved(self, params: Tree, votes: Tree, ctx: Context) -> Tree:

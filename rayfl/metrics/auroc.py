@@ -2,7 +2,6 @@
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from rayfl.metrics.base import Metric, Sums, Values, are_labels, flat
 from rayfl.metrics.facts import Facts
@@ -30,7 +29,7 @@ class Auroc(Metric):
 
     bins: int = Field(default=4096, ge=2, le=1 << 16, description="number of bins of the logits")
 
-    def measure(self, outputs: Tensor, targets: Tensor) -> Sums:
+    def measure(self, outputs: torch.Tensor, targets: torch.Tensor) -> Sums:
         if are_labels(outputs, targets):
             odds, positive = outputs.double(), targets > 0
         else:
@@ -66,7 +65,7 @@ class Auroc(Metric):
         return super().facts(name).model_copy(update={} if name == self.name else error)
 
 
-def log_odds(logits: Tensor) -> Tensor:
+def log_odds(logits: torch.Tensor) -> torch.Tensor:
     """log(p_c / (1 - p_c)) of each class c, [m, classes]: its logit minus the log-sum-exp of the others'."""
     log_p = logits.log_softmax(dim=-1)
     # log(1 - p) from the others' logits, because 1 - p is 0 in floating point where p is close to 1.

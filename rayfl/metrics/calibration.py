@@ -2,7 +2,6 @@
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from rayfl.metrics.base import Metric, Sums, Values, are_labels, flat, ratio
 
@@ -26,7 +25,7 @@ class CalibrationError(Metric):
 
     bins: int = Field(default=15, ge=1, le=1000, description="number of bins of equal width")
 
-    def measure(self, outputs: Tensor, targets: Tensor) -> Sums:
+    def measure(self, outputs: torch.Tensor, targets: torch.Tensor) -> Sums:
         if are_labels(outputs, targets):
             yes = outputs.double().flatten().sigmoid()
             confidence, right = torch.maximum(yes, 1 - yes), (outputs > 0).flatten() == (targets > 0).flatten()

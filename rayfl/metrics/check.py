@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from numbers import Real
 
 import torch
-from torch import Tensor
 
 from rayfl.errors import RayflError, one_line, plugin_line
 from rayfl.metrics.base import Metric, PerExample, Sums, Values, kind_of
@@ -12,7 +11,7 @@ from rayfl.metrics.facts import Facts
 from rayfl.settings import shown
 
 
-def checked_facts(metrics: Sequence[Metric], outputs: Tensor, targets: Tensor) -> dict[str, Facts]:
+def checked_facts(metrics: Sequence[Metric], outputs: torch.Tensor, targets: torch.Tensor) -> dict[str, Facts]:
     """The facts of every value, by its name.
 
     outputs [n, ...]: a network's for the first of all `targets` [m, ...] of the experiment. Raise RayflError, which
@@ -32,7 +31,7 @@ def checked_facts(metrics: Sequence[Metric], outputs: Tensor, targets: Tensor) -
     return found
 
 
-def _values(metric: Metric, outputs: Tensor, targets: Tensor) -> Values:
+def _values(metric: Metric, outputs: torch.Tensor, targets: torch.Tensor) -> Values:
     """The values of a few examples."""
     what = f"metric {type(metric).__name__!r}"
     try:

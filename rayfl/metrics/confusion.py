@@ -1,7 +1,6 @@
 """The confusion matrix."""
 
 import torch
-from torch import Tensor
 
 from rayfl.metrics.base import Metric, Sums, Values, flat
 
@@ -19,7 +18,7 @@ class Confusion(Metric):
     # Each number of the matrix is a row of the records at each evaluation.
     most_classes = 50
 
-    def measure(self, outputs: Tensor, targets: Tensor) -> Sums:
+    def measure(self, outputs: torch.Tensor, targets: torch.Tensor) -> Sums:
         outputs, targets = flat(outputs, targets)
         size = outputs.shape[-1]
         cells = torch.bincount(targets * size + outputs.argmax(dim=-1), minlength=size * size)

@@ -4,7 +4,6 @@ from abc import abstractmethod
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from rayfl.metrics.base import Metric, Sums, Values, are_labels, flat, ratio
 
@@ -19,7 +18,7 @@ class PerClass(Metric):
     """Whether the value of each class is recorded too."""
     judges = ("classes", "labels")
 
-    def measure(self, outputs: Tensor, targets: Tensor) -> Sums:
+    def measure(self, outputs: torch.Tensor, targets: torch.Tensor) -> Sums:
         if are_labels(outputs, targets):
             said, true = outputs > 0, targets > 0
             return {"right": (said & true).sum(dim=0), "support": true.sum(dim=0), "predicted": said.sum(dim=0)}

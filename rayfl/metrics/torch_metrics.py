@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from pydantic import Field, PrivateAttr
-from torch import Tensor
 
 from rayfl.data.torchvision import torchvision
 from rayfl.errors import RayflError, one_line
@@ -77,10 +76,10 @@ class TorchMetrics(Metric):
             )
         return made.set_dtype(torch.float64)
 
-    def check(self, targets: Targets, outputs: Tensor) -> None:
+    def check(self, targets: Targets, outputs: torch.Tensor) -> None:
         assert self.made
 
-    def measure(self, outputs: Tensor, targets: Tensor) -> Sums:
+    def measure(self, outputs: torch.Tensor, targets: torch.Tensor) -> Sums:
         made = self.made.to(outputs.device)
         made.reset()
         # Sums of float32 outputs would depend on how examples are cut up into batches.

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from rayfl.data.batches import Batch, ClientData, Order, amount
@@ -199,14 +198,14 @@ def _forked(method: Method, task: LocalTask) -> Iterator[None]:
 # Any: a carry, or a part of it.
 def _shape(carry: Any) -> Hashable:
     """Names, shapes and types of all leaves."""
-    if isinstance(carry, Tensor):
+    if isinstance(carry, torch.Tensor):
         return carry.shape, carry.dtype
     if isinstance(carry, dict):
         return tuple((name, _shape(part)) for name, part in carry.items())
     return tuple(map(_shape, carry))
 
 
-def _where(active: Tensor, new: Carry, old: Carry) -> Carry:
+def _where(active: torch.Tensor, new: Carry, old: Carry) -> Carry:
     """The new carry of clients that are active, bool [width], and the old one of the others."""
     return tree_map(lambda a, b: torch.where(active.reshape(-1, *[1] * (a.dim() - 1)), a, b), new, old)
 

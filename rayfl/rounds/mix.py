@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from rayfl.compress.base import LARGE, Divisible, Message, Packet, Shapes, cuts
 from rayfl.gather import Aggregate, Gather
@@ -90,7 +89,7 @@ def keep_result_only(total: Aggregate, result: Tree) -> Aggregate:
     return replace(total, sum={}, weights={}, known=result)
 
 
-def blank(shape: tuple[int, ...]) -> Tensor:
+def blank(shape: tuple[int, ...]) -> torch.Tensor:
     """An uninitialised float32 tensor. A large one has memory pages of its own, which are freed with it.
 
     The allocator would keep the pages (`prepare_process`) beside the copies of the results in the object store.

@@ -1,7 +1,6 @@
 """Checks what a task makes of a few outputs before anything starts."""
 
 import torch
-from torch import Tensor
 
 from rayfl.errors import RayflError, one_line, plugin_line
 from rayfl.metrics.base import Metric
@@ -9,7 +8,7 @@ from rayfl.settings import shown
 from rayfl.tasks.base import Task
 
 
-def check_task(task: Task, outputs: Tensor, targets: Tensor) -> None:
+def check_task(task: Task, outputs: torch.Tensor, targets: torch.Tensor) -> None:
     """Raise RayflError unless the task gives a loss, a count and a score for each example, float [batch], scores
     from 0 to 1."""
     what = f"task {task.name!r}, given outputs {list(outputs.shape)} and labels {list(targets.shape)},"

@@ -4,7 +4,6 @@ from typing import TypeVar, cast
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from rayfl.methods.base import Batch, Context, Stage, Tree, unused_with
 from rayfl.methods.shared import masks
@@ -30,9 +29,9 @@ class GateHyper(LocalWork):
 class Gate(masks.Masked):
     """The gate's part of a carry."""
 
-    correct: Tensor  # examples that the model gets right
-    evaluated: Tensor  # all examples
-    target: Tensor  # the density at which pruning ends
+    correct: torch.Tensor  # examples that the model gets right
+    evaluated: torch.Tensor  # all examples
+    target: torch.Tensor  # the density at which pruning ends
 
 
 class GatedCarry(LocalCarry, Gate):
@@ -74,12 +73,12 @@ class GatedPruning(GradientMethod):
     def step(self, carry: Gated, batch: Batch, *, stage: Stage) -> Gated:
         if stage.name != GATE:
             return super().step(carry, batch, stage=stage)
-        right: Tensor = self.task.score(self.judged(carry), batch)
+        right: torch.Tensor = self.task.score(self.judged(carry), batch)
         correct = carry["correct"] + batch.without_padding(right).sum()
         evaluated = carry["evaluated"] + batch.without_padding(torch.ones_like(right)).sum()
         return cast(Gated, {**carry, "correct": correct, "evaluated": evaluated})
 
-    def descend(self, carry: Gated, loss: Tensor, gradient: Tree, stage: Stage) -> Gated:
+    def descend(self, carry: Gated, loss: torch.Tensor, gradient: Tree, stage: Stage) -> Gated:
         # An entry whose weight and gradient are 0 has no weight decay and no momentum: it stays exactly 0.
         return super().descend(carry, loss, masks.masked(gradient, carry["mask"]), stage)
 

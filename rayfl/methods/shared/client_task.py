@@ -3,7 +3,6 @@
 from collections.abc import Collection
 
 import torch
-from torch import Tensor
 
 from rayfl.data.batches import Batch
 from rayfl.task import NetworkTask, Objective, leaves, named
@@ -25,18 +24,20 @@ class ClientTask(NetworkTask):
         self.gradient: Tree = {}
         self.num_gradients = 0
 
-    def outputs(self, params: Tree, batch: Batch) -> Tensor:
+    def outputs(self, params: Tree, batch: Batch) -> torch.Tensor:
         found, self.moved = self.network.advance({**params, **self.kept}, batch, by_hand=self.uses_functorch)
         return found
 
-    def evaluated(self, params: Tree, batch: Batch) -> Tensor:
+    def evaluated(self, params: Tree, batch: Batch) -> torch.Tensor:
         return super().evaluated({**params, **self.kept}, batch)
 
-    def value_and_grad(self, params: Tree, batch: Batch, objective: Objective | None = None) -> tuple[Tensor, Tree]:
+    def value_and_grad(
+        self, params: Tree, batch: Batch, objective: Objective | None = None
+    ) -> tuple[torch.Tensor, Tree]:
         objective, kept = objective or self.loss, self.kept
         self.num_gradients += 1
 
-        def moving(trees: tuple[Tree, Tree], batch: Batch) -> tuple[Tensor, Tree]:
+        def moving(trees: tuple[Tree, Tree], batch: Batch) -> tuple[torch.Tensor, Tree]:
             self.kept, self.moved = {**kept, **trees[1]}, {}
             try:
                 return objective(trees[0], batch), self.moved

@@ -10,7 +10,6 @@ from typing import Any, ClassVar, TypedDict, TypeVar, cast
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from rayfl import tree
 from rayfl.compress.held import added_to
@@ -51,7 +50,7 @@ class GradientCarry(TypedDict):
 
     params: Tree
     gradient: Tree  # at params, after the step
-    loss: Tensor
+    loss: torch.Tensor
 
 
 OneStep = TypeVar("OneStep", bound=GradientCarry)
@@ -92,7 +91,7 @@ class OneGradient(Method):
         loss, gradient = self.value_and_grad(carry["params"], batch)
         return cast(OneStep, {**carry, "gradient": gradient, "loss": loss})
 
-    def value_and_grad(self, params: Tree, batch: Batch) -> tuple[Tensor, Tree]:
+    def value_and_grad(self, params: Tree, batch: Batch) -> tuple[torch.Tensor, Tree]:
         """The objective's value (scalar) and its gradient."""
         return self.task.value_and_grad(params, batch)
 
@@ -120,7 +119,7 @@ class DistributedGradient(OneGradient, ModelServer):
     Hyper = GradientStep
     hyper: GradientWork
 
-    def value_and_grad(self, params: Tree, batch: Batch) -> tuple[Tensor, Tree]:
+    def value_and_grad(self, params: Tree, batch: Batch) -> tuple[torch.Tensor, Tree]:
         """The objective's value (scalar) and its gradient, with l2."""
         loss, gradient = self.task.value_and_grad(params, batch)
         if not self.hyper.l2:

@@ -22,7 +22,6 @@ from typing import Any, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from rayfl import tree
 from rayfl.compress.dense import Dense
@@ -112,7 +111,7 @@ class Elastic(Wrapping, on_device=True, keeps_parts=True):
         kept = tree.scale(carry[SENSITIVITY], self.hyper.mu)
         return {**carry, SENSITIVITY: tree.add(kept, tree.map(torch.abs, gradient), 1 - self.hyper.mu)}
 
-    def squared_output(self, params: Tree, batch: Batch) -> Tensor:
+    def squared_output(self, params: Tree, batch: Batch) -> torch.Tensor:
         """The mean over the batch of ||F(x)||^2, a scalar."""
         return batch.mean(self.task.evaluated(params, batch).square().flatten(1).sum(dim=1))
 
@@ -160,7 +159,7 @@ class Elastic(Wrapping, on_device=True, keeps_parts=True):
         """The layer of a tensor: itself, or its module ("fc" of "fc.weight")."""
         return name.rpartition(".")[0] if self.hyper.group == "module" else name
 
-    def factors(self, ratio: Tensor | None) -> Tensor:
+    def factors(self, ratio: torch.Tensor | None) -> torch.Tensor:
         """zeta of a tensor; 1 where nothing is sensitive. Added in this order, a ratio of 1 gives exactly tau."""
         return torch.ones(()) if ratio is None else self.hyper.tau + (1 - ratio)
 

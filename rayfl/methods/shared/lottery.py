@@ -5,7 +5,6 @@ Non-IID Datasets, 2020.
 """
 
 import torch
-from torch import Tensor
 
 from rayfl.methods.base import Context, Finished, FirstDraws, Packet, Plan, Stage, Traits, Tree
 from rayfl.methods.shared import masks
@@ -18,13 +17,13 @@ TRAIN = "train"
 class LotteryState(masks.MaskedModel):
     """The state of a client that prunes."""
 
-    left: Tensor  # share of the weights that the prunings left, (1 - prune_ratio)^times
+    left: torch.Tensor  # share of the weights that the prunings left, (1 - prune_ratio)^times
 
 
 class LotteryCarry(GatedCarry):
     """The carry of a client that may prune and rewind."""
 
-    left: Tensor
+    left: torch.Tensor
     initial: Tree  # the common start, to which it rewinds
 
 

@@ -4,7 +4,6 @@ from abc import abstractmethod
 from typing import TypedDict
 
 import torch
-from torch import Tensor
 
 from rayfl.methods.base import Context, KeptModel, ModelState, Reply, ServerHalf, Traits, Tree, encode_broadcast
 
@@ -12,7 +11,7 @@ from rayfl.methods.base import Context, KeptModel, ModelState, Reply, ServerHalf
 class Exchanges(TypedDict):
     """A server's state, or its memory of a client, that counts exchanges."""
 
-    exchanges: Tensor  # all so far; in the memory: all when the client last got its model
+    exchanges: torch.Tensor  # all so far; in the memory: all when the client last got its model
 
 
 class CountedExchanges(ServerHalf):
