@@ -1,6 +1,6 @@
 """Combines two compressors: a sparsifier chooses entries, and a quantizer encodes the chosen ones."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -9,7 +9,7 @@ import torch
 from pydantic import Field, model_validator
 
 from rayfl.choices.kinds import TO_TABLE, from_table
-from rayfl.compress.base import Compressor, Packet, PositionedCodec, Quantizer, shapes_of
+from rayfl.compress.base import Compressor, Packet, Parts, PositionedCodec, Quantizer, shapes_of
 from rayfl.compress.positions import decode_counted, encode_counted
 from rayfl.compress.quantize import QSGD
 from rayfl.compress.sparse import SEED, Draw, Sparsifier, TopK, seed_of, sizes_of
@@ -31,17 +31,17 @@ class ComposeCodec(PositionedCodec):
     # Any: the codec of a Quantizer, a dataclass with the field `shapes`; without any here.
     inner: Any
 
-    def read(self, parts: Mapping[str, np.ndarray]) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    def read(self, parts: Parts) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
         positions = self._positions(parts)
         codec = replace(self.inner, shapes=tuple((name, (found.size,)) for name, found in positions.items()))
         inner = {name.removeprefix(INNER): part for name, part in parts.items() if name.startswith(INNER)}
         for name, values in codec.decode(inner).items():
             yield name, torch.from_numpy(positions[name]), values
 
-    def num_values(self, parts: Mapping[str, np.ndarray]) -> int:
+    def num_values(self, parts: Parts) -> int:
         return sum(found.size for found in self._positions(parts).values())
 
-    def _positions(self, parts: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def _positions(self, parts: Parts) -> dict[str, np.ndarray]:
         sizes = sizes_of(self.shapes)
         if self.draw is not None:
             return self.draw(seed_of(parts, OUTER + SEED), sizes)

@@ -1,6 +1,6 @@
 """Count sketch: sums of entries under random hashes and signs, from which the largest entries are estimated."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from rayfl.compress.base import Compressor, Packet, PositionedCodec, shapes_of
+from rayfl.compress.base import Compressor, Packet, Parts, PositionedCodec, shapes_of
 from rayfl.compress.dense import Dense
 from rayfl.compress.largest import top_k_mask
 from rayfl.compress.sparse import SEED, KeepRatio, kept_entries, seed_of, sizes_of
@@ -65,7 +65,7 @@ class CountSketchCodec(PositionedCodec):
     rows: int
     keep_ratio: float
 
-    def read(self, parts: Mapping[str, np.ndarray]) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    def read(self, parts: Parts) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
         """The largest estimates that are not 0."""
         if parts:
             sizes, table = sizes_of(self.shapes), parts["table"].reshape(self.rows, -1)

@@ -1,7 +1,7 @@
 """Dense: every entry is sent, at 32 or 16 bits."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from rayfl import tree
-from rayfl.compress.base import BLOCK, Packet, Quantizer, WholeTensorCodec, cuts, device_of, shapes_of
+from rayfl.compress.base import BLOCK, Packet, Parts, Quantizer, WholeTensorCodec, cuts, device_of, shapes_of
 from rayfl.compress.values import (
     UNIT_ROUNDOFF,
     ValueType,
@@ -31,10 +31,10 @@ class DenseCodec(WholeTensorCodec):
 
     dtype: ValueType
 
-    def read(self, parts: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -> Tensor:
+    def read(self, parts: Parts, name: str, shape: tuple[int, ...]) -> Tensor:
         return decode_values(parts[name], self.dtype)
 
-    def pieces(self, parts: Mapping[str, np.ndarray]) -> Iterator[Packet]:
+    def pieces(self, parts: Parts) -> Iterator[Packet]:
         """See `Divisible`."""
         for name, first, last in cuts(self.shapes):
             yield Packet({name: parts[name][first:last]}, DenseCodec(((name, (last - first,)),), self.dtype))
@@ -62,7 +62,7 @@ class UnwrittenDense(Packet):
         return self.like
 
     @cached_property
-    def parts(self) -> Mapping[str, np.ndarray]:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def parts(self) -> Parts:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The buffers. ValueError on NaN and infinity."""
         found = to_memory(self.tree(), device_of(self.like))
         return {name: encode_values(name, entries(name, tensor), "fp32") for name, tensor in found.items()}

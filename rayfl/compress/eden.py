@@ -4,7 +4,7 @@ With one bit it is DRIVE: the signs of the rotated entries, and one scale.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,7 +13,7 @@ import torch
 from pydantic import Field
 
 from rayfl.compress import bits as packed
-from rayfl.compress.base import Packet, Quantizer, WholeTensorCodec, shapes_of
+from rayfl.compress.base import Packet, Parts, Quantizer, WholeTensorCodec, shapes_of
 from rayfl.compress.sparse import SEED
 from rayfl.compress.values import entries
 from rayfl.tree import Tree
@@ -66,7 +66,7 @@ class EdenCodec(WholeTensorCodec):
             yield slice(start, start + (1 << power)), np.float32(1) - np.float32(2) * flips
             start += 1 << power
 
-    def read(self, parts: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    def read(self, parts: Parts, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         size, codes = math.prod(shape), parts[f"{name}.codes"]
         decoded = NUMBERS[self.bits - 1][packed.unpack(codes, self.bits, 8 * codes.size // self.bits)]
         for scale, (place, signs) in zip(parts[f"{name}.scales"], self.blocks(size, parts[SEED]), strict=True):

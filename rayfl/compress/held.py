@@ -1,13 +1,11 @@
 """HeldCodec: reads packets of differences, which their receivers add to a tree that they hold."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from rayfl import tree
-from rayfl.compress.base import Codec, Packet, Shapes, WholeTensorCodec, masks_of, shapes_of
+from rayfl.compress.base import Codec, Packet, Parts, Shapes, WholeTensorCodec, masks_of, shapes_of
 from rayfl.tree import Tree
 
 
@@ -19,12 +17,12 @@ class HeldCodec:
     """
 
     shapes: Shapes
-    held: Mapping[str, np.ndarray]
+    held: Parts
     inner: Codec
     factor: float = 1.0
     num_whole: int = 1
 
-    def decode(self, parts: Mapping[str, np.ndarray]) -> Tree:
+    def decode(self, parts: Parts) -> Tree:
         """held + factor * difference: what the receivers hold from then on."""
         found = self.inner.decode(parts)
         return {
@@ -32,11 +30,11 @@ class HeldCodec:
             for name, _ in self.shapes
         }
 
-    def support(self, parts: Mapping[str, np.ndarray]) -> Tree:
+    def support(self, parts: Parts) -> Tree:
         """True everywhere, as the receivers then have every entry."""
         return masks_of(self.shapes, True)
 
-    def num_values(self, parts: Mapping[str, np.ndarray]) -> int:
+    def num_values(self, parts: Parts) -> int:
         """Entries of the difference that were sent."""
         return self.inner.num_values(parts)
 

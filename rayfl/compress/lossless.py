@@ -1,12 +1,11 @@
 """Lossless: every buffer of another compressor's packet goes through zlib."""
 
 import zlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from rayfl.compress.base import Codec, Packet, Shapes, WholeTensorCodec, shapes_of
+from rayfl.compress.base import Codec, Packet, Parts, Shapes, WholeTensorCodec, shapes_of
 from rayfl.compress.feedback import Around
 from rayfl.errors import RayflError
 from rayfl.tree import Tree, num_entries
@@ -23,17 +22,17 @@ class LosslessCodec:
     inner: Codec
     most: int
 
-    def raw(self, parts: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def raw(self, parts: Parts) -> dict[str, np.ndarray]:
         """The buffers of `inner`. RayflError if one has more than `most` bytes."""
         return {name: expanded(name, part, self.most) for name, part in parts.items()}
 
-    def decode(self, parts: Mapping[str, np.ndarray]) -> Tree:
+    def decode(self, parts: Parts) -> Tree:
         return self.inner.decode(self.raw(parts))
 
-    def support(self, parts: Mapping[str, np.ndarray]) -> Tree:
+    def support(self, parts: Parts) -> Tree:
         return self.inner.support(self.raw(parts))
 
-    def num_values(self, parts: Mapping[str, np.ndarray]) -> int:
+    def num_values(self, parts: Parts) -> int:
         return self.inner.num_values(self.raw(parts))
 
     add_to = WholeTensorCodec.add_to

@@ -1,12 +1,11 @@
 """Boolean masks at one bit an entry, and values at the entries of a mask that both ends know already."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
-from rayfl.compress.base import Packet, PositionedCodec, WholeTensorCodec, cuts, shapes_of
+from rayfl.compress.base import Packet, Parts, PositionedCodec, WholeTensorCodec, cuts, shapes_of
 from rayfl.compress.values import decode_values, encode_values, entries
 from rayfl.tree import Tree, pack_bits, unpack_bits
 
@@ -14,10 +13,10 @@ from rayfl.tree import Tree, pack_bits, unpack_bits
 class MaskCodec(WholeTensorCodec):
     """Reads one bit buffer a tensor, under the tensor's name; decodes to boolean tensors, which add up as 0 and 1."""
 
-    def read(self, parts: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    def read(self, parts: Parts, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         return unpack_bits(parts[name], shape)
 
-    def pieces(self, parts: Mapping[str, np.ndarray]) -> Iterator[Packet]:
+    def pieces(self, parts: Parts) -> Iterator[Packet]:
         """See `Divisible`."""
         for name, first, last in cuts(self.shapes):
             yield Packet({name: parts[name][first // 8 : -(-last // 8)]}, MaskCodec(((name, (last - first,)),)))
@@ -32,16 +31,16 @@ def mask_packet(mask: Tree) -> Packet:
 class KnownSupportCodec(PositionedCodec):
     """Reads "<name>.values" of each tensor; `bits`: the support, packed by `pack_bits`; both ends remember it."""
 
-    bits: Mapping[str, np.ndarray]
+    bits: Parts
 
-    def support(self, parts: Mapping[str, np.ndarray]) -> Tree:
+    def support(self, parts: Parts) -> Tree:
         return {name: unpack_bits(self.bits[name], shape) for name, shape in self.shapes}
 
-    def read(self, parts: Mapping[str, np.ndarray]) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    def read(self, parts: Parts) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
         for name, mask in self.support(parts).items():
             yield name, torch.nonzero(mask.view(-1)).view(-1), decode_values(parts[f"{name}.values"], "fp32")
 
-    def num_values(self, parts: Mapping[str, np.ndarray]) -> int:
+    def num_values(self, parts: Parts) -> int:
         return sum(parts[f"{name}.values"].size for name, _ in self.shapes)
 
 

@@ -1,13 +1,12 @@
 """Natural compression: random rounding to powers of two, which keeps the sign and the exponent of a float32."""
 
 import math
-from collections.abc import Mapping
 
 import numpy as np
 import torch
 
 from rayfl.compress import bits
-from rayfl.compress.base import Packet, Quantizer, WholeTensorCodec, shapes_of
+from rayfl.compress.base import Packet, Parts, Quantizer, WholeTensorCodec, shapes_of
 from rayfl.compress.values import entries
 from rayfl.tree import Tree
 
@@ -23,7 +22,7 @@ LARGEST = np.uint32(0x7F7FFFFF)
 class NaturalCodec(WholeTensorCodec):
     """Reads "<name>.exponents" (the biased exponent, a byte; 0 is zero) and "<name>.signs" (a bit, 1 is negative)."""
 
-    def read(self, parts: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    def read(self, parts: Parts, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         size = math.prod(shape)
         numbers = parts[f"{name}.exponents"].astype(np.uint32)
         numbers <<= np.uint32(MANTISSA_BITS)

@@ -1,12 +1,10 @@
 """PowerSGD: a matrix as the product of two thin ones, found by one power iteration that goes on from the last one."""
 
-from collections.abc import Mapping
-
 import numpy as np
 import torch
 from pydantic import Field
 
-from rayfl.compress.base import Compressor, Packet, WholeTensorCodec, shapes_of
+from rayfl.compress.base import Compressor, Packet, Parts, WholeTensorCodec, shapes_of
 from rayfl.compress.values import decode_values, encode_values, entries
 from rayfl.tree import Tree
 
@@ -14,7 +12,7 @@ from rayfl.tree import Tree
 class PowerCodec(WholeTensorCodec):
     """Reads one fp32 buffer a tensor, under its name: P [n, r] and then Q [m, r], or all entries if it has as many."""
 
-    def read(self, parts: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    def read(self, parts: Parts, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         buffer, columns = decode_values(parts[name], "fp32"), torch.Size(shape[1:]).numel()
         if buffer.numel() == torch.Size(shape).numel():
             return buffer

@@ -6,7 +6,7 @@ is v_i because the same N divides and multiplies, whatever it is, as long as no 
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -15,7 +15,7 @@ import torch
 from pydantic import Field
 
 from rayfl.compress import bits
-from rayfl.compress.base import Packet, Quantizer, WholeTensorCodec, shapes_of
+from rayfl.compress.base import Packet, Parts, Quantizer, WholeTensorCodec, shapes_of
 from rayfl.compress.values import entries
 from rayfl.tree import Tree
 
@@ -64,7 +64,7 @@ class QuantizeCodec(WholeTensorCodec):
             parts[f"{name}.levels"] = bits.pack(codes, 1 + self.levels.bit_length())
         return parts
 
-    def read(self, parts: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    def read(self, parts: Parts, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         size = math.prod(shape)
         norms = parts[f"{name}.norms"]
         levels = self._read_levels(parts, name, size)
@@ -76,7 +76,7 @@ class QuantizeCodec(WholeTensorCodec):
             values *= norms[buckets, None]
         return torch.from_numpy(decoded)
 
-    def _read_levels(self, parts: Mapping[str, np.ndarray], name: str, size: int) -> np.ndarray:
+    def _read_levels(self, parts: Parts, name: str, size: int) -> np.ndarray:
         """Signed levels [size], int8 or int16."""
         if self.coding == "elias":
             gaps, magnitudes = np.split(bits.decode_gamma(parts[f"{name}.prefixes"], parts[f"{name}.digits"]), 2)
@@ -167,9 +167,7 @@ class TernGrad(Quantizer, on_device=True):
         return None if self.clip else _omega("inf", 1, max(1, num_entries))
 
 
-def _packet(
-    flats: Mapping[str, np.ndarray], norm: Norm, codec: QuantizeCodec, generator: np.random.Generator
-) -> Packet:
+def _packet(flats: Parts, norm: Norm, codec: QuantizeCodec, generator: np.random.Generator) -> Packet:
     parts = {}
     for name, flat in flats.items():
         norms = _norms(flat, norm, codec.levels, codec.bucket)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from rayfl.compress.base import Compressor, Packet, WholeTensorCodec, masks_of, shapes_of
+from rayfl.compress.base import Compressor, Packet, Parts, WholeTensorCodec, masks_of, shapes_of
 from rayfl.compress.sparse import KeptShare, Scope, Selection, Sparsifier, kept_entries, kept_share, split_positions
 from rayfl.compress.values import (
     UNIT_ROUNDOFF,
@@ -109,22 +109,22 @@ class RandK(KeptShare, Sparsifier, on_device=True):
 class BernoulliCodec(WholeTensorCodec):
     """Reads "sent", one uint8 (1 or 0), and if it is 1 "<name>.values", fp32, of each tensor."""
 
-    def read(self, parts: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    def read(self, parts: Parts, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         if not self._sent(parts):
             return torch.zeros(shape)
         return decode_values(parts[f"{name}.values"], "fp32")
 
-    def support(self, parts: Mapping[str, np.ndarray]) -> Tree:
+    def support(self, parts: Parts) -> Tree:
         return masks_of(self.shapes, self._sent(parts))
 
-    def add_to(self, parts: Mapping[str, np.ndarray], total: Tree, weight: float) -> None:
+    def add_to(self, parts: Parts, total: Tree, weight: float) -> None:
         if self._sent(parts):
             super().add_to(parts, total, weight)
 
-    def num_values(self, parts: Mapping[str, np.ndarray]) -> int:
+    def num_values(self, parts: Parts) -> int:
         return super().num_values(parts) if self._sent(parts) else 0
 
-    def _sent(self, parts: Mapping[str, np.ndarray]) -> bool:
+    def _sent(self, parts: Parts) -> bool:
         return bool(self.shapes) and bool(parts[FLAG][0])
 
 

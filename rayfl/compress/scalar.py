@@ -1,11 +1,9 @@
 """Single numbers beside the tensors of a message: a sample count in 8 bytes, a real number in 4."""
 
-from collections.abc import Mapping
-
 import numpy as np
 import torch
 
-from rayfl.compress.base import Packet, WholeTensorCodec
+from rayfl.compress.base import Packet, Parts, WholeTensorCodec
 from rayfl.compress.dense import DenseCodec
 from rayfl.compress.values import encode_values, entries
 
@@ -13,10 +11,10 @@ from rayfl.compress.values import encode_values, entries
 class CountCodec(WholeTensorCodec):
     """Reads one int64; decodes to a float64 tensor of shape [], which holds counts and their sums exactly."""
 
-    def read(self, parts: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    def read(self, parts: Parts, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         return torch.tensor(float(parts[name][0]), dtype=torch.float64)
 
-    def num_values(self, parts: Mapping[str, np.ndarray]) -> int:
+    def num_values(self, parts: Parts) -> int:
         """0: papers count the numbers of models and updates, not how many examples a client has."""
         return 0
 

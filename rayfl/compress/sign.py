@@ -4,14 +4,13 @@ The two compressors are biased and remember nothing: wrap them in feedback.
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from rayfl.compress import bits
-from rayfl.compress.base import Packet, Quantizer, WholeTensorCodec, shapes_of
+from rayfl.compress.base import Packet, Parts, Quantizer, WholeTensorCodec, shapes_of
 from rayfl.compress.values import entries, entries_on_device, is_on_device
 from rayfl.data.device import upload
 from rayfl.tree import Tree, pack_bits
@@ -26,7 +25,7 @@ NUMBERS = np.array([1, -1, 0, 0], np.float32)
 class SignCodec(WholeTensorCodec):
     """Reads "<name>.signs", a bit an entry in row order (1: negative), and "<name>.scale", one fp32."""
 
-    def read(self, parts: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    def read(self, parts: Parts, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         size = math.prod(shape)
         scale = parts[f"{name}.scale"]
         if not scale.any():
@@ -68,7 +67,7 @@ class OneBitCodec(WholeTensorCodec):
     The first half of the means is that of the nonnegative entries of each group, the second that of the negative ones.
     """
 
-    def read(self, parts: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    def read(self, parts: Parts, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         num_groups, size = _groups(shape)
         upper, lower = parts[f"{name}.means"].reshape(2, num_groups, 1)
         negative = np.unpackbits(parts[f"{name}.signs"], count=num_groups * size).view(np.bool_)
@@ -109,7 +108,7 @@ class VotesCodec(WholeTensorCodec):
 
     width: int
 
-    def read(self, parts: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    def read(self, parts: Parts, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         return torch.from_numpy(NUMBERS[bits.unpack(parts[name], self.width, math.prod(shape))])
 
 

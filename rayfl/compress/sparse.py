@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from rayfl.compress.base import PIECE, Compressor, Packet, PositionedCodec, Shapes, masks_of, shapes_of
+from rayfl.compress.base import PIECE, Compressor, Packet, Parts, PositionedCodec, Shapes, masks_of, shapes_of
 from rayfl.compress.largest import top_k_of_each, top_k_positions
 from rayfl.compress.positions import (
     cut_positions,
@@ -57,7 +57,7 @@ class Selection:
     If `draw` gives the same positions from `seed`, uint64 [1], the seed is sent instead of the positions.
     """
 
-    positions: Mapping[str, np.ndarray]
+    positions: Parts
     scales: Mapping[str, float] = field(default_factory=dict)
     seed: np.ndarray | None = None
     draw: Draw | None = None
@@ -81,7 +81,7 @@ class SparseCodec(PositionedCodec):
     dtype: ValueType
     draw: Draw | None = None
 
-    def support(self, parts: Mapping[str, np.ndarray]) -> Tree:
+    def support(self, parts: Parts) -> Tree:
         """See `Codec`. Bitmaps are not turned into positions first."""
         if self.draw is not None:
             return super().support(parts)
@@ -91,7 +91,7 @@ class SparseCodec(PositionedCodec):
             masks[name] = torch.from_numpy(mask).view(shape)
         return masks
 
-    def pieces(self, parts: Mapping[str, np.ndarray]) -> Iterator[Packet]:
+    def pieces(self, parts: Parts) -> Iterator[Packet]:
         """See `Divisible`."""
         sizes = sizes_of(self.shapes)
         drawn = self._drawn(parts, sizes)
@@ -106,7 +106,7 @@ class SparseCodec(PositionedCodec):
                 yield Packet(piece, SparseCodec(((name, shape),), self.dtype))
                 read += count
 
-    def read(self, parts: Mapping[str, np.ndarray]) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    def read(self, parts: Parts) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
         sizes = sizes_of(self.shapes)
         drawn = self._drawn(parts, sizes)
         for name, size in sizes.items():
@@ -116,15 +116,15 @@ class SparseCodec(PositionedCodec):
                 positions = decode_positions(parts[f"{name}.positions"], size, values.numel())
             yield name, torch.from_numpy(positions), values
 
-    def num_values(self, parts: Mapping[str, np.ndarray]) -> int:
+    def num_values(self, parts: Parts) -> int:
         return sum(parts[f"{name}.values"].size for name, _ in self.shapes)
 
-    def _drawn(self, parts: Mapping[str, np.ndarray], sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
+    def _drawn(self, parts: Parts, sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
         """The positions drawn from the shared seed; empty if the packet has its own positions."""
         return self.draw(seed_of(parts, SEED), sizes) if self.draw else {}
 
 
-def seed_of(parts: Mapping[str, np.ndarray], name: str) -> int:
+def seed_of(parts: Parts, name: str) -> int:
     """The shared seed in the buffer `name`."""
     return int(parts[name][0])
 

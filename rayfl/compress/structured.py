@@ -1,7 +1,6 @@
 """Structured sparsification: whole filters and channels of a tensor are sent or left out, by the sum of magnitudes."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -9,7 +8,7 @@ import numpy as np
 import torch
 from pydantic import Field, model_validator
 
-from rayfl.compress.base import Compressor, Packet, Shapes, shapes_of, zeros_of
+from rayfl.compress.base import Compressor, Packet, Parts, Shapes, shapes_of, zeros_of
 from rayfl.compress.values import entries
 from rayfl.errors import RayflError
 from rayfl.tree import Tree, tensor_over, unpack_bits
@@ -27,12 +26,12 @@ class StructuredCodec:
 
     shapes: Shapes
 
-    def decode(self, parts: Mapping[str, np.ndarray]) -> Tree:
+    def decode(self, parts: Parts) -> Tree:
         decoded = zeros_of(self.shapes)
         self.add_to(parts, decoded, 1.0)
         return decoded
 
-    def support(self, parts: Mapping[str, np.ndarray]) -> Tree:
+    def support(self, parts: Parts) -> Tree:
         masks = {}
         for name, shape in self.shapes:
             filters, channels = self._kept(parts, name, shape)
@@ -40,7 +39,7 @@ class StructuredCodec:
             masks[name] = mask.expand(_cube(shape)).reshape(shape)
         return masks
 
-    def add_to(self, parts: Mapping[str, np.ndarray], total: Tree, weight: float) -> None:
+    def add_to(self, parts: Parts, total: Tree, weight: float) -> None:
         """Adds at the sent positions only; every tensor of `total` must be contiguous."""
         for name, shape in self.shapes:
             cube = total[name].view(_cube(shape))
@@ -51,12 +50,10 @@ class StructuredCodec:
                 block = block.view(filters.numel(), channels.numel(), -1) * weight
                 cube[filters.view(-1, 1), channels] += block.to(cube)
 
-    def num_values(self, parts: Mapping[str, np.ndarray]) -> int:
+    def num_values(self, parts: Parts) -> int:
         return sum(parts[f"{name}.values"].size for name, _ in self.shapes)
 
-    def _kept(
-        self, parts: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _kept(self, parts: Parts, name: str, shape: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
         """The kept filters and channels, boolean [O] and [I]; all of a tensor of one dimension."""
         num_filters, num_channels, _ = _cube(shape)
         if len(shape) < 2:

@@ -17,7 +17,6 @@ with probability p (the round's shared coin), y <- y'. The slides garble y and g
   over n, so that h = mean_i h_i. Weights by samples need everyone in every round.
 """
 
-from collections.abc import Mapping
 from math import sqrt
 from typing import NamedTuple, TypedDict
 
@@ -63,7 +62,7 @@ class ADIANAHyper(GradientWork):
     beta: float | None = Field(default=None, ge=0, le=1, description="share of the old z in z")
     l1: float = Field(default=0.0, ge=0, description="l1 ||x||_1 is part of the objective, by its proximal step")
 
-    def unused(self) -> Mapping[str, str]:
+    def unused(self) -> dict[str, str]:
         found = {"smoothness": (self.eta,), "strong_convexity": (self.theta1, self.gamma, self.beta)}
         found = {name: "beside numbers that would follow from it" for name, given in found.items() if None not in given}
         return {**super().unused(), **found}

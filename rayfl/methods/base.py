@@ -23,6 +23,7 @@ from rayfl.gather import Aggregate, Collect, ElementwiseMean, Gather, Handle, Re
 from rayfl.methods.hook_types import (
     Carry,
     Context,
+    Delivered,
     Download,
     Finished,
     HyperParameters,
@@ -320,7 +321,7 @@ class ServerHalf(ABC):
         return server_memory
 
     def server_update(
-        self, server: State, received: Received, delivered: Sequence[int], ctx: Context
+        self, server: State, received: Received, delivered: Delivered, ctx: Context
     ) -> tuple[State, Metrics]:
         """The new server state; called every round, even if nothing arrived. `delivered`: ids, ascending.
 

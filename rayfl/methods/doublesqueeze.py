@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from rayfl import tree
 from rayfl.methods.base import (
     Context,
+    Delivered,
     Finished,
     FirstDraws,
     Metrics,
@@ -76,7 +77,7 @@ class DoubleSqueeze(SteppingServer, on_device=True):
         return self.encoded(server["step"], ctx, (server["params"], -1.0), (server["step"], -1.0))
 
     def server_update(
-        self, server: DoubleSqueezeServer, received: Received, delivered: Sequence[int], ctx: Context
+        self, server: DoubleSqueezeServer, received: Received, delivered: Delivered, ctx: Context
     ) -> tuple[DoubleSqueezeServer, Metrics]:
         x, error = (packet.decode() for packet in self.steps(server, ctx))
         arrived = received["delta"].result or tree.zeros_like(error)

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pydantic import Field
 
 from rayfl import tree
-from rayfl.methods.base import Context, Metrics, Packet, Received, Tree
+from rayfl.methods.base import Context, Delivered, Metrics, Packet, Received, Tree
 from rayfl.methods.ef21 import EF21
 from rayfl.methods.shared.distributed_gradient import GradientStep, ShiftedServer, SteppingServer, contracting, shifted
 
@@ -54,7 +54,7 @@ class EF21BC(SteppingServer, EF21, on_device=True):
         return self.encoded(tree.sub(server["shift"], known), ctx, (x, -lr), (known, 1.0))
 
     def server_update(
-        self, server: EF21BCServer, received: Received, delivered: Sequence[int], ctx: Context
+        self, server: EF21BCServer, received: Received, delivered: Delivered, ctx: Context
     ) -> tuple[EF21BCServer, Metrics]:
         x, known = (packet.decode() for packet in self.steps(server, ctx))
         factor = contracting(ctx.uplink, known)

@@ -10,13 +10,12 @@ whose difference is 0 gets no weight and does not count in m; server_lr_decay mu
 """
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 from pydantic import Field
 
 from rayfl import tree
-from rayfl.methods.base import Collect, Context, Finished, Metrics, ModelServer, ModelState, Received, State
+from rayfl.methods.base import Collect, Context, Delivered, Finished, Metrics, ModelServer, ModelState, Received, State
 from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, LocalWork
 from rayfl.methods.shared.minimum_norm import gram, minimum_norm_weights
 
@@ -42,7 +41,7 @@ class FedMGDA(GradientMethod, ModelServer, on_device=True, keeps_parts=True):
         return Finished(state, {"delta": self.delta(carry)}, metrics=self.train_loss(carry, ctx))
 
     def server_update(
-        self, server: ModelState, received: Received, delivered: Sequence[int], ctx: Context
+        self, server: ModelState, received: Received, delivered: Delivered, ctx: Context
     ) -> tuple[ModelState, Metrics]:
         deltas = [item for item in received["delta"].items.values() if isinstance(item, dict)]
         if not deltas:

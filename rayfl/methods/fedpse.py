@@ -27,7 +27,7 @@ The sign is ours: updates are W^{r,0} - W^{r,T}, so D_i is subtracted.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Literal, NotRequired, TypedDict
 
 import numpy as np
@@ -41,6 +41,7 @@ from rayfl.compress.scalar import count_packet
 from rayfl.compress.sparse import Scope, SparseCodec, TopK, sparse_packet, top_k_support
 from rayfl.methods.base import (
     Context,
+    Delivered,
     ElementwiseMean,
     Finished,
     FirstDraws,
@@ -203,7 +204,7 @@ class FedPSE(GradientMethod, ServerHalf, on_device=True, keeps_parts=True, takes
         return packet_of(stored, SparseCodec(shapes_of(like), "fp32")).decode() if stored else tree.zeros_like(like)
 
     def server_update(
-        self, server: FedPSEServer, received: Received, delivered: Sequence[int], ctx: Context
+        self, server: FedPSEServer, received: Received, delivered: Delivered, ctx: Context
     ) -> tuple[FedPSEServer, Metrics]:
         after = self._global(received["update"].result or tree.zeros_like(server["update"]), ctx.round)
         if "sum" in server:

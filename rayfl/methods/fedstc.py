@@ -16,7 +16,6 @@ A client that delivered gets C at the end of its round. One that was away for s 
 The sign is ours: delta_i is x minus the trained model, so C is subtracted.
 """
 
-from collections.abc import Mapping
 from functools import cached_property
 from typing import NotRequired, TypedDict
 
@@ -169,7 +168,7 @@ def caught_up(params: Tree, received: Message) -> Tree:
     return params
 
 
-def worth_keeping(broadcasts: Mapping[str, Tree], params: Tree) -> dict[str, Tree]:
+def worth_keeping(broadcasts: dict[str, Tree], params: Tree) -> dict[str, Tree]:
     """The last broadcasts that are together smaller than the model, and the last one however large it is."""
     newest_first = sorted(broadcasts, key=int, reverse=True)
     sizes = [sum(part.nbytes for part in broadcasts[number].values()) for number in newest_first]

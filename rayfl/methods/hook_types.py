@@ -3,7 +3,7 @@
 Methods import these names from `rayfl.methods.base`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NotRequired, Self, TypedDict, TypeVar, cast
 
@@ -36,6 +36,8 @@ Download = Mapping[str, Packet | Tree]
 packet."""
 Trees = Mapping[str, Tree | Difference]
 """What a client sends, by name, before it is encoded."""
+Delivered = Sequence[int]
+"""The clients whose messages arrived, ascending."""
 Split = Literal["train", "validation", "heldout"]
 
 

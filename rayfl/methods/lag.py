@@ -13,7 +13,6 @@ gradients of all clients and steps along their mean, in silent rounds too.
 - With a compressor on the uplink both ends remember the gradient as decoded.
 """
 
-from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -22,6 +21,7 @@ from pydantic import Field
 from rayfl import tree
 from rayfl.methods.base import (
     Context,
+    Delivered,
     Finished,
     FirstDraws,
     Metrics,
@@ -110,7 +110,7 @@ class LAG(DistributedGradient, on_device=True):
         return {"params": params, "gradients": tree.zeros_like(params)}
 
     def server_update(
-        self, server: LAGServer, received: Received, delivered: Sequence[int], ctx: Context
+        self, server: LAGServer, received: Received, delivered: Delivered, ctx: Context
     ) -> tuple[LAGServer, Metrics]:
         gradients, change = server["gradients"], received["change"]
         if change.count:

@@ -8,7 +8,6 @@ sends the model, and so asks for an upload, only where L^2 ||x_i - x^k||^2 > (1 
 One L serves all clients (the paper has one each). A client that is not asked costs neither bytes nor work nor time.
 """
 
-from collections.abc import Sequence
 from typing import TypedDict
 
 import torch
@@ -17,6 +16,7 @@ from pydantic import Field
 from rayfl import tree
 from rayfl.methods.base import (
     Context,
+    Delivered,
     Download,
     Finished,
     FirstDraws,
@@ -88,7 +88,7 @@ class LAGPS(LAG, on_device=True):
         return Reply(message, {"model": message["model"].decode(), "uploaded": torch.tensor(True)})
 
     def server_update(
-        self, server: LAGPSServer, received: Received, delivered: Sequence[int], ctx: Context
+        self, server: LAGPSServer, received: Received, delivered: Delivered, ctx: Context
     ) -> tuple[LAGPSServer, Metrics]:
         after, metrics = super().server_update(server, received, delivered, ctx)
         step = tree.norm(tree.sub(after["params"], server["params"])) ** 2

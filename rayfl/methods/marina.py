@@ -16,7 +16,6 @@ first round, g = grad f(x^0), is uncompressed. Q is unbiased; g is not.
   a round in which nothing arrived, x has not moved and the next round is uncompressed, whatever the coin.
 """
 
-from collections.abc import Sequence
 from typing import NotRequired
 
 import torch
@@ -26,6 +25,7 @@ from rayfl import tree
 from rayfl.methods.base import (
     Batch,
     Context,
+    Delivered,
     Download,
     Finished,
     FirstDraws,
@@ -125,7 +125,7 @@ class MARINA(DistributedGradient, on_device=True):
         return {"restart" if server["restart"] else "model": server["params"]}
 
     def server_update(
-        self, server: MARINAServer, received: Received, delivered: Sequence[int], ctx: Context
+        self, server: MARINAServer, received: Received, delivered: Delivered, ctx: Context
     ) -> tuple[MARINAServer, Metrics]:
         dense = bool(server["restart"]) or self.is_dense(ctx)
         gradient = received["gradient"].result

@@ -24,7 +24,7 @@ At its fixed point z = xbar, y = lam xbar and grad f_i(x_i) + lam (x_i - xbar) =
   delivers moves nothing. At first x_i = z = x^0 and y = 0.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 import torch
@@ -34,6 +34,7 @@ from rayfl import tree
 from rayfl.methods.base import (
     Batch,
     Context,
+    Delivered,
     Download,
     Finished,
     Message,
@@ -185,7 +186,7 @@ class MixtureADMM(OwnModel, GradientMethod, ModelServer, on_device=True):
         return {"gap": self.gap(server, ctx.num_clients), "multiplier": server["multiplier"]}
 
     def server_update(
-        self, server: MixtureServer, received: Received, delivered: Sequence[int], ctx: Context
+        self, server: MixtureServer, received: Received, delivered: Delivered, ctx: Context
     ) -> tuple[MixtureServer, Metrics]:
         moved, size, hyper = received["move"].result, ctx.num_clients, self.hyper
         if not moved:

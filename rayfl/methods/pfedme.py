@@ -23,7 +23,6 @@ mean_S w_{i,R}, with S sampled. All clients download and train in every round, a
 - The recorded training loss is f_i at theta, before each of the K steps.
 """
 
-from collections.abc import Mapping
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -61,7 +60,7 @@ class PFedMeHyper(LocalTraining):
     beta: float = Field(default=1.0, gt=0, description="how far x moves to the clients' mean; above 1: beyond it")
     personal: Literal["theta", "w"] = Field(default="theta", description="the model that a client is judged by")
 
-    def unused(self) -> Mapping[str, str]:
+    def unused(self) -> dict[str, str]:
         return {**super().unused(), **dict.fromkeys(NOT_PLAIN, "as theta and w move by plain steps")}
 
     @model_validator(mode="after")

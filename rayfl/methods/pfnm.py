@@ -12,7 +12,7 @@ round ends with a fresh match of the networks that arrived.
 - Networks are sent in float32, not compressed.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import cycle
 from typing import Any, Literal
 
@@ -26,6 +26,7 @@ from rayfl.methods.base import (
     BoundTask,
     Collect,
     Context,
+    Delivered,
     Finished,
     FirstDraws,
     HyperParameters,
@@ -87,7 +88,7 @@ class PFNM(GradientMethod, KeptModel, on_device=True):
         return Finished({"params": carry["params"]}, {"model": packet}, metrics=self.train_loss(carry, ctx))
 
     def server_update(
-        self, server: ModelState, received: Received, delivered: Sequence[int], ctx: Context
+        self, server: ModelState, received: Received, delivered: Delivered, ctx: Context
     ) -> tuple[ModelState, Metrics]:
         networks = [layers(item) for item in received["model"].items.values() if isinstance(item, dict)]
         if not networks:

@@ -19,7 +19,6 @@ minimiser of the plain mean of the f_i, which is then reached with a constant ga
 """
 
 import math
-from collections.abc import Mapping
 
 from pydantic import Field
 
@@ -40,7 +39,7 @@ class ScaffnewHyper(LocalWork):
     def default_work(self) -> dict[str, int]:
         return {}
 
-    def unused(self) -> Mapping[str, str]:
+    def unused(self) -> dict[str, str]:
         return {
             **super().unused(),
             **dict.fromkeys(NOT_PLAIN, "as Scaffnew corrects plain SGD steps"),

@@ -15,7 +15,6 @@ of its K gradients (option II). Server: x <- x - eta_g mean_S delta_i and c <- c
 The sign is ours on the wire: the change that goes up is c_i - c_i+.
 """
 
-from collections.abc import Mapping
 from typing import Literal, NotRequired
 
 from pydantic import Field
@@ -62,7 +61,7 @@ class ScaffoldHyper(LocalTraining):
         json_schema_extra=unused_with(option=["II"]),
     )
 
-    def unused(self) -> Mapping[str, str]:
+    def unused(self) -> dict[str, str]:
         return {**super().unused(), **dict.fromkeys(NOT_PLAIN, "as SCAFFOLD corrects plain SGD steps")}
 
 

@@ -16,7 +16,6 @@ Round 0 is the start: the mean of gradients on large batches, at the common x_1,
 - On the wire a point is its difference to the averaged one that came down, which is the same mean.
 """
 
-from collections.abc import Mapping
 from typing import Self, TypedDict
 
 import torch
@@ -58,7 +57,7 @@ class STEMHyper(LearningRate):
         default=None, gt=0, description="w / sigma^2 of the paper's schedules of eta and a; by default neither is used"
     )
 
-    def unused(self) -> Mapping[str, str]:
+    def unused(self) -> dict[str, str]:
         others = () if self.schedule_offset is None else ("lr_schedule", "lr_decay")
         return {**super().unused(), **dict.fromkeys(others, f"beside schedule_offset={self.schedule_offset}")}
 

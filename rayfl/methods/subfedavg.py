@@ -22,7 +22,6 @@ Where the sources differ or are silent:
 - With one epoch both candidates are the same, and nothing is ever pruned.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from pydantic import Field
@@ -58,7 +57,7 @@ class SubFedAvgHyper(GateHyper):
     )
     min_accuracy: float = Field(default=0.5, ge=0, le=1, description="validation accuracy above which it prunes")
 
-    def unused(self) -> Mapping[str, str]:
+    def unused(self) -> dict[str, str]:
         return {
             **super().unused(),
             "steps": "as Sub-FedAvg decides by the first and last of its epochs",

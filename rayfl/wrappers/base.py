@@ -1,7 +1,7 @@
 """Wrapper: something around a method that changes its training or its messages; an experiment has a list of them."""
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -11,6 +11,7 @@ from rayfl.compress.dense import Dense
 from rayfl.methods.base import (
     Carry,
     Context,
+    Delivered,
     Difference,
     Download,
     Finished,
@@ -206,7 +207,7 @@ class WrappedClients(Wrapped, Wrapping, keeps_parts=True, takes_stale=True):
         return self._with(super().download(server, ctx), Dense().encode(own, {}, ctx.generator)[0] if own else {})
 
     def server_update(
-        self, server: State, received: Received, delivered: Sequence[int], ctx: Context
+        self, server: State, received: Received, delivered: Delivered, ctx: Context
     ) -> tuple[State, Metrics]:
         aggregate = checked(
             self.wrapper.aggregate,

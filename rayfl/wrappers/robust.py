@@ -4,8 +4,6 @@ All messages of a round are kept, and read slice by slice on the workers: once b
 itself, twice by those that look at distances, which follow from the sums of products of every two messages.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 from pydantic import Field
@@ -13,7 +11,17 @@ from torch import Tensor
 
 from rayfl.gather import CENTER, RobustMean
 from rayfl.limits.memory import in_words
-from rayfl.methods.base import Context, Method, Metrics, RayflError, Received, ServerHalf, State, WeightedMean
+from rayfl.methods.base import (
+    Context,
+    Delivered,
+    Method,
+    Metrics,
+    RayflError,
+    Received,
+    ServerHalf,
+    State,
+    WeightedMean,
+)
 from rayfl.methods.shared.wrapper import Wrapping
 from rayfl.rounds.setup import Setup
 from rayfl.tree import num_bytes
@@ -30,7 +38,7 @@ class Robust(Wrapping, on_device=True, keeps_parts=True):
         self.gather, self.sees_all, self.keeps_center = dict.fromkeys(inner.gather, rule), True, rule.keeps_center
 
     def server_update(
-        self, server: State, received: Received, delivered: Sequence[int], ctx: Context
+        self, server: State, received: Received, delivered: Delivered, ctx: Context
     ) -> tuple[State, Metrics]:
         state, metrics = super().server_update(server, received, delivered, ctx)
         made = {name: one.result for name, one in received.items() if one.count} if self.keeps_center else {}

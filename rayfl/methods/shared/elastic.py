@@ -16,7 +16,6 @@ Where the paper is silent or contradicts itself:
 Omega is a message of its own and is not compressed: 4 bytes an entry (2 with fp16 or bf16).
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -30,6 +29,7 @@ from rayfl.methods.base import (
     Batch,
     Carry,
     Context,
+    Delivered,
     Finished,
     HyperParameters,
     Message,
@@ -130,7 +130,7 @@ class Elastic(Wrapping, on_device=True, keeps_parts=True):
         return {**state, SENSITIVITY: tree.zeros_like(params)} if self.hyper.every > 1 else state
 
     def server_update(
-        self, server: State, received: Received, delivered: Sequence[int], ctx: Context
+        self, server: State, received: Received, delivered: Delivered, ctx: Context
     ) -> tuple[State, Metrics]:
         sensitivity = received[SENSITIVITY].result or server.get(SENSITIVITY, {})
         delta = received["delta"]

@@ -8,7 +8,6 @@ h_i, the sum of what was sent: q_i = C(y - h_i), h_i += q_i. Of the neighbours' 
 s_i = sum_j w_ij h_j (its own included), which moves by sum_j w_ij q_j.
 """
 
-from collections.abc import Mapping
 from typing import ClassVar, cast
 
 from pydantic import Field
@@ -76,7 +75,7 @@ class Gossip(PeerHalf, Method):
         """x + gamma (s_i - h_i)."""
         return tree.add(x, tree.sub(state["means"][name], state["hats"][name]), self.gamma(ctx))
 
-    def told(self, state: State, trees: Mapping[str, Tree], metrics: Metrics, ctx: Context) -> Finished:
+    def told(self, state: State, trees: dict[str, Tree], metrics: Metrics, ctx: Context) -> Finished:
         """The end of a round in which a peer tells `trees`; its copies move by what it sent."""
         hats, factor = state["hats"], contracting(ctx.uplink, ctx.initial)
         packets, state = compressed(

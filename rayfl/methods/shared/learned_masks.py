@@ -8,7 +8,6 @@ neurons. All trees of scores and masks hold the masked tensors alone.
 """
 
 import math
-from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
@@ -87,7 +86,7 @@ def layer_ratios(layers: Tree, ratio: float, fc_ratio: float | None) -> dict[str
     return {name: fc_ratio if fc_ratio and layer.dim() == 2 else ratio for name, layer in layers.items()}
 
 
-def layer_masks(y: Tree, ratios: Mapping[str, float], fil: float = 0, fil_share: float = 1.0) -> Tree:
+def layer_masks(y: Tree, ratios: dict[str, float], fil: float = 0, fil_share: float = 1.0) -> Tree:
     """Fil[Thres(y)] layer by layer: c = min(fil, fil_share * entries of a row), but 0 in the last layer."""
     found = {name: threshold(name, layer, ratios[name]) for name, layer in y.items()}
     for name in list(found)[:-1]:

@@ -18,7 +18,6 @@ personal parameters with the client's optimizer at the stage's rate, and average
 - In a stage whose rate is 0, such as SCAFFOLD's control batch, nothing is trained and no buffer changes.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, Literal
@@ -30,6 +29,7 @@ from rayfl.compress.dense import Dense
 from rayfl.methods.base import (
     Carry,
     Context,
+    Delivered,
     Download,
     Finished,
     FirstDraws,
@@ -272,7 +272,7 @@ class OwnPartsOfClients(OwnParts, Wrapping, on_device=True, keeps_parts=True, ta
         return {**download, BUFFERS: Dense().encode(server[BUFFERS], {}, ctx.generator)[0]}
 
     def server_update(
-        self, server: State, received: Received, delivered: Sequence[int], ctx: Context
+        self, server: State, received: Received, delivered: Delivered, ctx: Context
     ) -> tuple[State, Metrics]:
         state, metrics = super().server_update(server, received, delivered, ctx)
         return self._with_buffers(state, received[BUFFERS].result or server[BUFFERS] if self.averaged else {}), metrics
