@@ -130,14 +130,9 @@ class Setup:
         fields = {
             name: value
             for name, value in vars(self).items()
-            if name not in ("device_data", "initial", "initial_on_device", "judged_rows", "metrics")
+            if name not in ("device_data", "initial", "initial_on_device", "judged_rows", "metrics", "plugin_files")
         }
         return {"plugin_files": plugins.loaded_files(), **fields}
-
-    # Any: see `__getstate__`.
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        del state["plugin_files"]
-        vars(self).update(state)
 
     @cached_property
     def initial(self) -> Tree:
