@@ -33,7 +33,7 @@ from rayfl.population.fate import Fate
 from rayfl.rounds.executor import Executor, Job, JobResult, Ref
 from rayfl.rounds.ledger import Ledger
 from rayfl.rounds.rounds import RunState, mix
-from rayfl.rounds.running_round import Round
+from rayfl.rounds.run_state import Round
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.worker_jobs import ClientResult, RoundInputs
 from rayfl.tree import State

@@ -39,7 +39,7 @@ from rayfl.settings import Settings, shown
 from rayfl.settings_read import Given, class_id, is_ours
 from rayfl.task import NetworkTask
 from rayfl.tasks.check import check_task
-from rayfl.tasks.from_data import task_for
+from rayfl.tasks.supervised import task_for
 from rayfl.topology.graphs import SparseTopology
 from rayfl.tree import Tree
 

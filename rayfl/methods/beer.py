@@ -25,7 +25,7 @@ from rayfl import tree
 from rayfl.methods.base import Context, Finished, FirstDraws, State, Traits, Tree, WeightedMean
 from rayfl.methods.shared.distributed_gradient import GradientCarry, OneBatch, OneGradient
 from rayfl.methods.shared.gossip import Gossip, GossipStep, PublicCopies
-from rayfl.methods.shared.lr_schedules import LearningRate
+from rayfl.methods.shared.local_training import LearningRate
 
 
 class BEERHyper(OneBatch, LearningRate, GossipStep):

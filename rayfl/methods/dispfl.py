@@ -41,8 +41,7 @@ from rayfl.methods.base import (
     unused_with,
 )
 from rayfl.methods.shared import masks
-from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, LocalWork
-from rayfl.methods.shared.lr_schedules import NOT_EXPONENTIAL
+from rayfl.methods.shared.local_training import NOT_EXPONENTIAL, GradientMethod, LocalCarry, LocalWork
 from rayfl.methods.shared.masks import Distribution, Prune
 from rayfl.models import flops
 

@@ -19,8 +19,7 @@ from pydantic import Field
 from rayfl.compress.sparse import sparse_packet
 from rayfl.methods.base import Context, ElementwiseMean, Finished, Message, PeerHalf, Received
 from rayfl.methods.shared import masks
-from rayfl.methods.shared.accuracy_gate import GateHyper
-from rayfl.methods.shared.lottery import Lottery, LotteryCarry, LotteryState
+from rayfl.methods.shared.accuracy_gate import GateHyper, Lottery, LotteryCarry, LotteryState
 
 
 class LotteryDSGDHyper(GateHyper):

@@ -20,8 +20,7 @@ Where the sources are silent or the public code errs:
 from pydantic import Field
 
 from rayfl.methods.base import Context, Finished, Message
-from rayfl.methods.shared.accuracy_gate import GateHyper
-from rayfl.methods.shared.lottery import Lottery, LotteryCarry, LotteryState
+from rayfl.methods.shared.accuracy_gate import GateHyper, Lottery, LotteryCarry, LotteryState
 from rayfl.methods.shared.masked_server import WEIGHTS, MaskedServer, weights_packet
 
 

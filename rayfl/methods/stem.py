@@ -40,7 +40,7 @@ from rayfl.methods.base import (
     Tree,
     WeightedMean,
 )
-from rayfl.methods.shared.lr_schedules import LearningRate
+from rayfl.methods.shared.local_training import LearningRate
 
 START = "start"
 """The stage of round 0."""

@@ -17,10 +17,9 @@ from rayfl.rounds.check_hooks import checked_hook
 from rayfl.rounds.client_outputs import ClientOutputs
 from rayfl.rounds.engines import LocalTask
 from rayfl.rounds.errors import ClientError, HookError, MethodError, OutOfMemory, error_text, out_of_memory
-from rayfl.rounds.late_clients import cut_off_if_late
 from rayfl.rounds.paper_comm import num_values
 from rayfl.rounds.setup import Setup
-from rayfl.rounds.simulated_clock import example_costs
+from rayfl.rounds.simulated_clock import cut_off_if_late, example_costs
 from rayfl.rounds.worker_jobs import ClientResult, Missed, RoundInputs
 
 

@@ -27,12 +27,10 @@ from rayfl.rounds.downlinks import broadcast
 from rayfl.rounds.engines import LocalTask
 from rayfl.rounds.errors import HookError
 from rayfl.rounds.executor import Job, Ref
-from rayfl.rounds.merge_sums import merge_sums
-from rayfl.rounds.run_state import Air, Flight
-from rayfl.rounds.running_round import Round, server_inputs
+from rayfl.rounds.run_state import Air, Flight, Round, server_inputs
 from rayfl.rounds.select_clients import clients_named
 from rayfl.rounds.simulated_clock import arrival_s, example_costs, moment, reply_s
-from rayfl.rounds.train import add_messages, cut_into_calls
+from rayfl.rounds.train import add_messages, cut_into_calls, merge_sums
 from rayfl.rounds.worker_jobs import ClientResult, TrainJob
 from rayfl.schedules.base import AT_ONCE, NOT_YET, Now
 from rayfl.tree import State

@@ -29,8 +29,7 @@ from rayfl.rounds.mask_comparison import compared
 from rayfl.rounds.model_sums import BATCH, ModelSums, joined, values
 from rayfl.rounds.paper_comm import server_comm
 from rayfl.rounds.peer_exchange import bill, in_calls, mix_job
-from rayfl.rounds.run_state import RunState
-from rayfl.rounds.running_round import Round, server_inputs
+from rayfl.rounds.run_state import Round, RunState, server_inputs
 from rayfl.rounds.select_clients import ask, learn
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.train import server_participants, train

@@ -18,7 +18,7 @@ from rayfl.rounds.check_hooks import A_STATE, checked, checked_hook
 from rayfl.rounds.client_outputs import Slots
 from rayfl.rounds.errors import HookError
 from rayfl.rounds.paper_comm import num_values
-from rayfl.rounds.running_round import Round
+from rayfl.rounds.run_state import Round
 from rayfl.rounds.simulated_clock import arrival_s
 from rayfl.rounds.worker_jobs import ClientResult, Missed, PollJob
 from rayfl.selections.base import Answer, Seen

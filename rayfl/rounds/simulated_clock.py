@@ -1,13 +1,18 @@
-"""The simulated clock: computes from bytes, work and speeds when a client is done and how long a round lasts.
+"""The simulated clock: computes from bytes, work and speeds when a client is done, and how long a round lasts.
 
-The cost of a training example is counted in gradients of the dense model.
+The cost of a training example is counted in gradients of the dense model. Clients that miss the deadline, or are not
+among the first `take_first`, are cut off; a client is billed what it used until then.
 """
 
+import math
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
-from rayfl.methods.base import Context, State, Work
+from rayfl.data.batches import steps_within
+from rayfl.methods.base import Context, Plan, State, Work
 from rayfl.models.flops import forward_flops
 from rayfl.population.client import Traits
+from rayfl.population.fate import Fate
 from rayfl.population.sampling import Population
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.worker_jobs import ClientResult
@@ -70,3 +75,74 @@ def duration_s(population: Population, results: Iterable[ClientResult]) -> float
     awaited = [(population.traits(result.client), result) for result in results if result.fate.awaited]
     back = (arrival_s(traits, result) for traits, result in awaited)
     return max(back, default=0.0) + max((reply_s(traits, result) for traits, result in awaited), default=0.0)
+
+
+def cut_off_if_late(setup: Setup, plan: Plan, result: ClientResult) -> ClientResult:
+    """Return the result; if the round waits for the client and the client misses the deadline, cut the result off.
+
+    The cut result has `Fate.LATE` and a smaller bill. Called before training, because a client that is late need not
+    train, and again after training, when the size of the upload is known.
+    """
+    deadline_s = setup.population.settings.deadline_s
+    if deadline_s is None or not plan.up or not result.fate.awaited:
+        return result
+    if moment(arrival_s(setup.population.traits(result.client), result)) <= deadline_s:
+        return result
+    return _cut_off(setup, plan, result, deadline_s, Fate.LATE)
+
+
+def cut_off_surplus(setup: Setup, plan: Plan, results: Iterable[ClientResult]) -> dict[int, ClientResult]:
+    """Return the results by client. If `take_first` is set, cut off every client that is not among the first to finish.
+
+    Clients that finish at the same moment are taken in the order of their ids. A client with nothing to send finishes
+    too. A client that vanishes or whose update is lost does not finish, and is cut off if it is still busy then.
+    """
+    by_client = {result.client: result for result in sorted(results, key=lambda result: result.client)}
+    wanted = setup.population.settings.take_first
+    if wanted is None or not plan.up:
+        return by_client
+    awaited = {client: result for client, result in by_client.items() if result.fate.awaited}
+    times = {client: arrival_s(setup.population.traits(client), result) for client, result in awaited.items()}
+    back = sorted((moment(times[client]), client) for client, result in awaited.items() if result.fate.keeps_state)
+    if len(back) < wanted:
+        return by_client
+    close, last = back[wanted - 1]
+    surplus = {client for _, client in back[wanted:]} | {c for c in awaited if moment(times[c]) > close}
+    cut = {client: _cut_off(setup, plan, by_client[client], times[last], Fate.SURPLUS) for client in surplus}
+    return by_client | cut
+
+
+def _cut_off(setup: Setup, plan: Plan, result: ClientResult, close_s: float, fate: Fate) -> ClientResult:
+    """The result of a client after `close_s` seconds, when the server stops waiting: whole bytes and whole steps."""
+    traits = setup.population.traits(result.client)
+    busy_s = close_s - result.begins_s - result.downlink_bits / traits.downlink_bps
+    sending_s = busy_s - num_gradients(result.work, result.costs) / traits.examples_per_s
+    return replace(
+        result,
+        fate=fate,
+        billed_bits=min(result.billed_bits, 8 * _whole(sending_s * traits.uplink_bps / 8)),
+        downlink_bits=min(result.downlink_bits, 8 * _whole(close_s * traits.downlink_bps / 8)),
+        work=_work_within(setup, plan, result, busy_s * traits.examples_per_s),
+        metrics={},
+        relayed=(),
+        cut_s=close_s,
+    )
+
+
+def _whole(amount: float) -> int:
+    """Round down, but count 2.9999999 as 3, because times are differences of rounded numbers."""
+    return max(0, math.floor(round(amount, 3)))
+
+
+def _work_within(setup: Setup, plan: Plan, result: ClientResult, left: float) -> dict[str, Work]:
+    """The part of the work that costs at most `left` gradients, stage by stage and in whole examples."""
+    done = {}
+    for stage in (stage for stage in plan.stages if stage.name in result.work):
+        planned, size = result.work[stage.name], setup.data(result.client).num_examples(stage.split)
+        cost = result.costs.get(stage.name, 1.0)
+        examples = min(planned.num_examples, _whole(left / cost)) if cost else planned.num_examples
+        # A stage begins after the one before it has ended.
+        left = left - examples * cost if examples == planned.num_examples else 0.0
+        sizes = {"batch_size": stage.batch_size, "batches_per_step": stage.batches_per_step}
+        done[stage.name] = Work(min(planned.num_steps, steps_within(examples, size, **sizes)), examples)
+    return done

@@ -167,3 +167,13 @@ class Regression(Task):
     def check(self, dataset: Dataset, network: Network) -> None:
         if dataset.train.labels.ndim != 2:
             raise self.misfit("numbers [n, outputs], also for one output", dataset)
+
+
+def task_for(dataset: Dataset) -> Task:
+    """The task by the shape and the type of the data's targets; classification for one class each."""
+    labels = dataset.train.labels
+    if dataset.has_classes or look_one_hot(labels):
+        return Classification()
+    if dataset.kind == "text" and labels.shape == dataset.train.inputs.shape:
+        return NextToken()
+    return Multilabel() if np.issubdtype(labels.dtype, np.integer) and are_yes_or_no(labels) else Regression()

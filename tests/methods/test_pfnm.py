@@ -12,8 +12,7 @@ from rayfl import tree
 from rayfl.determinism.seeding import NOBODY
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare
-from rayfl.methods.pfnm import PFNM, layers
-from rayfl.methods.shared.neuron_matching import Prior, merge
+from rayfl.methods.pfnm import PFNM, Prior, layers, merge
 from rayfl.models.dense import MLP
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.rounds import first_run_state, server_round

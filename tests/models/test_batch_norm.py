@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from rayfl.data.batches import Batch
-from rayfl.methods.shared.client_task import ClientTask
+from rayfl.methods.shared.own_parts import ClientTask
 from rayfl.models.batch_norm import Rows, count_rows
 from rayfl.task import NetworkTask
 from rayfl.tree import Tree

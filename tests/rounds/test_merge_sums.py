@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rayfl.rounds import merge_sums, running_round
+from rayfl.rounds import run_state, train
 from rayfl.rounds.executor import InlineExecutor, Job, JobResult, Ref
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.worker_jobs import MergeJob
@@ -42,7 +42,7 @@ def clients(count: int, method: str = "fedavg", **given: Any) -> Setup:
 @pytest.fixture
 def merged_by_calls(monkeypatch: pytest.MonkeyPatch):
     """However small the sums are."""
-    monkeypatch.setattr(merge_sums, "FEW_BYTES", 0)
+    monkeypatch.setattr(train, "FEW_BYTES", 0)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedpse"])
@@ -71,7 +71,7 @@ def test_one_sum_a_round_reaches_the_round_loop():
 
 @pytest.mark.usefixtures("merged_by_calls")
 def test_many_workers_make_a_merge_for_eight_sums(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(running_round, "MANY_WORKERS", 15)
+    monkeypatch.setattr(run_state, "MANY_WORKERS", 15)
     here = clients(64)
     alone, many = InlineExecutor(here), Counting(here, 16)
     (_, run_states), (_, others) = play(here, alone), play(here, many)

@@ -15,7 +15,7 @@ from rayfl.rounds.executor import InlineExecutor, Job, JobResult, Ref
 from rayfl.rounds.ledger import Ledger
 from rayfl.rounds.partial_sums import Added
 from rayfl.rounds.rounds import first_run_state
-from rayfl.rounds.running_round import Round
+from rayfl.rounds.run_state import Round
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.train import cut_into_calls
 from rayfl.rounds.worker import Worker

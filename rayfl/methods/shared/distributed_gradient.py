@@ -41,8 +41,7 @@ from rayfl.methods.base import (
     WeightedMean,
     contracting,
 )
-from rayfl.methods.shared.local_training import Weighting, weighed
-from rayfl.methods.shared.lr_schedules import LearningRate
+from rayfl.methods.shared.local_training import LearningRate, Weighting, weighed
 
 
 class GradientCarry(TypedDict):

@@ -4,7 +4,7 @@ from pydantic import Field
 
 from rayfl.methods.base import Context, Message, ModelState, PeerHalf, Plan, State, Tree, unused_with
 from rayfl.methods.shared.distributed_gradient import GradientCarry, OneBatch, OneGradient
-from rayfl.methods.shared.lr_schedules import LearningRate
+from rayfl.methods.shared.local_training import LearningRate
 from rayfl.methods.shared.masks import Masked
 from rayfl.models import flops
 

@@ -13,7 +13,7 @@ from rayfl.experiment.prepare import prepare
 from rayfl.methods.base import Method
 from rayfl.methods.dispfl import DisPFLHyper
 from rayfl.methods.shared.distributed_gradient import GradientStep
-from rayfl.methods.shared.lr_schedules import LearningRate
+from rayfl.methods.shared.local_training import LearningRate
 from rayfl.rounds.rounds import RunState
 from tests.methods.reference import initial, played, setup_of, softmax_gradient
 from tests.refusals import refused
