@@ -12,7 +12,6 @@ from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from rayfl import tree
 from rayfl.compress.base import Packet, decoded_bytes
@@ -229,7 +228,7 @@ class RobustMean(Collect):
     keeps_center: ClassVar[bool] = False
     """Whether the last row of `rows` is the result of the round before, at first zeros."""
 
-    def measure(self, rows: Tensor) -> np.ndarray:
+    def measure(self, rows: torch.Tensor) -> np.ndarray:
         """What adds up over slices of the messages, float32 [n, slice]: the products of every two, float64 [n, n]."""
         return (rows.double() @ rows.double().T).numpy()
 
@@ -238,7 +237,7 @@ class RobustMean(Collect):
         return statistics
 
     @abstractmethod
-    def combine(self, rows: Tensor, decision: np.ndarray | None) -> Tensor:
+    def combine(self, rows: torch.Tensor, decision: np.ndarray | None) -> torch.Tensor:
         """The result's slice, float32 [slice], from those of the messages, float32 [n, slice] by ascending client."""
 
     def add(self, total: Aggregate, packet: Packet, weight: float, sender: int) -> Aggregate:
@@ -256,7 +255,7 @@ def _plus(total: Tree, packet: Packet, weight: float) -> Tree:
 
 
 @torch.no_grad()
-def _less_mean(x: Tensor, parts: Sequence[Tensor], factor: float) -> Tensor:
+def _less_mean(x: torch.Tensor, parts: Sequence[torch.Tensor], factor: float) -> torch.Tensor:
     """x - factor * (the sum of `parts`), rounded after each operation."""
     result = torch.empty_like(x)
     for into, before, first, *others in zip(*map(blocks, (result, x, *parts)), strict=True):

@@ -9,7 +9,6 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from rayfl.choices.kinds import Choice
 from rayfl.data.transfer import to_device
@@ -69,7 +68,7 @@ class WholeTensorCodec(ABC):
     shapes: Shapes
 
     @abstractmethod
-    def read(self, parts: Parts, name: str, shape: tuple[int, ...]) -> Tensor:
+    def read(self, parts: Parts, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """The decoded tensor `name`, with its entries row by row in any shape."""
 
     def decode(self, parts: Parts) -> Tree:
@@ -93,7 +92,7 @@ class PositionedCodec(ABC):
     shapes: Shapes
 
     @abstractmethod
-    def read(self, parts: Parts) -> Iterator[tuple[str, Tensor, Tensor]]:
+    def read(self, parts: Parts) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
         """Each tensor's name, int64 positions [count] without repetition, and float32 values [count]."""
 
     def decode(self, parts: Parts) -> Tree:
@@ -264,7 +263,7 @@ def zeros_of(shapes: Shapes) -> Tree:
     return {name: _zeros(shape) for name, shape in shapes}
 
 
-def _zeros(shape: tuple[int, ...]) -> Tensor:
+def _zeros(shape: tuple[int, ...]) -> torch.Tensor:
     """Zeros. Large tensors use numpy's memory, whose huge pages make the first write of 44 MB take 4 ms instead of 30.
 
     They are aligned like torch's own memory.
@@ -288,7 +287,7 @@ def _add(decoded: Tree, total: Tree, weight: float) -> None:
         _add_scaled(total[name], tensor.to(total[name].device), weight)
 
 
-def _add_scaled(total: Tensor, x: Tensor, weight: float) -> None:
+def _add_scaled(total: torch.Tensor, x: torch.Tensor, weight: float) -> None:
     """Add weight * x in place, rounding the products first as a sum's first message has them.
 
     `add_(x, alpha=weight)` may round once where a product and then a sum round twice. A block of products at a time

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from rayfl import tree
 from rayfl.compress.base import BLOCK, Packet, Parts, Quantizer, WholeTensorCodec, cuts, device_of, shapes_of
@@ -31,7 +30,7 @@ class DenseCodec(WholeTensorCodec):
 
     dtype: ValueType
 
-    def read(self, parts: Parts, name: str, shape: tuple[int, ...]) -> Tensor:
+    def read(self, parts: Parts, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         return decode_values(parts[name], self.dtype)
 
     def pieces(self, parts: Parts) -> Iterator[Packet]:
@@ -146,7 +145,9 @@ class DenseDifference(UnwrittenDense):
         self._go_through(total, weight, lambda block, products: torch.add(products, 0.0, out=block))
         return total
 
-    def _go_through(self, total: Tree, weight: float, take: Callable[[Tensor, Tensor], Tensor]) -> None:
+    def _go_through(
+        self, total: Tree, weight: float, take: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    ) -> None:
         """Call `take` with each block of `total` and the block's products, weight times difference, rounded.
 
         ValueError at the end if a difference is NaN or infinite.
@@ -163,7 +164,7 @@ class DenseDifference(UnwrittenDense):
             refuse_infinite(self.difference.tree())
 
 
-def blocks(tensor: Tensor) -> Sequence[Tensor]:
+def blocks(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
     """The entries of a contiguous tensor, row by row, BLOCK at a time."""
     flat = tensor.view(-1)
     return (flat,) if flat.numel() <= BLOCK else flat.split(BLOCK)

@@ -49,9 +49,7 @@ def known_support_packet(values: Tree, support: Tree) -> Packet:
 
     For a receiver that knows `support` already. ValueError on NaN or infinity in `values`.
     """
-    parts = {}
-    for name, tensor in values.items():
-        chosen = entries(name, tensor)[support[name].cpu().reshape(-1)]
-        parts[f"{name}.values"] = encode_values(name, chosen, "fp32")
+    chosen = {name: entries(name, tensor)[support[name].cpu().reshape(-1)] for name, tensor in values.items()}
+    parts = {f"{name}.values": encode_values(name, flat, "fp32") for name, flat in chosen.items()}
     bits = {name: pack_bits(support[name]) for name in values}
     return Packet(parts, KnownSupportCodec(shapes_of(values), bits))

@@ -85,11 +85,11 @@ class SparseCodec(PositionedCodec):
         """See `Codec`. Bitmaps are not turned into positions first."""
         if self.draw is not None:
             return super().support(parts)
-        masks = {}
-        for name, shape in self.shapes:
-            mask = decode_mask(parts[f"{name}.positions"], math.prod(shape), parts[f"{name}.values"].size)
-            masks[name] = torch.from_numpy(mask).view(shape)
-        return masks
+        sent = {name: (parts[f"{name}.positions"], parts[f"{name}.values"].size) for name, _ in self.shapes}
+        return {
+            name: torch.from_numpy(decode_mask(sent[name][0], math.prod(shape), sent[name][1])).view(shape)
+            for name, shape in self.shapes
+        }
 
     def pieces(self, parts: Parts) -> Iterator[Packet]:
         """See `Divisible`."""

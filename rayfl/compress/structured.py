@@ -127,9 +127,7 @@ class Structured(Compressor, on_device=True):
         mass = np.abs(cube).sum(axis=2, dtype=np.float64)
         if self.scores == "raw":
             return mass.sum(axis=1) >= self.limit, mass.sum(axis=0) >= self.limit
-        if self.keep_ratio is None:
-            return cut(mass, self.limit)
-        return cut(mass, threshold_for(mass, self.keep_ratio))
+        return cut(mass, self.limit if self.keep_ratio is None else threshold_for(mass, self.keep_ratio))
 
     def delta(self, num_entries: int) -> float | None:
         """1 / n^3 with normalised scores: the channel of most mass in the kept filters, which include that of most

@@ -42,7 +42,6 @@ from rayfl.methods.base import (
 )
 from rayfl.methods.shared import masks
 from rayfl.methods.shared.local_training import NOT_EXPONENTIAL, GradientMethod, LocalCarry, LocalWork
-from rayfl.methods.shared.masks import Distribution, Prune
 from rayfl.models import flops
 
 TRAIN, SEARCH = "train", "search"
@@ -65,14 +64,14 @@ class DisPFLHyper(LocalWork):
     density: float | None = Field(
         default=None, gt=0, le=1, description="share of the entries kept; default: clients.retention_ratio, else 0.5"
     )
-    distribution: Distribution = Field(default="erk", description="densities of the tensors: erk, or uniform")
+    distribution: masks.Distribution = Field(default="erk", description="densities of the tensors: erk, or uniform")
     erk_power: float = Field(
         default=1.0,
         ge=0,
         description="exponent of the raw ERK densities",
         json_schema_extra=unused_with(distribution=["uniform"]),
     )
-    prune: Prune = Field(default="all", description="all tensors, or weights_only: biases and norms stay dense")
+    prune: masks.Prune = Field(default="all", description="all tensors, or weights_only: biases and norms stay dense")
     different_initial: bool = Field(default=True, description="whether masks start different, or as one mask")
     anneal: float = Field(default=0.5, ge=0, le=1, description="share of the kept entries that round 0 moves, alpha_0")
     regrow: Literal["gradient", "random"] = Field(default="gradient", description="how entries come back")

@@ -39,7 +39,6 @@ from rayfl.methods.base import (
 )
 from rayfl.methods.shared import masks
 from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, LocalWork
-from rayfl.methods.shared.masks import Distribution
 from rayfl.models import flops
 
 
@@ -53,7 +52,7 @@ class DPSGDHyper(LocalWork):
     density: float | None = Field(
         default=None, gt=0, lt=1, description="share of the entries that the models of all peers have; left out: all"
     )
-    distribution: Distribution = Field(
+    distribution: masks.Distribution = Field(
         default="uniform",
         description="densities of the tensors: uniform, or erk",
         json_schema_extra=unused_with(density=[None]),

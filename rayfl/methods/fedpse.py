@@ -33,7 +33,6 @@ from typing import Literal, NotRequired, TypedDict
 import numpy as np
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from rayfl import tree
 from rayfl.compress.base import shapes_of
@@ -88,7 +87,7 @@ class FedPSEState(TypedDict):
     base: Tree  # W_i
     residual: Tree  # e_i
     trained: NotRequired[Tree]  # after the last round, W_i^{r,T}
-    round: NotRequired[Tensor]  # that round
+    round: NotRequired[torch.Tensor]  # that round
 
 
 class FedPSEServer(TypedDict):
@@ -96,7 +95,7 @@ class FedPSEServer(TypedDict):
 
     update: Tree  # G
     support: Tree  # M_s, the entries of G_hat = Top-k(G)
-    round: Tensor  # the round of G
+    round: torch.Tensor  # the round of G
     sum: NotRequired[Tree]  # of the G_hat of all rounds (of G, with retention ratios), if absent clients catch up
 
 
@@ -240,14 +239,16 @@ def correlation_distance(a: Tree, b: Tree) -> float:
     In float64, and with one square root, so that equal trees are at distance 0 exactly and opposite ones at 1: the
     distance decides how an entry more or less is rounded.
     """
-    a, b = tree.map(Tensor.double, a), tree.map(Tensor.double, b)
+    a, b = tree.map(torch.Tensor.double, a), tree.map(torch.Tensor.double, b)
     squares = tree.dot(a, a) * tree.dot(b, b)
     if squares == 0:
         return 0.5
     return min(1.0, max(0.0, 0.5 - 0.5 * tree.dot(a, b) / math.sqrt(squares)))
 
 
-def personal_support(chosen: Tensor, own: Tensor, distance: float, generator: np.random.Generator) -> Tensor:
+def personal_support(
+    chosen: torch.Tensor, own: torch.Tensor, distance: float, generator: np.random.Generator
+) -> torch.Tensor:
     """DPS, Algorithm 3 lines 6-14: M_s,i from `chosen` (M_s) and `own` (M_i), boolean tensors of one shape.
 
     As many entries as `chosen` has. The common ones are always among them. The others are drawn uniformly: first

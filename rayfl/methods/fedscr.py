@@ -26,7 +26,6 @@ from typing import Literal, NotRequired, TypedDict
 import numpy as np
 import torch
 from pydantic import Field, model_validator
-from torch import Tensor
 
 from rayfl import tree
 from rayfl.compress.base import shapes_of
@@ -112,14 +111,14 @@ class FedSCRState(TypedDict):
 
     residual: Tree
     params: NotRequired[Tree]  # with a structured downlink, its copy of x
-    divergence: NotRequired[Tensor]  # if adaptive, of its last round (-1: none yet)
-    significance: NotRequired[Tensor]
+    divergence: NotRequired[torch.Tensor]  # if adaptive, of its last round (-1: none yet)
+    significance: NotRequired[torch.Tensor]
 
 
 class FedSCRCarry(LocalCarry):
     """A client's carry."""
 
-    variance: NotRequired[Tensor]  # if adaptive, as it came down
+    variance: NotRequired[torch.Tensor]  # if adaptive, as it came down
 
 
 class FedSCRServer(ModelState):
@@ -127,16 +126,16 @@ class FedSCRServer(ModelState):
 
     residual: NotRequired[Tree]  # A
     touched: NotRequired[Tree]  # the number of the last C that touched each entry
-    count: NotRequired[Tensor]  # how many C there were
+    count: NotRequired[torch.Tensor]  # how many C there were
     last: NotRequired[Tree]  # the last C as it was sent
-    variances: NotRequired[Tensor]  # their sum over the rounds
-    rounds: NotRequired[Tensor]
+    variances: NotRequired[torch.Tensor]  # their sum over the rounds
+    rounds: NotRequired[torch.Tensor]
 
 
 class FedSCRMemory(TypedDict):
     """The server's memory of a client, with a structured downlink."""
 
-    count: NotRequired[Tensor]  # how many C it has
+    count: NotRequired[torch.Tensor]  # how many C it has
 
 
 class FedSCR(FedAvg, on_device=True, keeps_parts=True):
@@ -286,11 +285,12 @@ class FedSCR(FedAvg, on_device=True, keeps_parts=True):
 
 def divergence(trained: Tree, received: Tree) -> float:
     """sqrt(sum of ||W - x||_1 / ||W||_1) over the tensors of two or more dimensions."""
-    total = 0.0
-    for name, tensor in trained.items():
-        if tensor.ndim >= 2:
-            total += _ratio(float((tensor - received[name]).double().abs().sum()), float(tensor.double().abs().sum()))
-    return math.sqrt(total)
+    ratios = (
+        _ratio(float((tensor - received[name]).double().abs().sum()), float(tensor.double().abs().sum()))
+        for name, tensor in trained.items()
+        if tensor.ndim >= 2
+    )
+    return math.sqrt(sum(ratios))
 
 
 def significance(sent: Tree, trained: Tree) -> float:

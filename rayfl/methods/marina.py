@@ -112,9 +112,8 @@ class MARINA(DistributedGradient, on_device=True):
         state = {**state, "point": carry["params"], "round": torch.tensor(ctx.round)}
         if carry["dense"]:
             return self.finished(state, uncompressed({"gradient": carry["gradient"]}, ctx), carry, ctx)
-        if "previous" in carry:
-            return self.finished(state, {"gradient": carry["gradient"]}, carry, ctx)
-        return self.finished(state, {}, carry, ctx)
+        # A client whose old x is not the server's has no difference to send.
+        return self.finished(state, {"gradient": carry["gradient"]} if "previous" in carry else {}, carry, ctx)
 
     def init_server(self, params: Tree) -> MARINAServer:
         return {"params": params, "gradient": tree.zeros_like(params), "restart": torch.tensor(True)}

@@ -7,8 +7,7 @@ server averages. The server sends the dense model (in the paper all peers broadc
 
 from pydantic import Field
 
-from rayfl.compress.quantize import QSGD as Quantizer
-from rayfl.compress.quantize import Bucket, Coding, Levels
+from rayfl.compress import quantize
 from rayfl.methods.base import Compressor
 from rayfl.methods.shared.distributed_gradient import CompressedSGD, GradientStep
 
@@ -16,9 +15,11 @@ from rayfl.methods.shared.distributed_gradient import CompressedSGD, GradientSte
 class QSGDHyper(GradientStep):
     """Hyper-parameters of QSGD."""
 
-    levels: Levels = Field(default=7, description="levels beside zero, s; 7: four bits an entry with its sign")
-    bucket: Bucket = 512
-    coding: Coding = Field(default="fixed", description="fixed: as many bits for each entry; elias: few for zeros")
+    levels: quantize.Levels = Field(default=7, description="levels beside zero, s; 7: four bits an entry with its sign")
+    bucket: quantize.Bucket = 512
+    coding: quantize.Coding = Field(
+        default="fixed", description="fixed: as many bits for each entry; elias: few for zeros"
+    )
 
 
 class QSGD(CompressedSGD, on_device=True, takes_stale=True):
@@ -29,4 +30,4 @@ class QSGD(CompressedSGD, on_device=True, takes_stale=True):
 
     @property
     def compressor(self) -> Compressor:
-        return Quantizer(levels=self.hyper.levels, bucket=self.hyper.bucket, coding=self.hyper.coding)
+        return quantize.QSGD(levels=self.hyper.levels, bucket=self.hyper.bucket, coding=self.hyper.coding)

@@ -20,7 +20,6 @@ from typing import Self, TypedDict
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from rayfl import tree
 from rayfl.methods.base import (
@@ -64,7 +63,7 @@ class STEMHyper(LearningRate):
     def for_num_rounds(self, rounds: int) -> Self:
         return super().for_num_rounds(max(rounds - 1, 1))
 
-    def shrunk(self, t: Tensor) -> Tensor:
+    def shrunk(self, t: torch.Tensor) -> torch.Tensor:
         """s_t, by which the paper's schedules shrink eta at step t (float64, scalar), as float32; 1 without them."""
         if self.schedule_offset is None:
             return torch.ones_like(t, dtype=torch.float32)
@@ -75,7 +74,7 @@ class STEMState(TypedDict):
     """Client state."""
 
     point: Tree  # x_t, at which its old gradient is taken
-    round: Tensor  # the round of that point
+    round: torch.Tensor  # the round of that point
 
 
 class STEMCarry(TypedDict):
@@ -85,16 +84,16 @@ class STEMCarry(TypedDict):
     received: Tree
     previous: Tree  # x_t
     direction: Tree  # d_t
-    kept: Tensor  # 1 if an old direction goes into the next one, else 0
-    t: Tensor  # whose step is the next
-    loss: Tensor
+    kept: torch.Tensor  # 1 if an old direction goes into the next one, else 0
+    t: torch.Tensor  # whose step is the next
+    loss: torch.Tensor
 
 
 class STEMServer(ModelState):
     """Server state, beside the averaged point."""
 
     direction: Tree
-    started: Tensor  # whether there is a direction
+    started: torch.Tensor  # whether there is a direction
 
 
 class STEM(Method, ModelServer, on_device=True):

@@ -86,9 +86,8 @@ def cut_off_if_late(setup: Setup, plan: Plan, result: ClientResult) -> ClientRes
     deadline_s = setup.population.settings.deadline_s
     if deadline_s is None or not plan.up or not result.fate.awaited:
         return result
-    if moment(arrival_s(setup.population.traits(result.client), result)) <= deadline_s:
-        return result
-    return _cut_off(setup, plan, result, deadline_s, Fate.LATE)
+    in_time = moment(arrival_s(setup.population.traits(result.client), result)) <= deadline_s
+    return result if in_time else _cut_off(setup, plan, result, deadline_s, Fate.LATE)
 
 
 def cut_off_surplus(setup: Setup, plan: Plan, results: Iterable[ClientResult]) -> dict[int, ClientResult]:

@@ -7,7 +7,6 @@ itself, twice by those that look at distances, which follow from the sums of pro
 import numpy as np
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from rayfl.gather import CENTER, RobustMean
 from rayfl.limits.memory import in_words
@@ -80,7 +79,7 @@ class CoordinateMedian(RobustWrapper):
 
     name = "coordinate-median"
 
-    def combine(self, rows: Tensor, decision: np.ndarray | None) -> Tensor:
+    def combine(self, rows: torch.Tensor, decision: np.ndarray | None) -> torch.Tensor:
         return rows.sort(dim=0).values[(len(rows) - 1) // 2 : len(rows) // 2 + 1].mean(dim=0)
 
 
@@ -90,7 +89,7 @@ class TrimmedMean(RobustWrapper):
     name = "trimmed-mean"
     trim: float = Field(default=0.2, gt=0, lt=0.5, description="share of the messages that is left out at each end")
 
-    def combine(self, rows: Tensor, decision: np.ndarray | None) -> Tensor:
+    def combine(self, rows: torch.Tensor, decision: np.ndarray | None) -> torch.Tensor:
         cut = int(self.trim * len(rows) + 1e-9)
         return rows.sort(dim=0).values[cut : len(rows) - cut].mean(dim=0)
 
@@ -100,7 +99,7 @@ class ByDistances(RobustWrapper):
 
     measures = True
 
-    def combine(self, rows: Tensor, decision: np.ndarray | None) -> Tensor:
+    def combine(self, rows: torch.Tensor, decision: np.ndarray | None) -> torch.Tensor:
         return (torch.from_numpy(np.asarray(decision)) @ rows.double()).float()
 
 
