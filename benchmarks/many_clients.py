@@ -111,7 +111,7 @@ def main(data: str, directory: str, file: str) -> None:
         "output": {"report": False, "save_models": False},
         **json.loads(Path(file).read_text(encoding="utf-8")),
     }
-    run(Experiment(**tables), Path(directory), audience=Audience("nothing", ended))
+    run(Experiment(**tables), Path(directory), audience=Audience(ended))
     print(json.dumps([[after - before for before, after in pairwise(clock)] for clock in zip(*ends, strict=True)]))
 
 

@@ -78,7 +78,7 @@ def test_trackers_begin_with_the_first_round_that_is_over(described: Path, monke
         def close(self, finished: bool) -> None:
             begun.append(f"finished {finished}")
 
-    monkeypatch.setattr("rayfl.run_directory.tracking.adapter", lambda name: Fake)
+    monkeypatch.setattr("rayfl.run_directory.trackers.tensorboard_events.TensorBoard", Fake)
     row = RoundRow(**read_row(described))
     with Tracking(described, ("tensorboard",)) as tracking:
         assert begun == []

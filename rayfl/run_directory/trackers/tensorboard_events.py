@@ -1,5 +1,6 @@
 """A run in TensorBoard, written by torch.utils.tensorboard."""
 
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -21,6 +22,8 @@ class TensorBoard:
 
     def __init__(self, run: TrackedRun, num_recorded: int) -> None:
         """Begin a new file."""
+        self._hook = threading.excepthook
+        threading.excepthook = self._show
         directory = run.directory / FOLDER
         self._writer = SummaryWriter(str(directory), purge_step=num_recorded)
         self._writer.add_text("experiment", run.markdown)
@@ -42,6 +45,14 @@ class TensorBoard:
 
     def close(self, finished: bool) -> None:
         """End the file, and if the run is finished, the session of its hyper-parameters."""
-        if finished:
-            self._file.add_summary(self._end)
-        self._writer.close()
+        try:
+            if finished:
+                self._file.add_summary(self._end)
+            self._writer.close()
+        finally:
+            threading.excepthook = self._hook
+
+    def _show(self, args: threading.ExceptHookArgs) -> None:
+        """Show no traceback of TensorBoard's writing thread: the next write raises its error."""
+        if not type(args.thread).__module__.startswith("tensorboard."):
+            self._hook(args)
