@@ -9,10 +9,11 @@ from typing import Any, Literal
 import click
 
 from benchmarks.figures import Results
-from jobs.arguments import ABSOLUTE
 from jobs.failures import sentences
 from rayfl.determinism.process import Precision
 from rayfl.errors import RayflError
+
+FILE = click.Path(path_type=Path)
 
 # Each command imports its own benchmark, because some set up the process before they load torch.
 
@@ -42,7 +43,7 @@ def _benchmark(function: Callable[..., int | None]) -> click.Command:
     written = click.option(
         "--json",
         "path",
-        type=ABSOLUTE,
+        type=FILE,
         default=f"bench-{name}.json",
         show_default=True,
         help="Where to write the figures as JSON.",
@@ -72,7 +73,11 @@ def rounds(results: Results, workloads: Sequence[str], count: int | None, peers:
 @_benchmark
 @click.option("--entries", type=int, default=11_000_000, show_default=True, help="Numbers to compress.")
 @click.option(
-    "--plot", type=ABSOLUTE, default="compressors.svg", show_default=True, help="Where to plot error against bits."
+    "--plot",
+    type=FILE,
+    default="compressors.svg",
+    show_default=True,
+    help="Where to plot error against bits.",
 )
 def compressors(results: Results, entries: int, plot: Path) -> None:
     """Measure the time, size and error of every compressor's packets."""

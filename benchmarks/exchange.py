@@ -9,7 +9,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -61,6 +61,9 @@ class Counting:
         ref = self.inner.put(value)
         self.sizes[ref] = size
         return ref
+
+    def put_all(self, values: Iterable[Any]) -> list[Ref]:
+        return [self.put(value) for value in values]
 
     def get(self, ref: Ref) -> Any:
         return self.inner.get(ref)

@@ -1,7 +1,7 @@
 """The benchmark `scale --parameters`: the memory of each process in rounds of FedAvg with one large model.
 
-Two actors, four clients a round, each of which makes one step. The model is an MLP on digits, and most of it is the
-matrix between its two hidden layers.
+Two actors, four clients a round, each of which makes one step; a checkpoint after each round, and the final model. The
+model is an MLP on digits, and most of it is the matrix between its two hidden layers.
 """
 
 import json
@@ -57,12 +57,12 @@ def large(parameters: int) -> tuple[Experiment, int]:
     size = 4 * (hidden * hidden + 76 * hidden + 10)
     model, method = {"name": "mlp", "hidden": [hidden, hidden]}, {"name": "fedavg", "steps": 1, "batch_size": 1}
     store = 200 + 6 * size // 10**6
-    return experiment(8, 4, ROUNDS, model, method, data="digits", num_cpus=1, object_store_memory_mb=store), size
+    return experiment(8, 4, ROUNDS, model, method, 1, "digits", num_cpus=1, object_store_memory_mb=store), size
 
 
 def watched(command: list[str]) -> dict[str, int]:
     """The most memory of its own, in bytes, of each kind of process while a command runs."""
-    most = dict.fromkeys((BUILDS, PLAYS, COORDINATOR, ACTOR), 0)
+    most: dict[str, int] = {BUILDS: 0, PLAYS: 0, COORDINATOR: 0, ACTOR: 0}
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
         while process.poll() is None:
             found = own_bytes(process.pid)

@@ -26,6 +26,7 @@ import numpy as np  # noqa: E402
 from benchmarks.figures import Column, Figures, Results  # noqa: E402
 from benchmarks.memory import run_watched  # noqa: E402
 from jobs.console import Audience  # noqa: E402
+from jobs.display import Display  # noqa: E402
 from jobs.single import run  # noqa: E402
 from jobs.standard_output import print_table  # noqa: E402
 from rayfl.errors import RayflError  # noqa: E402
@@ -111,7 +112,7 @@ def main(data: str, directory: str, file: str) -> None:
         "output": {"report": False, "save_models": False},
         **json.loads(Path(file).read_text(encoding="utf-8")),
     }
-    run(Experiment(**tables), Path(directory), audience=Audience(ended))
+    run(Experiment(**tables), Path(directory), audience=Audience(ended, display=Display(hidden=True)))
     print(json.dumps([[after - before for before, after in pairwise(clock)] for clock in zip(*ends, strict=True)]))
 
 

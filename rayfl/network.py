@@ -80,7 +80,11 @@ class Network:
         with torch.random.fork_rng(devices=()):
             torch.manual_seed(seed)
             module = self.build()
-        return {name: tensor.detach().clone() for name, tensor in named_weights(module).items()}
+        # Not copied if nothing but the module has the memory: models can be large.
+        return {
+            name: tensor.detach() if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.detach().clone()
+            for name, tensor in named_weights(module).items()
+        }
 
     def keep_constants(
         self, weights: Tree, personal: tuple[str, ...] = (), moving: Collection[str] = (), frozen: bool = False
@@ -195,7 +199,7 @@ class Network:
         """For each trained weight by name: the multiplications of an entry in a forward pass of one example."""
         if self.input_shape is None:
             return {}
-        with torch.random.fork_rng(devices=()):
+        with torch.device("meta"):
             module = self.build()
         try:
             shared = {name for _, _, name in self.slots if name not in self.personal}

@@ -36,14 +36,19 @@ class Uses(dict[str, int]):
 def weight_uses(module: nn.Module, input_shape: tuple[int, ...], shared: Collection[str] | None = None) -> Uses:
     """The uses of all weights of convolutions and linear layers of `module`, by a forward pass of one example of zeros.
 
-    shared: names of the weights that clients do not keep; None: all. Not on the meta device: torch's imports for it
-    take longer than this pass.
+    shared: names of the weights that clients do not keep; None: all. The module may be on the meta device: it gets
+    zeros that take no memory. The pass itself is on the CPU, because torch's imports for another one take longer.
     """
-    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    weights = {
+        name: torch.zeros((), dtype=tensor.dtype).expand(tensor.shape).requires_grad_(tensor.requires_grad)
+        for name, tensor in (*module.named_parameters(), *module.named_buffers())
+    }
+    names = {id(tensor): name for name, tensor in weights.items()}
     uses, outputs = Uses(), dict[nn.Module, Tensor]()
 
     def count(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        weight = layer.get_parameter("weight")
+        weight = layer.weight
+        assert isinstance(weight, Tensor)
         outputs[layer] = output
         # All but one of the output's dimensions are the places at which a weight is used.
         name, places = names[id(weight)], output.numel() // (output.shape[-1] if is_linear(layer) else weight.shape[0])
@@ -57,7 +62,8 @@ def weight_uses(module: nn.Module, input_shape: tuple[int, ...], shared: Collect
     hooks = [layer.register_forward_hook(count) for layer in layers]
     is_text = any(isinstance(layer, nn.Embedding | nn.EmbeddingBag) for layer in module.modules())
     with torch.no_grad():
-        made = module.eval()(torch.zeros((1, *input_shape), dtype=torch.long if is_text else torch.float32))
+        example = torch.zeros((1, *input_shape), dtype=torch.long if is_text else torch.float32)
+        made = torch.func.functional_call(module.eval(), weights, (example,))
     uses.head = next(
         (name for name, layer in module.named_modules() if isinstance(layer, nn.Linear) and outputs.get(layer) is made),
         "",

@@ -1,6 +1,5 @@
 """Reads the file of weights that `model.start` names, from which a model starts instead of from random weights."""
 
-import io
 import logging
 from collections.abc import Collection, Mapping
 from contextlib import suppress
@@ -8,10 +7,10 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load
+from safetensors.torch import load_file
 
 from rayfl.errors import RayflError, did_you_mean
-from rayfl.limits.regular_files import read_bytes, reading
+from rayfl.limits.regular_files import reading, require_regular
 from rayfl.models.adapters import plain_names
 from rayfl.tree import Tree
 
@@ -27,7 +26,7 @@ def read_weights(path: Path, expected: Tree, model: str) -> Tree:
     wrong = _misfit(found, expected)
     if wrong is not None:
         raise RayflError(f"{path} does not fit model {model!r}: {wrong}")
-    return {name: found[name].to(tensor.dtype) for name, tensor in expected.items()}
+    return _copied(found, {name: (name, tensor) for name, tensor in expected.items()})
 
 
 def read_backbone(path: Path, weights: Tree, trained: Collection[str], model: str) -> Tree:
@@ -46,17 +45,18 @@ def read_backbone(path: Path, weights: Tree, trained: Collection[str], model: st
     for what, some in (("starts at random", missing), ("is left over", left)):
         if some:
             log.warning("model.start=%s: %s %s", path, ", ".join(some), what)
-    return {**weights, **{names[name]: found[name].to(tensor.dtype) for name, tensor in expected.items()}}
+    return {**weights, **_copied(found, {names[name]: (name, tensor) for name, tensor in expected.items()})}
 
 
 def _weights(path: Path) -> dict[str, torch.Tensor]:
-    """The tensors by name in a safetensors file, or in one of torch.save."""
+    """The tensors by name in a safetensors file, whose memory is the file, or in one of torch.save."""
     with reading(path, "give model.start=FILE"):
-        content = read_bytes(path)
-    with suppress(SafetensorError, KeyError, TypeError, ValueError, RuntimeError):
-        return load(content)
+        require_regular(path)
+        path.open("rb").close()
+        with suppress(SafetensorError, KeyError, TypeError, ValueError, RuntimeError):
+            return load_file(path)
     with suppress(Exception):
-        found = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        found = torch.load(path, map_location="cpu", weights_only=True)
         found = found.get("state_dict", found)
         if found and all(isinstance(one, torch.Tensor) for one in found.values()):
             return dict(found)
@@ -64,6 +64,11 @@ def _weights(path: Path) -> dict[str, torch.Tensor]:
         f"{path} is no safetensors file of weights, and no state_dict of torch.save; give one, for example a run's "
         "models/global.safetensors"
     )
+
+
+def _copied(found: dict[str, torch.Tensor], wanted: Mapping[str, tuple[str, torch.Tensor]]) -> Tree:
+    """Copies, in the given types, of tensors that are taken out of `found` one after another."""
+    return {name: found.pop(own).to(like.dtype, copy=True) for name, (own, like) in wanted.items()}
 
 
 def _misfit(found: Mapping[str, torch.Tensor], expected: Tree) -> str | None:

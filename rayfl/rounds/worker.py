@@ -111,8 +111,6 @@ class Worker:
         server = None if round_inputs.server is None else tree.to_tensors(round_inputs.server)
         width, clients = self.setup.work_width, job.clients
         for first in range(0, len(clients), width):
-            if tree.num_bytes(self.setup.initial_arrays) > HUGE_BYTES:
-                trim()
             group = clients[first : first + width]
             states = [self._state(client, kept[client]) for client in group]
             if self.setup.hooks_on_device:
@@ -134,6 +132,9 @@ class Worker:
             untrained = {one.client: ended for one in client_rounds if (ended := one.untrained()) is not None}
             tasks = [one.local_task() for one in client_rounds if one.client not in untrained]
             trained = self.setup.engine(self.method, tasks, width)
+            # Here, because the engine before has kept its client's model until now.
+            if tree.num_bytes(self.setup.initial_arrays) > HUGE_BYTES:
+                trim()
             for one in client_rounds:
                 if one.client in untrained:
                     yield one, *untrained[one.client]

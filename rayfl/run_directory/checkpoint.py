@@ -30,6 +30,7 @@ from rayfl.run_directory.manifest import (
     checkpoints,
     new_checkpoint,
     read_manifest,
+    require_undamaged,
     write_manifest,
 )
 from rayfl.run_directory.states import load_states, save_states
@@ -49,6 +50,10 @@ FILE_BYTES = 64 << 20
 LEAST_USED = 0.25
 """A file of the checkpoint before is shared if at least this share of its states has not changed; else it is written
 anew, so that what is on the disk is at most four times what is needed."""
+
+CHECKED_BYTES = 1 << 30
+"""A checkpoint reads about this many bytes of the files that it shares, others each time, and writes damaged ones anew.
+"""
 
 MOST_SMALL = 100
 """If the checkpoint before has more files of states below half of FILE_BYTES, these are written anew, in fewer ones."""
@@ -120,17 +125,23 @@ def save(
 
 
 def _shared(place: Path, run_state: RunState, before: Saved) -> dict[str, Held]:
-    """Link the files of the checkpoint before that the new one at `place` shares; returns what each holds."""
-    shared: dict[str, Held] = {}
-    small = {name for name in before.held if before.files[name].bytes < FILE_BYTES / 2}
+    """Link the files of the checkpoint before that the new one at `place` shares; returns what each holds.
+
+    Those that were not checked this time come first, and are checked first next time.
+    """
+    shared: dict[bool, dict[str, Held]] = {False: {}, True: {}}
+    small, left = {name for name in before.held if before.files[name].bytes < FILE_BYTES / 2}, CHECKED_BYTES
     for name, (clients, size) in before.held.items():
         same = [client for client in clients if run_state.changed.get(client, -1) < before.round]
         if len(same) >= LEAST_USED * size and (name not in small or len(small) <= MOST_SMALL):
-            # A file system without links, or a folder that somebody has removed: all is written anew.
-            with suppress(OSError):
+            # A file system without links, a file that somebody has removed or changed: its states are written anew.
+            with suppress(OSError, DamagedFile):
+                if is_checked := left > 0:
+                    require_undamaged(before.place / name, before.files[name])
+                    left -= before.files[name].bytes
                 os.link(before.place / name, place / name)
-                shared[name] = (same, size)
-    return shared
+                shared[is_checked][name] = (same, size)
+    return shared[False] | shared[True]
 
 
 def _write_states(place: Path, run_state: RunState, executor: Executor, shared: Mapping[str, Held]) -> dict[str, Held]:

@@ -1,5 +1,7 @@
 """Operations of training by hand, and the FLOP column of Dis-PFL."""
 
+from typing import ClassVar
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,7 @@ from torch import nn
 from rayfl.methods.shared import masks
 from rayfl.models import flops
 from rayfl.models.convolutional import ConvNet2
+from rayfl.network import Network
 from tests.bound_tasks import classification
 from tests.models.paper_resnet import PaperResNet18
 
@@ -31,6 +34,35 @@ def test_uses_by_hand():
     # 18 kernel entries at 16 places, 160 weights used twice, two operations each.
     assert flops.forward_flops(task.weight_uses, params=task.init(0)) == 2 * (18 * 16 + 160 * 2)
     assert classification(TwoLayers).weight_uses == {}
+
+
+class Sharing(nn.Module):
+    """Two parameters in one piece of memory, two in memory of their own, of which two layers use one."""
+
+    built: ClassVar[list[nn.Module]] = []
+
+    def __init__(self) -> None:
+        super().__init__()
+        both = torch.randn(2, 3, 4)
+        self.a, self.b = nn.Parameter(both[0]), nn.Parameter(both[1])
+        self.embedding, self.head = nn.Embedding(5, 4), nn.Linear(4, 5)
+        self.head.weight = self.embedding.weight
+        self.built.append(self)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.embedding(tokens).mean(1) @ self.a.T @ self.b)
+
+
+def test_a_model_is_built_once_and_its_memory_is_taken():
+    Sharing.built.clear()
+    network = Network(Sharing, (6,))
+    params = network.init(0)
+    assert network.weight_uses == {"embedding.weight": 1}
+    # The others have no memory.
+    (own,) = (dict(one.named_parameters()) for one in Sharing.built if not one.a.is_meta)
+    taken = {name for name, tensor in params.items() if tensor.data_ptr() == own[name].data_ptr()}
+    assert taken == {"embedding.weight", "head.bias"} and params.keys() - taken == {"a", "b"}
+    assert all(torch.equal(tensor, own[name]) for name, tensor in params.items())
 
 
 def test_training_takes_three_times_as_much_and_a_search_is_dense():

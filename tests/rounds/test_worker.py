@@ -2,14 +2,21 @@
 
 import resource
 import sys
+import weakref
+from dataclasses import replace
 
 import pytest
+from torch import Tensor
 
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare
+from rayfl.methods.base import Context, Finished, State
+from rayfl.methods.fedavg import FedAvg
+from rayfl.methods.shared.local_training import LocalCarry
 from rayfl.rounds import worker
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.rounds import simulate
+from tests.actors.toys import experiment
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only glibc gives the memory of holes back")
@@ -37,3 +44,30 @@ def test_the_memory_of_one_huge_model_is_given_back_before_the_next_client(monke
     monkeypatch.setattr(worker, "HUGE_BYTES", 0)
     given_back = faults()
     assert given_back > kept + 10 * 1300
+
+
+class Remembered(FedAvg):
+    """Remembers, without keeping them alive, the tensors that clients have trained."""
+
+    def finish(self, state: State, carry: LocalCarry, ctx: Context) -> Finished:
+        trained.extend(weakref.ref(tensor) for tensor in carry["params"].values())
+        return super().finish(state, carry, ctx)
+
+
+trained: list[weakref.ref[Tensor]] = []
+
+
+def test_memory_is_given_back_when_nothing_holds_the_client_before(monkeypatch: pytest.MonkeyPatch):
+    trained.clear()
+    setup = prepare(experiment("fedavg", rounds=1, clients={"count": 4}))
+    setup = replace(setup, method=Remembered(setup.method.task, setup.method.hyper))
+    times: list[int] = []
+
+    def trim() -> None:
+        times.append(len(trained))
+        assert not any(one() is not None for one in trained)
+
+    monkeypatch.setattr(worker, "HUGE_BYTES", 0)
+    monkeypatch.setattr(worker, "trim", trim)
+    simulate(setup, InlineExecutor(setup), lambda record, run_state: None)
+    assert times == sorted(set(times)) and len(times) == 4

@@ -125,6 +125,30 @@ def test_a_file_that_two_checkpoints_share_is_missed_by_both(tmp_path: Path, cap
         check_sentence(sentence, [f"checkpoint {name}", "damaged"])
 
 
+@pytest.mark.parametrize("checked_bytes", [1, 1 << 30])
+def test_a_damaged_file_is_not_shared_but_written_anew(
+    checked_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    # With 1 byte, one file is checked each time: the others get their turn.
+    monkeypatch.setattr(checkpoint, "CHECKED_BYTES", checked_bytes)
+    monkeypatch.setattr(checkpoint, "FILE_BYTES", 1)
+    setup = prepare(experiment("fedpse", rounds=40, clients=FEW))
+    executor, damaged = InlineExecutor(setup), list[Path]()
+
+    def damage(record: RoundRecord) -> None:
+        place = tmp_path / "checkpoints" / "00000020"
+        if record.row.round == 19:
+            damaged.extend(sorted(place.glob("states-*")))
+            for path in damaged:
+                path.write_bytes(path.read_bytes()[:-1] + b"?")
+
+    play_run(setup, executor, tmp_path, damage, checkpoints=Checkpoints(every=1))
+    read = checkpoint.load(tmp_path, executor)
+    assert len(damaged) > 5 and read is not None and read.round == 40 and not caplog.records
+    assert links(tmp_path / "checkpoints" / "00000040")
+    assert_same_bits(played(setup, executor)[1], read)
+
+
 def test_a_file_system_without_links_gets_whole_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def no_links(source: Path, target: Path) -> None:
         raise PermissionError(errno.EPERM, "Operation not permitted")
