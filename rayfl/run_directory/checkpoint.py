@@ -20,9 +20,8 @@ from rayfl.errors import RayflError, reason
 from rayfl.rounds.executor import Executor, Ref
 from rayfl.rounds.rounds import RunState
 from rayfl.rounds.run_state import Air
-from rayfl.run_directory.disk import portions
+from rayfl.run_directory.disk import Stamp, portions, stamp
 from rayfl.run_directory.manifest import (
-    FOLDER,
     SERVER,
     DamagedFile,
     File,
@@ -30,7 +29,6 @@ from rayfl.run_directory.manifest import (
     checkpoints,
     new_checkpoint,
     read_manifest,
-    require_undamaged,
     write_manifest,
 )
 from rayfl.run_directory.states import load_states, save_states
@@ -51,10 +49,6 @@ LEAST_USED = 0.25
 """A file of the checkpoint before is shared if at least this share of its states has not changed; else it is written
 anew, so that what is on the disk is at most four times what is needed."""
 
-CHECKED_BYTES = 1 << 30
-"""A checkpoint reads about this many bytes of the files that it shares, others each time, and writes damaged ones anew.
-"""
-
 MOST_SMALL = 100
 """If the checkpoint before has more files of states below half of FILE_BYTES, these are written anew, in fewer ones."""
 
@@ -64,12 +58,16 @@ Held = tuple[Sequence[int], int]
 
 
 class Saved(NamedTuple):
-    """A checkpoint that this process has written: its folder, the number of rounds before it, and its files."""
+    """A checkpoint that this process has written: its folder, the number of rounds before it, and its files.
+
+    `stamps`: those of its files of states.
+    """
 
     place: Path
     round: int
     held: Mapping[str, Held]
     files: Mapping[str, File]
+    stamps: Mapping[str, Stamp]
 
 
 class Checkpoints(Settings):
@@ -111,7 +109,8 @@ def save(
                 states=len(run_state.states),
                 memories=len(run_state.server_memories),
             )
-        return Saved(directory / FOLDER / place.with_suffix("").name, run_state.round, held, manifest.files)
+        place = place.with_suffix("")
+        return Saved(place, run_state.round, held, manifest.files, {name: stamp(place / name) for name in held})
     except OSError as error:
         log.warning(
             "no checkpoint before round %d, because %s cannot be written to (%s); the run goes on, and would resume "
@@ -125,23 +124,18 @@ def save(
 
 
 def _shared(place: Path, run_state: RunState, before: Saved) -> dict[str, Held]:
-    """Link the files of the checkpoint before that the new one at `place` shares; returns what each holds.
-
-    Those that were not checked this time come first, and are checked first next time.
-    """
-    shared: dict[bool, dict[str, Held]] = {False: {}, True: {}}
-    small, left = {name for name in before.held if before.files[name].bytes < FILE_BYTES / 2}, CHECKED_BYTES
+    """Link the files of the checkpoint before that the new one at `place` shares; returns what each holds."""
+    shared: dict[str, Held] = {}
+    small = {name for name in before.held if before.files[name].bytes < FILE_BYTES / 2}
     for name, (clients, size) in before.held.items():
         same = [client for client in clients if run_state.changed.get(client, -1) < before.round]
         if len(same) >= LEAST_USED * size and (name not in small or len(small) <= MOST_SMALL):
-            # A file system without links, a file that somebody has removed or changed: its states are written anew.
-            with suppress(OSError, DamagedFile):
-                if is_checked := left > 0:
-                    require_undamaged(before.place / name, before.files[name])
-                    left -= before.files[name].bytes
-                os.link(before.place / name, place / name)
-                shared[is_checked][name] = (same, size)
-    return shared[False] | shared[True]
+            # A file system without links, or a file that somebody has changed or removed: its states are written anew.
+            with suppress(OSError):
+                if stamp(before.place / name) == before.stamps[name]:
+                    os.link(before.place / name, place / name)
+                    shared[name] = (same, size)
+    return shared
 
 
 def _write_states(place: Path, run_state: RunState, executor: Executor, shared: Mapping[str, Held]) -> dict[str, Held]:

@@ -15,16 +15,13 @@ from pathlib import Path
 
 from rayfl.errors import RayflError
 from rayfl.run_directory.description import EXPERIMENT
-from rayfl.run_directory.disk import LOCK, DiskError, locked, sync_directory, writing
+from rayfl.run_directory.disk import LOCK, DiskError, Stamp, locked, stamp, sync_directory, writing
 from rayfl.run_directory.manifest import FOLDER, MANIFEST, checkpoints, round_of
 from rayfl.run_directory.object_storage import Storage, StorageError, opened
 from rayfl.run_directory.run_files import is_own_file, own_files, remove_entries, require_own_entries
 from rayfl.run_directory.tables import SCHEMAS
 
 log = logging.getLogger("rayfl")
-
-_Stamp = tuple[int, int, int]
-"""Size, time of the last change in ns, and number of a file; links of one file have one stamp."""
 
 
 def reached(names: Collection[str]) -> tuple[int, bool] | None:
@@ -44,7 +41,7 @@ class Copies:
 
     def __init__(self, directory: Path, storage: Storage) -> None:
         self.directory, self.storage = directory, storage
-        self._copied: dict[str, _Stamp] = {}
+        self._copied: dict[str, Stamp] = {}
         """The stamps of the files that this process has copied."""
 
     def update(self) -> None:
@@ -62,15 +59,15 @@ class Copies:
             # The run may remove an old checkpoint meanwhile: a manifest without its other files must not be copied.
             elif not (name.endswith(MANIFEST) and name.rpartition("/")[0] in lost):
                 try:
-                    stamp = _stamp(self.directory / name)
-                    if name not in there or self._copied.get(name) != stamp:
+                    found = stamp(self.directory / name)
+                    if name not in there or self._copied.get(name) != found:
                         # Checkpoints share files.
-                        twin = next((other for other in there if self._copied.get(other) == stamp), None)
+                        twin = next((other for other in there if self._copied.get(other) == found), None)
                         if twin is None:
                             self.storage.put(name, self.directory / name)
                         else:
                             self.storage.copy(twin, name)
-                        self._copied[name] = stamp
+                        self._copied[name] = found
                 except FileNotFoundError:
                     lost.add(name.rpartition("/")[0])
 
@@ -87,11 +84,6 @@ class Copies:
     def _there(self) -> set[str]:
         """The run's files in the storage."""
         return {name for name in self.storage.files() if is_own_file(name)}
-
-
-def _stamp(path: Path) -> _Stamp:
-    status = path.stat()
-    return status.st_size, status.st_mtime_ns, status.st_ino
 
 
 def _step(name: str, gone: bool) -> int:

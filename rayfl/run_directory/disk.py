@@ -47,6 +47,9 @@ _CURES = {
 
 _Value = TypeVar("_Value")
 
+Stamp = tuple[int, int, int]
+"""Size, time of the last change in ns, and number of a file."""
+
 
 class DiskError(OSError):
     """A directory cannot be written to: one sentence that says which, why, and how to go on."""
@@ -115,6 +118,12 @@ def sync_directory(directory: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def stamp(path: Path) -> Stamp:
+    """What changes if somebody writes to a file; links of one file have one stamp."""
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns, status.st_ino
 
 
 def portions(

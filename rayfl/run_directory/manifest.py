@@ -181,18 +181,13 @@ def read_manifest(place: Path) -> Manifest:
     if SERVER not in manifest.files:
         raise DamagedFile(f"its manifest lacks {SERVER}")
     for name, file in manifest.files.items():
-        require_undamaged(place / name, file)
+        try:
+            require_regular(place / name)
+            with open(place / name, "rb") as stream:
+                size = os.fstat(stream.fileno()).st_size
+                found = hashlib.file_digest(stream, "sha256").hexdigest() if size == file.bytes else None
+        except OSError as error:
+            raise DamagedFile(f"{name} cannot be read: {reason(error)}") from None
+        if found != file.sha256:
+            raise DamagedFile(f"{name} is not what was written")
     return manifest
-
-
-def require_undamaged(path: Path, file: File) -> None:
-    """Raise DamagedFile unless `path` has the size and the digest of `file`."""
-    try:
-        require_regular(path)
-        with open(path, "rb") as stream:
-            size = os.fstat(stream.fileno()).st_size
-            found = hashlib.file_digest(stream, "sha256").hexdigest() if size == file.bytes else None
-    except OSError as error:
-        raise DamagedFile(f"{path.name} cannot be read: {reason(error)}") from None
-    if found != file.sha256:
-        raise DamagedFile(f"{path.name} is not what was written")
