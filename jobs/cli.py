@@ -287,7 +287,7 @@ def show(place: Path | str) -> None:
 def data(file: Path, overrides: Sequence[str]) -> None:
     """Show how the data are split among the clients, as a table. For a sweep, its first experiment."""
     with Display("reading the data") as display:
-        from rayfl.data.check import checked_dataset
+        from rayfl.data.check import read_dataset
         from rayfl.experiment.experiment import read
         from rayfl.experiment.prepare import make_partition
         from rayfl.experiment.sweep import read_sweep
@@ -295,7 +295,7 @@ def data(file: Path, overrides: Sequence[str]) -> None:
 
         combinations = read_sweep(file, overrides)
         experiment = combinations[0].experiment if combinations else read(file, overrides)
-        dataset = checked_dataset(experiment.data.load())
+        dataset = read_dataset(experiment.data)
         partition = make_partition(experiment, dataset)
         display.close()
         unseen = experiment.clients.unseen_numbers(experiment.seed)

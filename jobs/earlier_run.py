@@ -8,7 +8,7 @@ from logging import getLogger
 from pathlib import Path
 from typing import Any
 
-from rayfl.data.check import checked_dataset
+from rayfl.data.check import read_dataset
 from rayfl.determinism import platform
 from rayfl.errors import RayflError
 from rayfl.experiment import toml
@@ -120,7 +120,7 @@ def changed_settings(found: Run, experiment: Experiment) -> str:
     old, new = found.experiment, experiment_files(experiment).table
     if bool(old.get("task")) != bool(new.get("task")):
         # The one that is not named is that of the data.
-        dataset = checked_dataset(experiment.data.load())
+        dataset = read_dataset(experiment.data)
         old, new = with_task(old, dataset), with_task(new, dataset)
     return _in_words(_changes(old, new))
 

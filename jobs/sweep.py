@@ -6,7 +6,7 @@ its own on that session (sweep_processes.py).
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from logging import getLogger
 from math import inf
@@ -22,6 +22,7 @@ from jobs.run_page import DRAWING, draw
 from jobs.single import go_on, run
 from jobs.standard_output import say
 from jobs.sweep_processes import Outcome, Status, run_at_once
+from rayfl.data.check import read_dataset
 from rayfl.determinism import platform
 from rayfl.errors import RayflError, one_line
 from rayfl.experiment.experiment import Experiment
@@ -110,6 +111,9 @@ def run_all(
         raise RayflError(f"{directory} is a file or a run, no directory of a sweep; name another one")
     require_replaceable(directory / PAGE, REPORT, overwrite)
     require_settings([one.experiment.as_dict() for one in combinations], first.report.best_over)
+    # Held, so that it is loaded once. Its mistakes are reported with the first experiment that has it.
+    with suppress(ValueError):
+        _held = read_dataset(first.data)
     most_actors = {one.directory: _most_actors(one, directory, parallel, overwrite) for one in combinations}
     outcomes = [
         Outcome(one, directory / one.directory, "skipped") for one in combinations if not most_actors[one.directory]

@@ -5,15 +5,32 @@ Large arrays are checked piece by piece: a memory-mapped file is read once and n
 
 from collections.abc import Callable
 from typing import NoReturn
+from weakref import WeakValueDictionary
 
 import numpy as np
 
-from rayfl.data.datasets import Dataset, Samples
+from rayfl.data.datasets import Dataset, Samples, Source
+from rayfl.data.file_digest import source_digests
 from rayfl.errors import RayflError
 
 _CHUNK_BYTES = 16 << 20
 MOST_CLASSES = 1_000_000
 """The largest number of classes: labels count from 0 without gaps, and a model has an output for each class."""
+
+
+_held: WeakValueDictionary[str, Dataset] = WeakValueDictionary()
+"""The datasets of files that this process still uses, by their settings and the digests of the files."""
+
+
+def read_dataset(source: Source) -> Dataset:
+    """Load and check the dataset of a source. As long as its files stay the same and somebody holds the dataset, it is
+    loaded once. Raise RayflError as `checked_dataset`."""
+    if not (digests := source_digests(source)):
+        return checked_dataset(source.load())
+    key = repr((type(source), source.to_table(), digests))
+    if (dataset := _held.get(key)) is None:
+        dataset = _held[key] = checked_dataset(source.load())
+    return dataset
 
 
 def checked_dataset(dataset: Dataset) -> Dataset:

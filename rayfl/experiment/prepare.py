@@ -15,7 +15,7 @@ from rayfl import tree
 from rayfl.choices import plugins
 from rayfl.choices.kinds import Kind
 from rayfl.data.batches import Batch
-from rayfl.data.check import checked_dataset
+from rayfl.data.check import read_dataset
 from rayfl.data.datasets import Dataset
 from rayfl.data.partition import Partition
 from rayfl.determinism import seeding, torch_flags
@@ -57,7 +57,7 @@ def prepare(experiment: Experiment) -> Setup:
     with _naming_failed_code(experiment):
         require_installed(experiment.output.track)
         prepare_process()
-        dataset = checked_dataset(experiment.data.load())
+        dataset = read_dataset(experiment.data)
         partition = make_partition(experiment, dataset)
         dataset = with_flipped_labels(experiment, dataset, partition)
         task = make_task(experiment, dataset)
@@ -115,13 +115,11 @@ def given_elsewhere(experiment: Experiment) -> list[Given]:
     for table, settings in (*experiment, ("method", experiment.method.hyper), *listed):
         if isinstance(settings, Settings):
             kind = experiment.method.kind if table == "method" else type(settings)
-            of = f"{kind.__name__} ({plugins.place_of(kind)})"
             declared = [getattr(base, "model_fields", ()) for base in type(settings).__mro__ if is_ours(base)]
-            found += [
-                Given(table, name, shown(value), class_id(type(settings)), of)
-                for name, value in settings
-                if settings.is_given(name) and not any(name in fields for fields in declared)
-            ]
+            for name, value in settings:
+                if settings.is_given(name) and not any(name in fields for fields in declared):
+                    of = f"{kind.__name__} ({plugins.place_of(kind)})"
+                    found.append(Given(table, name, shown(value), class_id(type(settings)), of))
     return found
 
 

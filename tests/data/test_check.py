@@ -1,13 +1,15 @@
 """Data that no model can train on are refused as they are loaded, with their file and the first bad row."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from rayfl.data import check
-from rayfl.data.check import checked_dataset, first_row, whole_labels
+from rayfl.data.check import checked_dataset, first_row, read_dataset, whole_labels
 from rayfl.data.datasets import Dataset, Samples
+from rayfl.data.sources.arrays import ArrayFiles
 from tests.refusals import refused
 
 VECTORS = Samples(np.ones((6, 3), np.float32), np.arange(6) % 2, np.arange(6), "mine.npz")
@@ -76,3 +78,14 @@ def test_rows_are_counted_through_the_pieces_of_a_large_array(monkeypatch: pytes
     seen = []
     assert first_row(values, lambda part: seen.append(len(part)) or np.isnan(part)) == 7
     assert seen == [2, 2, 2, 2]
+
+
+def test_a_dataset_that_somebody_holds_is_loaded_once(tmp_path: Path) -> None:
+    def written(value: float) -> ArrayFiles:
+        np.savez(tmp_path / "data.npz", inputs=np.full((8, 2), value, np.float32), labels=np.arange(8) % 2)
+        return ArrayFiles(path=str(tmp_path / "data.npz"))
+
+    first = read_dataset(written(1.0))
+    assert read_dataset(ArrayFiles(path=str(tmp_path / "data.npz"))) is first
+    second = read_dataset(written(2.0))
+    assert (first.train.inputs.max(), second.train.inputs.max()) == (1.0, 2.0)
