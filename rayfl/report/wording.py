@@ -179,6 +179,9 @@ _METRICS = {
     "elastic/boosted_share": MetricText(
         "Share of boosted entries", "0 to 1", "The share of the update's entries that elastic aggregation enlarges."
     ),
+    "elastic/mean_factor": MetricText(
+        "Mean factor of the update", "", "The mean over the update's entries of elastic aggregation's factor zeta."
+    ),
     "clip/norm": MetricText("Norm of a message", "norm", "The Euclidean norm of a client's message before clipping."),
     "clip/clipped": MetricText("Clipped messages", "0 to 1", "The share of the round's messages that were clipped."),
     "clip/bound": MetricText("Clipping norm", "norm", "The norm to which messages were clipped in the round."),

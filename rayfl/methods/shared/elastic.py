@@ -61,13 +61,17 @@ class ElasticHyper(HyperParameters):
     )
     dtype: ValueType = Field(default="fp32", description="numbers in which the sensitivity is sent")
     every: int = Field(default=1, ge=1, description="rounds from one measurement of the sensitivity to the next")
+    factors: Literal["entry", "mean"] = Field(
+        default="entry", description="zeta: each entry's own; or, to see what it is worth, the tensor's mean for all"
+    )
 
 
 class Elastic(Wrapping, on_device=True, keeps_parts=True):
     """The inner method's `delta`, entry by entry times zeta in [tau, 1 + tau].
 
-    With `every` above 1 the server keeps the last Omega that arrived. Metric: `elastic/boosted_share`, the share of
-    entries with zeta > 1. Raises ValueError if a method has no server, or if its server sees no delta.
+    With `every` above 1 the server keeps the last Omega that arrived. With `factors="mean"`, our control, steps are as
+    long in the mean, and only their direction is the host's. Metrics: `elastic/boosted_share`, the share of entries
+    with zeta > 1; `elastic/mean_factor`, their mean zeta. Raises ValueError if a method has no server, or if its server sees no delta.
     """
 
     hyper: ElasticHyper
@@ -138,8 +142,13 @@ class Elastic(Wrapping, on_device=True, keeps_parts=True):
         if sensitivity and delta.count:
             ratios = self.normalised(sensitivity)
             like = delta.known or delta.sum or next(item for item in delta.items.values() if isinstance(item, dict))
-            inner["delta"] = delta.scaled({name: self.factors(ratios.get(name)) for name in like})
-            metrics = {"elastic/boosted_share": self.boosted_share(ratios, like)}
+            factors = {name: self.factors(ratios.get(name)) for name in like}
+            inner["delta"] = delta.scaled(factors)
+            total = sum(float(factors[name].mean()) * tensor.numel() for name, tensor in like.items())
+            metrics = {
+                "elastic/boosted_share": self.boosted_share(ratios, like),
+                "elastic/mean_factor": total / tree.num_entries(like),
+            }
         state, others = super().server_update(server, inner, delivered, ctx)
         return {**state, SENSITIVITY: sensitivity} if SENSITIVITY in server else state, {**others, **metrics}
 
@@ -161,7 +170,8 @@ class Elastic(Wrapping, on_device=True, keeps_parts=True):
 
     def factors(self, ratio: torch.Tensor | None) -> torch.Tensor:
         """zeta of a tensor; 1 where nothing is sensitive. Added in this order, a ratio of 1 gives exactly tau."""
-        return torch.ones(()) if ratio is None else self.hyper.tau + (1 - ratio)
+        zeta = torch.ones(()) if ratio is None else self.hyper.tau + (1 - ratio)
+        return zeta.mean() if self.hyper.factors == "mean" else zeta
 
     def boosted_share(self, ratios: Tree, like: Tree) -> float:
         """Share of the entries of `like` with zeta > 1: those with a ratio below tau."""

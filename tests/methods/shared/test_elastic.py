@@ -89,7 +89,10 @@ def expected(setup: Setup, inner: Setup) -> tuple[list[Vectors], list[Vectors]]:
             ratio = {name: value / largest[name] for name, value in omega.items()}
         ratios.append(ratio)
         delta = {name: params[name] - np.tensordot(shares, [end[name] for end in ends], axes=1) for name in params}
-        params = {name: params[name] - (1 + hyper.tau - ratio[name]) * delta[name] for name in params}
+        zeta = {name: 1 + hyper.tau - ratio[name] for name in params}
+        if hyper.factors == "mean":
+            zeta = {name: np.full_like(value, value.mean()) for name, value in zeta.items()}
+        params = {name: params[name] - zeta[name] * delta[name] for name in params}
         models.append(params)
     return models, ratios
 
@@ -101,6 +104,7 @@ def expected(setup: Setup, inner: Setup) -> tuple[list[Vectors], list[Vectors]]:
         {"tau": 0.8, "mu": 0.5, "batch_size": 2},
         {"tau": 1.0, "mu": 0.0, "batch_size": 2, "group": "module"},
         {"mu": 0.8, "batch_size": 0, "every": 2},
+        {"tau": 0.3, "factors": "mean"},
     ],
     ids=str,
 )
@@ -115,8 +119,10 @@ def test_fedavg_with_elastic_follows_algorithm_1(hyper: dict[str, Any], clients:
         for name, value in model.items():
             np.testing.assert_allclose(run_state.server["params"][name].numpy(), value, rtol=1e-5, atol=1e-6)
         # The share with zeta > 1 is the distribution function of the normalised sensitivity at tau.
-        below = np.concatenate([value.ravel() for value in ratio.values()]) < tau
+        every = np.concatenate([value.ravel() for value in ratio.values()])
+        below = every < tau
         assert record.means["elastic/boosted_share"] == below.mean()
+        assert record.means["elastic/mean_factor"] == pytest.approx(1 + tau - every.mean(), rel=1e-5)
         assert 0 < below.mean() < 1
 
 
