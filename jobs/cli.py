@@ -223,6 +223,28 @@ def sweep(
         raise click.exceptions.Exit(run_all(combinations, directory, parallel, overwrite, audience))
 
 
+@main.command(cls=WithSettings)
+@click.argument("paper", type=click.Path(path_type=Path))
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option("--dir", "--output", "directory", type=ABSOLUTE, help="Directory; runs that finished are not repeated.")
+@click.option("--quick", is_flag=True, help="A few rounds and seeds, to try the sweeps in minutes.")
+@click.option("--parallel", type=int, default=1, metavar="N", help="Number of runs at once.")
+@click.option("--only", metavar="SWEEP,...", default="", help="Run these sweeps alone.")
+def reproduce(
+    paper: Path, overrides: Sequence[str], directory: Path | None, quick: bool, parallel: int, only: str
+) -> None:
+    """Run the sweeps of PAPER and write the verdict on each of its claims: reproduced, refuted or undecided.
+
+    PAPER is a name, such as elastic, or a folder of your own with sweep files and claims.toml. KEY=VALUE changes
+    settings of all sweeps, as in "sweep.seed=[1,2,3]".
+    """
+    began = time.monotonic()
+    from jobs.reproduce import reproduce as run_sweeps
+
+    names = [name.strip() for name in only.split(",") if name.strip()]
+    raise click.exceptions.Exit(run_sweeps(paper, overrides, directory, quick, parallel, names, began))
+
+
 @main.command()
 @click.argument("directories", nargs=-1, required=True, type=PLACE)
 @click.option(

@@ -59,12 +59,14 @@ def sweep(
     parallel: int,
     overwrite: bool,
     audience: Audience,
+    again: str | None = None,
 ) -> int:
     """Run all combinations into `directory` (None: the next free one) and print the outcome; returns the exit code.
 
-    0: all finished; 1: some failed; 75: runtime.limit_s ended the sweep; 130: a signal did. RayflError as `run_all`.
+    again: how to go on after a stop, in words. 0: all finished; 1: some failed; 75: runtime.limit_s ended the sweep;
+    130: a signal did. RayflError as `run_all`.
     """
-    swept = run_all(combinations, directory, parallel, overwrite, audience)
+    swept = run_all(combinations, directory, parallel, overwrite, audience, again)
     audience.display.close()
     finished = swept.with_status("finished", "skipped")
     for outcome in swept.outcomes:
@@ -80,7 +82,8 @@ def sweep(
         say(one_line(f"rayfl: {outcome.combination.title}: {outcome.error}"), sys.stderr)
     if len(finished) + len(failed) < len(combinations):
         stopped, code = audience.stopped(min(one.experiment.runtime.limit_s or inf for one in combinations))
-        say(f"{stopped} with {len(finished)} of {len(combinations)} runs finished; go on with --dir {swept.directory}")
+        words = again or f"go on with --dir {swept.directory}"
+        say(f"{stopped} with {len(finished)} of {len(combinations)} runs finished; {words}")
         return code
     return FAILED if failed else 0
 
@@ -91,6 +94,7 @@ def run_all(
     parallel: int,
     overwrite: bool,
     audience: Audience,
+    again: str | None = None,
 ) -> Swept:
     """Run all combinations into `directory` (None: the next free one), and compare the finished runs on a page.
 
@@ -103,7 +107,7 @@ def run_all(
     home = first.output.directory
     folder = RunFolder.at(directory, home) if directory else RunFolder.named(first.name, home).next_free()
     directory, url = folder.directory, folder.url
-    parent_process.report(again=f"go on with --dir {directory}")
+    parent_process.report(again=again or f"go on with --dir {directory}")
     if url is not None:
         combinations = [_changed(one, "output", {"directory": url}) for one in combinations]
     audience.display.stage(f"checking {len(combinations)} experiments")

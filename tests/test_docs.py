@@ -26,6 +26,7 @@ from benchmarks.__main__ import main as benchmarks
 from docs.generate import hooks, markdown, messages, pages
 from jobs.arguments import WithSettings
 from jobs.cli import main
+from jobs.reproduce import Paper
 from jobs.shipped import experiment_file
 from rayfl.choices.kinds import find, named
 from rayfl.experiment import toml
@@ -49,6 +50,8 @@ BASE: dict[str, Any] = {
     "method": "fedavg",
 }
 """What the pieces of experiments are pieces of."""
+OTHER_FILES = ("pyproject.toml", "claims.toml")
+"""TOML files that are no experiments."""
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
@@ -254,7 +257,9 @@ def merged(piece: dict[str, Any]) -> dict[str, Any]:
 def test_every_table_of_settings_is_valid(page: Path, folder: Path):
     for block in blocks(text_of(page), "toml"):
         piece = tomllib.loads(block.text)
-        if block.title == "pyproject.toml":
+        if block.title == "claims.toml":
+            assert Paper(**piece).claim
+        if block.title in OTHER_FILES:
             continue
         file = folder / (block.title or "piece.toml")
         if not block.title:
@@ -305,7 +310,7 @@ def test_every_experiment_shown_plays_a_round(page: Path, folder: Path):
         if "np.savez(" in block.text:
             exec(block.text, {})
     for block in blocks(text_of(page), "toml"):
-        if not block.title or block.title == "pyproject.toml" or "fashion" in block.text:
+        if not block.title or block.title in OTHER_FILES or "fashion" in block.text:
             continue
         # The first of a sweep stands for the others, which are valid.
         combinations = read_sweep(folder / block.title, ["rounds=1"])

@@ -145,6 +145,9 @@ class Experiment(Settings):
 
     name: str = Field(default="experiment", description="names the run")
     label: str | None = Field(default=None, min_length=1, description="what legends call the run; default: its name")
+    swept: Mapping[str, str] = Field(
+        default_factory=dict, description="the run's items by swept key, as a sweep writes them: its place in tables"
+    )
     seed: int = Field(default=1, ge=0, description="the only source of randomness")
     rounds: int = Field(ge=1, description="communication rounds, T")
     data: Annotated[Source, from_table(Source), TO_TABLE]

@@ -13,7 +13,7 @@ from rayfl.settings import dotted
 if TYPE_CHECKING:
     from rayfl.experiment.experiment import Experiment
 
-NOT_DETERMINING = ("seed", "name", "label", "checkpoint", "output", "report")
+NOT_DETERMINING = ("seed", "name", "label", "swept", "checkpoint", "output", "report")
 """Tables and settings of the run's name, place and evaluation, which do not change its numbers."""
 
 

@@ -60,10 +60,14 @@ class Combination:
 
 @dataclass(frozen=True)
 class _Item:
-    """One value of a swept setting, and the words for it. A case's value is a table of settings by dotted key."""
+    """One value of a swept setting. A case's value is a table of settings by dotted key.
+
+    name: its label, or its value in words; words: the same with the key where the value alone is unclear.
+    """
 
     key: str
     value: Any
+    name: str
     words: str
 
     @property
@@ -124,14 +128,14 @@ def _item(key: str, value: Any, prefix: str) -> _Item:
     if key == _CASE and not (isinstance(value, Mapping) and "label" in value):
         raise RayflError(f"sweep.case has {shown(value)}; a case must be a table of settings with a label")
     if not isinstance(value, Mapping):
-        return _Item(key, value, f"{prefix}{described(value)}")
+        return _Item(key, value, described(value), prefix + described(value))
     value = dict(value)
     label = value.pop("label", None)
     if label is not None and (not isinstance(label, str) or not label.strip()):
         raise RayflError(f"sweep.{key} has the label {shown(label)}; a label must be text")
     if key == _CASE:
         value = dict(_by_dotted_key(value))
-    return _Item(key, value, label or f"{prefix}{described(value)}")
+    return _Item(key, value, label or described(value), label or prefix + described(value))
 
 
 # Any: a table of settings.
@@ -184,12 +188,14 @@ def _combination(table: Mapping[str, Any], items: Sequence[_Item], inside: Seque
     label = ", ".join(item.words for item in items if item.key != _SEED)
     try:
         swept = [setting for item in items for setting in item.settings.items()]
-        for key, value in swept:
+        # Whole tables first: a case's method must not replace the method.lr of another list.
+        for key, value in sorted(swept, key=lambda one: one[0].count(".")):
             put(own, key.split("."), copied(value), key)
         for one in inside:
             override(own, one)
         if label and all(item.key != "label" for item in items):
             own["label"] = label
+        own["swept"] = {item.key: item.name for item in items if item.key != _SEED}
         experiment, left_out = _without_unused(own, [key for key, _ in swept])
     except ValueError as error:
         raise RayflError(f"{title:.200}: {error}") from None

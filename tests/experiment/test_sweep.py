@@ -53,6 +53,14 @@ def test_the_cross_product_comes_in_order_the_last_key_changing_fastest(tmp_path
     assert [one.experiment.label for one in found] == ["lr=0.1", "lr=0.01"] * 2
 
 
+def test_a_table_never_replaces_a_setting_of_it_that_is_swept_beside_it(tmp_path):
+    # TOML lets cases only come after the other lists.
+    sweep = '"method.lr" = [0.2, 0.3]\n[[sweep.case]]\nlabel = "A"\nmethod = {name = "fedavg", lr = 0.1, steps = 5}'
+    for one in (sweep, '"method.lr" = [0.2, 0.3]\nmethod = [{name = "fedavg", steps = 5}]'):
+        found = [hyper(one) for one in swept(tmp_path, one)]
+        assert [(one["lr"], one["steps"]) for one in found] == [(0.2, 5), (0.3, 5)]
+
+
 def test_dotted_keys_need_no_quotes(tmp_path):
     quoted, bare = swept(tmp_path, '"method.lr" = [1.0, 2.0]'), swept(tmp_path, "method.lr = [1.0, 2.0]")
     assert quoted == bare

@@ -71,7 +71,8 @@ class Elastic(Wrapping, on_device=True, keeps_parts=True):
 
     With `every` above 1 the server keeps the last Omega that arrived. With `factors="mean"`, our control, steps are as
     long in the mean, and only their direction is the host's. Metrics: `elastic/boosted_share`, the share of entries
-    with zeta > 1; `elastic/mean_factor`, their mean zeta. Raises ValueError if a method has no server, or if its server sees no delta.
+    with zeta > 1; `elastic/mean_factor`, their mean zeta. Raises ValueError if a method has no server, or if its server
+    sees no delta.
     """
 
     hyper: ElasticHyper

@@ -1,0 +1,134 @@
+"""`rayfl reproduce`: run a paper's sweeps one after another, and write the verdicts on its claims.
+
+A paper is a folder with sweep files and claims.toml. Sweeps whose names begin with "tune-" chose the settings of the
+others, and run only if --only names them.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jobs.console import Audience
+from jobs.display import Display
+from jobs.earlier_run import earlier_run
+from jobs.failures import INTERRUPTED, LIMIT
+from jobs.shipped import FOLDER
+from jobs.standard_output import say
+from jobs.sweep import sweep
+from rayfl.errors import RayflError, did_you_mean
+from rayfl.experiment.sweep import Combination, combine
+from rayfl.experiment.table import read_table, with_overrides
+from rayfl.report.claims import Choices, Claim, check, judge
+from rayfl.report.verdict_table import verdicts_markdown
+from rayfl.run_directory.description import origin
+from rayfl.run_directory.disk import write_text, writing
+from rayfl.settings import Settings, dotted
+
+PAPERS = FOLDER / "reproduce"
+CLAIMS = "claims.toml"
+TUNING = "tune-"
+"""The beginning of the names of sweeps that choose settings."""
+Sweeps = Mapping[str, Sequence[Combination]]
+
+
+class Paper(Settings):
+    """The file claims.toml. quick: settings of all sweeps under --quick, and by a sweep's name those of it alone."""
+
+    paper: str
+    # Any: settings by dotted key.
+    quick: dict[str, Any] = {}
+    claim: tuple[Claim, ...]
+
+
+def reproduce(
+    given: Path,
+    overrides: Sequence[str],
+    directory: Path | None,
+    quick: bool,
+    parallel: int,
+    only: Sequence[str],
+    began: float,
+) -> int:
+    """Run a paper's sweeps into `directory` and write the verdicts there after each one; return the exit code.
+
+    Finished runs are not repeated. Raise RayflError before anything runs if the folder, a sweep or a claim is wrong.
+    """
+    with Display(f"checking the sweeps of {given}"):
+        folder = paper_folder(given)
+        paper, sweeps = read_paper(folder, quick, overrides, only)
+    home, code = directory or Path("runs", f"reproduce-{folder.name}{'-quick' * quick}").absolute(), 0
+    for name in only or sweeps:
+        with Display(name) as display:
+            again, audience = f"go on with --dir {home}", Audience(display=display, began=began)
+            done = sweep(sweeps[name], home / name, parallel, False, audience, again)
+        _write(paper, sweeps, home, quick)
+        code = max(code, done)
+        if done in (INTERRUPTED, LIMIT):
+            return done
+    say(f"the verdicts are in {home / 'verdicts.md'}")
+    return code
+
+
+def paper_folder(given: Path) -> Path:
+    """The folder of a paper: a shipped one by its name, or the user's own. Raise RayflError without claims.toml."""
+    folder = given if (given / CLAIMS).is_file() else PAPERS / given
+    if not (folder / CLAIMS).is_file():
+        words = did_you_mean(str(given), [path.parent.name for path in PAPERS.glob(f"*/{CLAIMS}")])
+        raise RayflError(f"there is no paper {given} and no folder of that name with {CLAIMS}: {words}")
+    return folder.absolute()
+
+
+def read_paper(
+    folder: Path, quick: bool = False, overrides: Sequence[str] = (), only: Sequence[str] = ()
+) -> tuple[Paper, Sweeps]:
+    """Read claims.toml and the sweeps of a folder. Raise RayflError if one is wrong, or if they do not fit together."""
+    table = {key: value for key, value in read_table(folder / CLAIMS).items() if (key, value) != ("name", "claims")}
+    try:
+        paper = Paper(**table)
+    except RayflError as error:
+        raise RayflError(f"{folder / CLAIMS}: {error}") from None
+    files = {path.stem: path for path in sorted(folder.glob("*.toml")) if path.name != CLAIMS}
+    for name in only:
+        if name not in files:
+            raise RayflError(f"--only {name}: {folder.name} has no sweep of that name; {did_you_mean(name, files)}")
+    shared = {key: value for key, value in paper.quick.items() if key not in files}
+    sweeps = {
+        name: _combinations(file, dotted({**shared, **paper.quick.get(name, {})}) if quick else {}, overrides)
+        for name, file in files.items()
+        if name in only or not name.startswith(TUNING)
+    }
+    for claim in paper.claim:
+        check(claim, {name: [*map(_choices, combinations)] for name, combinations in sweeps.items()})
+    return paper, sweeps
+
+
+def _choices(one: Combination) -> Choices:
+    return {**one.experiment.swept, "seed": str(one.experiment.seed)}
+
+
+# Any: settings by dotted key.
+def _combinations(file: Path, changes: Mapping[str, Any], overrides: Sequence[str]) -> list[Combination]:
+    """The combinations of a sweep file, after `changes`, and then the user's overrides."""
+    table, lists = with_overrides(read_table(file), (), changes)
+    if lists is None:
+        raise RayflError(f"{file} has no [sweep] table, which a paper's files need")
+    table, lists = with_overrides({**table, "sweep": lists}, overrides)
+    return combine(table, lists or {}, overrides)
+
+
+def _write(paper: Paper, sweeps: Sweeps, home: Path, quick: bool) -> None:
+    """Write the verdicts by all runs that have finished below `home`."""
+    found = {
+        name: [
+            (_choices(one), run)
+            for one in combinations
+            if (run := earlier_run(home / name / one.directory, one.experiment)) is not None and run.finished
+        ]
+        for name, combinations in sweeps.items()
+    }
+    verdicts, title = judge(paper.claim, found), f"{paper.paper}{' (quick: no verdict on the paper)' * quick}"
+    runs, planned = [run for some in found.values() for _, run in some], sum(map(len, sweeps.values()))
+    text = verdicts_markdown(title, paper.claim, verdicts, origin(Path.cwd()), runs, planned, home)
+    with writing(home, f"give --dir {home} again"):
+        write_text(home / "verdicts.md", text)
+        write_text(home / "verdicts.csv", verdicts.to_csv(index=False))

@@ -1,0 +1,165 @@
+"""A paper's claims about sweeps, as its claims.toml lists them, and the rule of their verdicts.
+
+A claim is about one number of the runs (rayfl/report/numbers.py) and compares, seed by seed, the runs of two values of
+a swept key. Its verdict looks at the 95 % interval of the mean difference (rayfl/report/statistics.py): "reproduced" if
+the interval lies on the claim's side of 0, "refuted" if it lies on the other side, "undecided" if it holds 0. With sign
+"=" the claim's side is [-margin, margin]. Apart from that, `size` says whether the interval holds the paper's figure.
+"""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+import pandas as pd
+from pydantic import Field, model_validator
+
+from rayfl.errors import RayflError, did_you_mean
+from rayfl.experiment.sweep import described
+from rayfl.report.groups import groups, ranked_names
+from rayfl.report.numbers import number
+from rayfl.report.statistics import holm, paired
+from rayfl.run_directory.record import Run
+from rayfl.settings import Settings, dotted
+
+Choices = Mapping[str, str]
+"""The label, or else the value in words, of each swept key: {"case": "FedAvg", "seed": "1"}."""
+# Any: swept values by key. Or the number with which the other side is compared.
+Side = Mapping[str, Any] | float
+
+
+class Claim(Settings):
+    """A `[[claim]]` of claims.toml: that `better` exceeds `than`, that `order` falls, or that `trend` rises."""
+
+    id: str
+    says: str = Field(description="the paper's sentence or cell, quoted, with its place")
+    setting: str = Field(default="", description="our setting, and why it is the nearest")
+    sweep: str = Field(description="the sweep's file, without .toml")
+    value: str = Field(description="a number of the runs, as own/accuracy or rounds@0.8")
+    # Any: swept values by key.
+    where: Mapping[str, Any] = Field(default={}, description="values of swept keys that both sides have")
+    better: Mapping[str, Any] | None = Field(default=None, description="values of swept keys of the one side")
+    than: Side | None = Field(default=None, description="values of swept keys of the other side, or a number")
+    order: tuple[Mapping[str, Any], ...] = Field(default=(), description="sides, of which each exceeds the next")
+    trend: str | None = Field(default=None, description="a swept key: a side's value is the slope over it")
+    among: tuple[Any, ...] = Field(default=(), description="the values of `trend` that count; default: all")
+    sign: Literal[">", "<", "="] = Field(default=">", description="which side has the larger value")
+    margin: float = Field(default=0.0, ge=0, description="for sign =: the largest difference that counts as none")
+    size: float | None = Field(default=None, description="the paper's figure of the difference, or of the slope")
+    missing: float | None = Field(default=None, description="the value of a run that lacks the number")
+
+    @model_validator(mode="after")
+    def _compares_something(self) -> Self:
+        ways = [self.better is not None and self.than is not None, len(self.order) > 1]
+        alone = self.trend is not None and self.than is None and not self.order
+        wrong = {
+            "needs better and than, or an order of at least two sides, or a trend": sum(ways) != 1 and not alone,
+            "has a margin, which only sign='=' uses; remove it": self.margin and self.sign != "=",
+            "has among, which needs a trend and two values": self.among and (not self.trend or len(self.among) < 2),
+        }
+        for words in filter(wrong.get, wrong):
+            raise RayflError(f" {self.id!r} {words}")
+        return self
+
+    @property
+    def pairs(self) -> list[tuple[Side, ...]]:
+        """The sides that are compared with each other; of a trend one side may be alone."""
+        sides = self.order or [side for side in (self.better, self.than) if side is not None] or [{}]
+        return [*itertools.pairwise(sides)] or [(sides[0],)]
+
+    def choices(self, side: Side) -> Choices:
+        """The swept keys that a side, and `where`, fix, in the words of the sweep; {} for a number."""
+        fixed = dotted({**self.where, **side}) if isinstance(side, Mapping) else {}
+        return {key: _word(value) for key, value in fixed.items()}
+
+    def words(self, pair: Sequence[Side]) -> str:
+        """The claim about a pair: "Elastic > FedAvg", "slope over method.lr of FedAvg, elastic=true > 0"."""
+        names = [
+            ", ".join(one if isinstance(one, str) else f"{key.rpartition('.')[2]}={_word(one)}" for key, one in fixed)
+            for fixed in (dotted(side).items() if isinstance(side, Mapping) else [("", f"{side:g}")] for side in pair)
+        ]
+        compared = f" {self.sign} ".join([*names, "0"][:2])
+        return f"slope over {self.trend}{' of ' * bool(names[0])}{compared}" if self.trend else compared
+
+
+# Any: a swept value.
+def _word(value: Any) -> str:
+    return value if isinstance(value, str) else described(value)
+
+
+def check(claim: Claim, sweeps: Mapping[str, Sequence[Choices]]) -> None:
+    """Raise RayflError unless each side of a claim is, in each seed, one combination of its sweep (or one trend)."""
+    here, sweep = f"claim {claim.id!r}", claim.sweep
+    if sweep not in sweeps:
+        raise RayflError(f"{here} has sweep={sweep!r}: {did_you_mean(sweep, sweeps)}")
+    axes = {key: [*dict.fromkeys(one[key] for one in sweeps[sweep])] for key in sweeps[sweep][0]}
+    if len(axes["seed"]) < 2:
+        raise RayflError(f"{here}: sweep {sweep!r} needs at least two seeds; give sweep.seed=[1, 2]")
+    among = [_word(one) for one in claim.among] or axes.get(claim.trend or "", [""])
+    for side in (claim.choices(side) for pair in claim.pairs for side in pair):
+        for key, word in (*side.items(), *((claim.trend, word) for word in among if claim.trend)):
+            if word not in axes.get(key, ()):
+                known = did_you_mean(word, axes[key]) if key in axes else f"it sweeps {', '.join(axes)}"
+                raise RayflError(f"{here}: {sweep} has no {key}={word!r}; {known}")
+        # A number has no keys.
+        for key in (key for key in axes if side and len(axes[key]) > 1 and key not in {*side, "seed", claim.trend}):
+            raise RayflError(f"{here} leaves {key!r} open; name one in where: {', '.join(axes[key]):.300}")
+
+
+def judge(claims: Sequence[Claim], runs: Mapping[str, Sequence[tuple[Choices, Run]]]) -> pd.DataFrame:
+    """The verdicts on checked claims by the finished runs of each sweep: a row for each pair of sides.
+
+    Values are as recorded, shares in [0, 1]. first, second: means over seeds; first_sd, second_sd: their deviations;
+    first_runs, second_runs: the directories of the runs, one a line. The next columns are those of `statistics.Paired`.
+    paper: the paper's figure; inside: whether the interval holds it; holm: p after Holm over all rows.
+    """
+    rows = [_judge(claim, pair, runs.get(claim.sweep, ())) for claim in claims for pair in claim.pairs]
+    return pd.DataFrame(rows).assign(holm=lambda found: holm([*found["p"]]))
+
+
+# Any: the columns of `judge`.
+def _judge(claim: Claim, pair: Sequence[Side], runs: Sequence[tuple[Choices, Run]]) -> dict[str, Any]:
+    row = {"claim": claim.id, "compared": claim.words(pair), "sweep": claim.sweep, "value": claim.value}
+    row |= {"first_runs": "", "second_runs": ""}
+    if not runs:
+        return {**row, "unit": "", **paired([])._asdict(), "verdict": "not run", "paper": claim.size, "inside": None}
+    together = groups([run for _, run in runs])
+    try:
+        of_runs = number(claim.value, together, next(iter(ranked_names(together)), None))
+    except RayflError as error:
+        raise RayflError(f"claim {claim.id!r}: {error}") from None
+    table = pd.DataFrame([{**choices, "value": of_runs.read(run), "run": run.directory} for choices, run in runs])
+    if claim.missing is not None:
+        table["value"] = table["value"].fillna(claim.missing)
+    sides = {name: _side(claim, side, table) for name, side in zip(("first", "second"), pair, strict=False)}
+    for name, (values, directories) in sides.items():
+        row |= {name: values.mean(), f"{name}_sd": values.std(), f"{name}_runs": "\n".join(map(str, directories))}
+    differences = sides["first"][0] - (sides["second"][0] if "second" in sides else 0.0)
+    seen, size = paired(differences.to_numpy()), claim.size
+    verdict = "undecided" if differences.isna().any() else _verdict(claim, seen.low, seen.high)
+    inside = None if size is None or np.isnan(seen.low) else seen.low <= size <= seen.high
+    return {**row, "unit": of_runs.facts.unit, **seen._asdict(), "verdict": verdict, "paper": size, "inside": inside}
+
+
+def _side(claim: Claim, side: Side, table: pd.DataFrame) -> "tuple[pd.Series, list[Path]]":
+    """The value of a side by seed, and its runs: the number of one run, or the slope over the runs of a trend."""
+    if not isinstance(side, Mapping):
+        return pd.Series(float(side), table["seed"].unique()), []
+    chosen = table.loc[[claim.choices(side).items() <= row.items() for row in table.to_dict("records")]]
+    if claim.trend is None:
+        return chosen.set_index("seed")["value"], [*chosen["run"]]
+    words = [_word(one) for one in claim.among] or [*table[claim.trend].unique()]
+    numbers = np.asarray(pd.to_numeric(pd.Series(words), errors="coerce"))
+    # Values that are no numbers lie at 0, 1, 2 on the axis of the trend.
+    places = np.arange(len(words)) if np.isnan(numbers).any() else numbers
+    centred = places - places.mean()
+    values = chosen.pivot(index="seed", columns=claim.trend, values="value").reindex(columns=words)
+    return values @ (centred / (centred @ centred)), [*chosen.loc[chosen[claim.trend].isin(words), "run"]]
+
+
+def _verdict(claim: Claim, low: float, high: float) -> str:
+    """The rule for an interval; NaN decides nothing."""
+    margin = np.nextafter(claim.margin, np.inf)
+    least, most = {">": (0, np.inf), "<": (-np.inf, 0), "=": (-margin, margin)}[claim.sign]
+    return "reproduced" if least < low and high < most else "refuted" if high < least or most < low else "undecided"

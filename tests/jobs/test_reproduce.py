@@ -1,0 +1,154 @@
+"""`rayfl reproduce`: a folder's sweeps are run once, its claims get verdicts, and mistakes are found before that."""
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from jobs.reproduce import PAPERS, TUNING, paper_folder, read_paper
+from rayfl.run_directory.record import read_run
+from tests.jobs.commands import rayfl
+from tests.refusals import line_with, refused
+
+SWEEP = """
+name = "small"
+rounds = 4
+data = "digits"
+partition = "iid"
+model = "logistic"
+clients = {count = 4}
+method = {name = "fedavg", lr = 0.1, steps = 1}
+evaluation = {own = false}
+runtime = {executor = "inline"}
+output = {report = false, save_models = false}
+
+[sweep]
+seed = [1, 2, 3]
+method.lr = [0.001, 0.1]
+"""
+CLAIMS = """
+paper = "A small paper"
+
+[quick]
+rounds = 2
+sweep.seed = [1, 2]
+rates.clients.count = 3
+
+[[claim]]
+id = "larger-rate"
+says = "Section 1: a larger rate is better."
+sweep = "rates"
+value = "pooled/accuracy:final"
+better = {method.lr = 0.1}
+than = {"method.lr" = 0.001}
+size = 0.5
+
+[[claim]]
+id = "same-bytes"
+says = "Table 1: it costs nothing."
+sweep = "rates"
+value = "megabytes"
+order = [{method.lr = 0.1}, {method.lr = 0.001}]
+sign = "="
+
+[[claim]]
+id = "more-clients"
+says = "Figure 1: more clients send more."
+sweep = "clients"
+value = "megabytes"
+trend = "clients.count"
+"""
+
+
+@pytest.fixture
+def paper(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "paper"
+    folder.mkdir()
+    (folder / "rates.toml").write_text(SWEEP)
+    (folder / "clients.toml").write_text(SWEEP.replace("method.lr = [", "clients.count = [2, 4, 8] #"))
+    (folder / "tune-rates.toml").write_text(SWEEP.replace("[1, 2, 3]", "[100]"))
+    (folder / "claims.toml").write_text(CLAIMS)
+    return folder
+
+
+def test_every_claim_gets_a_verdict_and_nothing_runs_twice(paper):
+    result = rayfl("reproduce", "paper", "--dir", "out")
+    assert result.exit_code == 0, result.output
+    line_with(result.output, ["verdicts", Path("out/verdicts.md").absolute()])
+    assert sorted(path.name for path in Path("out").iterdir()) == ["clients", "rates", "verdicts.csv", "verdicts.md"]
+    found = pd.read_csv("out/verdicts.csv").set_index("claim")
+    assert found["verdict"].to_dict() == dict.fromkeys(["larger-rate", "same-bytes", "more-clients"], "reproduced")
+    # 650 numbers of 32 bits down, and as many and a count of 64 bits up, from each client in each of four rounds.
+    assert found.loc["more-clients", "mean"] == pytest.approx(4 * (2 * 32 * 650 + 64) / 8e6)
+    ends = [read_run(Path(f"out/rates/seed={seed},lr=0.1")).metrics.to_pandas() for seed in (1, 2, 3)]
+    ends = [one[(one["name"] == "pooled/accuracy") & (one["round"] == 3)]["value"].item() for one in ends]
+    assert found.loc["larger-rate", "first"] == pytest.approx(sum(ends) / 3)
+    text = Path("out/verdicts.md").read_text()
+    for words in ("A small paper", "15 of 15 runs", "seeds 1, 2, 3", "3 reproduced", "[3](rates/seed%3D3%2Clr%3D0.1/)"):
+        assert words in text
+
+    written = {path: path.stat().st_mtime_ns for path in Path("out").rglob("records/*")}
+    assert rayfl("reproduce", "paper", "--dir", "out").exit_code == 0
+    assert {path: path.stat().st_mtime_ns for path in Path("out").rglob("records/*")} == written
+    # Settings of the same runs must stay; more seeds are more runs.
+    refused(rayfl("reproduce", "paper", "--dir", "out", "rounds=5"), names=["rounds", "4", "5"])
+    assert rayfl("reproduce", "paper", "--dir", "out", "sweep.seed=[1, 2, 3, 4]", "--only", "rates").exit_code == 0
+    assert pd.read_csv("out/verdicts.csv")["num_pairs"].tolist() == [4, 4, 3]
+
+
+def test_quick_changes_all_sweeps_or_one_and_the_user_has_the_last_word(paper):
+    result = rayfl("reproduce", paper, "--quick", "--only", "rates", "rounds=1")
+    assert result.exit_code == 0, result.output
+    home = Path("runs/reproduce-paper-quick")
+    assert [path.name for path in home.iterdir() if path.is_dir()] == ["rates"]
+    run = read_run(home / "rates" / "seed=2,lr=0.1")
+    assert run.experiment["clients"]["count"] == 3 and len(run.rounds) == 1  # type: ignore[index]
+    assert not (home / "rates" / "seed=3,lr=0.1").exists()
+    assert pd.read_csv(home / "verdicts.csv")["verdict"].tolist()[-1] == "not run"
+    assert "quick" in (home / "verdicts.md").read_text()
+
+
+def test_tuning_runs_only_by_its_name(paper):
+    result = rayfl("reproduce", paper, "--only", "tune-rates", "--dir", "out")
+    assert result.exit_code == 0, result.output
+    assert [path.name for path in Path("out").iterdir() if path.is_dir()] == ["tune-rates"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "names"),
+    [
+        ("than =", "then =", ["then", "than"]),
+        ('sweep = "clients"', 'sweep = "client"', ["more-clients", "client", "clients"]),
+        ("0.001}\nsize", "0.01}\nsize", ["larger-rate", "method.lr='0.01'", "0.001"]),
+        ('trend = "clients.count"', 'trend = "count"', ["more-clients", "count", "clients.count"]),
+        ('paper = "A small paper"', "", ["claims.toml", "paper"]),
+        ("[quick]", "[quik]", ["claims.toml", "quik", "quick"]),
+    ],
+)
+def test_a_wrong_claim_is_refused_before_anything_runs(paper, old, new, names):
+    assert CLAIMS.count(old) == 1
+    (paper / "claims.toml").write_text(CLAIMS.replace(old, new))
+    refused(rayfl("reproduce", "paper"), names=names)
+    assert not Path("runs").exists()
+
+
+def test_other_mistakes_are_refused_before_anything_runs(paper):
+    refused(rayfl("reproduce", "elastc"), names=["elastc", "claims.toml", "'elastic'"])
+    refused(rayfl("reproduce", "paper", "--only", "rate"), names=["--only rate", "'rates'"])
+    refused(rayfl("reproduce", "paper", "sweep.seed=[1]"), names=["larger-rate", "rates", "sweep.seed"])
+    (paper / "clients.toml").write_text(SWEEP.partition("[sweep]")[0])
+    refused(rayfl("reproduce", "paper"), names=["clients.toml", "[sweep]"])
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in PAPERS.iterdir() if path.is_dir()))
+def test_the_claims_that_come_with_rayfl_fit_their_sweeps(name):
+    folder = paper_folder(Path(name))
+    tuning = [path.stem for path in folder.glob(f"{TUNING}*.toml")]
+    for quick in (False, True):
+        paper, sweeps = read_paper(folder, quick, only=tuning)
+        assert paper.claim and all(one.says for one in paper.claim) and set(tuning) <= set(sweeps)
+        # Whoever repeats one needs no Ray.
+        experiments = [one.experiment for combinations in sweeps.values() for one in combinations]
+        assert {one.runtime.executor for one in experiments} == {"inline"}
