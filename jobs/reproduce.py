@@ -81,7 +81,10 @@ def paper_folder(given: Path) -> Path:
 def read_paper(
     folder: Path, quick: bool = False, overrides: Sequence[str] = (), only: Sequence[str] = ()
 ) -> tuple[Paper, Sweeps]:
-    """Read claims.toml and the sweeps of a folder. Raise RayflError if one is wrong, or if they do not fit together."""
+    """Read claims.toml and the sweeps of a folder. Raise RayflError if one is wrong, or if they do not fit together.
+
+    With `only`, claims about other sweeps need not fit: a setting may be given that those sweep.
+    """
     table = {key: value for key, value in read_table(folder / CLAIMS).items() if (key, value) != ("name", "claims")}
     try:
         paper = Paper(**table)
@@ -97,7 +100,7 @@ def read_paper(
         for name, file in files.items()
         if name in only or not name.startswith(TUNING)
     }
-    for claim in paper.claim:
+    for claim in (claim for claim in paper.claim if not only or claim.sweep in only):
         check(claim, {name: [*map(_choices, combinations)] for name, combinations in sweeps.items()})
     return paper, sweeps
 

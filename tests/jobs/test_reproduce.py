@@ -115,6 +115,19 @@ def test_tuning_runs_only_by_its_name(paper):
     assert [path.name for path in Path("out").iterdir() if path.is_dir()] == ["tune-rates"]
 
 
+def test_a_paper_that_comes_with_rayfl_runs_quickly_on_the_data_that_come_too(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    # The partition is swept elsewhere, which does not matter.
+    digits = ("data=digits", "clients.count=10", "clients.per_round=5", "splits.heldout_ratio=0.1", "partition=iid")
+    result = rayfl("reproduce", "elastic", "--quick", "--only", "hosts", "--dir", "out", *digits)
+    assert result.exit_code == 0, result.output
+    found = pd.read_csv("out/verdicts.csv").set_index("sweep")
+    assert set(found.loc["hosts", "verdict"]) <= {"reproduced", "refuted", "undecided"}
+    assert set(found.drop("hosts")["verdict"]) == {"not run"}
+    # Elastic aggregation changes the update of every host, and its mean step each of these.
+    assert (found.loc["hosts", "mean"] != 0).all()
+
+
 @pytest.mark.parametrize(
     ("old", "new", "names"),
     [
