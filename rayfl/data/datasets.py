@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -130,8 +130,8 @@ class Dataset:
 class Source(Choice, ABC):
     """Base of the datasets that `[data]` names: its fields are the options, `load` reads the arrays."""
 
-    label: ClassVar[str] = "dataset"
-    package: ClassVar[str] = "rayfl.data.sources"
+    label = "dataset"
+    package = "rayfl.data.sources"
 
     digest: Mapping[str, str] | None = Field(
         default=None, description="digests of the files' content by name; default: those that the files have"

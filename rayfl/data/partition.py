@@ -139,8 +139,8 @@ class Partition:
 class PartitionScheme(Choice, ABC):
     """Base of the partitions that `[partition]` names: its fields are the options, `split` assigns samples."""
 
-    label: ClassVar[str] = "partition"
-    package: ClassVar[str] = "rayfl.data.partitions"
+    label = "partition"
+    package = "rayfl.data.partitions"
     by_class: ClassVar[bool] = False
     """Whether it needs one class for each sample."""
 

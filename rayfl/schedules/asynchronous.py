@@ -1,7 +1,5 @@
 """FedAsync: Xie, Koyejo, Gupta, Asynchronous Federated Optimization, OPT 2020 (arXiv 1903.03934), Algorithm 1."""
 
-from typing import ClassVar
-
 from pydantic import Field
 
 from rayfl.schedules.base import AT_ONCE, NOT_YET, Flying, Now
@@ -15,8 +13,8 @@ class Asynchronous(Flying):
     under way. The paper's local objective has a proximal term, which the method `fedprox` adds.
     """
 
-    name: ClassVar[str] = "asynchronous"
-    mixes_models: ClassVar[bool] = True
+    name = "asynchronous"
+    mixes_models = True
     mixing: float = Field(default=0.6, gt=0, le=1, description="share of a fresh model in the update, alpha")
 
     def due(self, now: Now) -> float:

@@ -34,8 +34,8 @@ class Now:
 class Schedule(Choice):
     """A rule for the moments of a run. It is pure: the engine keeps the clock and what is under way."""
 
-    label: ClassVar[str] = "schedule"
-    package: ClassVar[str] = "rayfl.schedules"
+    label = "schedule"
+    package = "rayfl.schedules"
     in_rounds: ClassVar[bool] = False
     """Whether the engine plays rounds, in which the server waits for all whom it asked; the hooks are not called."""
     mixes_models: ClassVar[bool] = False

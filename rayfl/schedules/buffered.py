@@ -1,7 +1,5 @@
 """FedBuff: Nguyen et al., Federated Learning with Buffered Asynchronous Aggregation, AISTATS 2022, Algorithm 1."""
 
-from typing import ClassVar
-
 from pydantic import Field
 
 from rayfl.errors import RayflError
@@ -16,7 +14,7 @@ class Buffered(Flying):
     not come back since the last update, so that an update has at most one message of each.
     """
 
-    name: ClassVar[str] = "buffered"
+    name = "buffered"
     buffer: int | None = Field(
         default=None, ge=1, description="messages of an update, K; default: half of clients.per_round"
     )

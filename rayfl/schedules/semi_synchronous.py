@@ -1,7 +1,5 @@
 """Rounds of a fixed length, in which late messages count in the round in which they arrive."""
 
-from typing import ClassVar
-
 from pydantic import Field
 
 from rayfl.schedules.base import Flying, Now
@@ -13,7 +11,7 @@ class SemiSynchronous(Flying):
     At the start of a round it asks so many idle clients that `clients.per_round` are under way.
     """
 
-    name: ClassVar[str] = "semi-synchronous"
+    name = "semi-synchronous"
     period_s: float = Field(default=10.0, gt=0, description="simulated seconds between two updates")
 
     def begins(self, now: Now) -> int:

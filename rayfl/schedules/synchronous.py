@@ -1,15 +1,13 @@
 """Rounds: the server asks some clients and waits for all of them, as in McMahan et al., AISTATS 2017."""
 
-from typing import ClassVar
-
 from rayfl.schedules.base import NOT_YET, Now, Schedule
 
 
 class Synchronous(Schedule):
     """The server asks `clients.per_round` clients and waits until all are back, gone, or later than the deadline."""
 
-    name: ClassVar[str] = "synchronous"
-    in_rounds: ClassVar[bool] = True
+    name = "synchronous"
+    in_rounds = True
 
     def due(self, now: Now) -> float:
         return NOT_YET

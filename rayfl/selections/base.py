@@ -42,8 +42,8 @@ class Answer:
 class Selection(Choice):
     """A rule that chooses the clients of a round. Its state is that of the server, and in checkpoints."""
 
-    label: ClassVar[str] = "selection"
-    package: ClassVar[str] = "rayfl.selections"
+    label = "selection"
+    package = "rayfl.selections"
     hears_losses: ClassVar[bool] = False
     """Whether those who deliver report their mean training loss, for which each is billed 32 bits."""
 

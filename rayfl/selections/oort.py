@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -25,8 +25,8 @@ class Oort(Selection):
     tried and keeps its utility. Each report is 32 bits.
     """
 
-    name: ClassVar[str] = "oort"
-    hears_losses: ClassVar[bool] = True
+    name = "oort"
+    hears_losses = True
     exploration: float = Field(default=0.9, ge=0, le=1, description="share of untried clients in round 0, epsilon")
     exploration_decay: float = Field(default=0.98, gt=0, le=1, description="factor of that share each round")
     least_exploration: float = Field(default=0.2, ge=0, le=1, description="the smallest such share")

@@ -1,7 +1,6 @@
 """Selections that look at nothing that clients report: uniform, Poisson, by size, in turns."""
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -13,7 +12,7 @@ from rayfl.tree import State
 class Uniform(Selection):
     """`clients.per_round` of the available clients, uniformly without replacement; all if there are fewer."""
 
-    name: ClassVar[str] = "uniform"
+    name = "uniform"
 
     def choose(
         self, state: State, seen: Seen, available: np.ndarray, wanted: int, generator: np.random.Generator
@@ -28,7 +27,7 @@ class Poisson(Selection):
     Differential privacy is amplified by this sampling (McMahan et al., ICLR 2018).
     """
 
-    name: ClassVar[str] = "poisson"
+    name = "poisson"
 
     def choose(
         self, state: State, seen: Seen, available: np.ndarray, wanted: int, generator: np.random.Generator
@@ -41,7 +40,7 @@ class Poisson(Selection):
 class Weighted(Selection):
     """`clients.per_round` of the available clients, drawn one after another with chances proportional to n_i."""
 
-    name: ClassVar[str] = "weighted"
+    name = "weighted"
 
     def choose(
         self, state: State, seen: Seen, available: np.ndarray, wanted: int, generator: np.random.Generator
@@ -52,7 +51,7 @@ class Weighted(Selection):
 class RoundRobin(Selection):
     """The next `clients.per_round` available clients, in the order of their numbers, and from the first one again."""
 
-    name: ClassVar[str] = "round-robin"
+    name = "round-robin"
 
     def init(self, num_clients: int) -> State:
         return {"next": torch.tensor(0), "count": torch.tensor(num_clients)}

@@ -1,7 +1,7 @@
 """Power of choice: of some candidates, the clients with the largest loss (Cho, Wang, Joshi, AISTATS 2022)."""
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ class PowerOfChoice(Selection):
     be uniform, as the draw has the weights.
     """
 
-    name: ClassVar[str] = "power-of-choice"
+    name = "power-of-choice"
     candidate_count: int | None = Field(
         default=None, ge=1, description="candidates of a round, d; default: twice clients.per_round"
     )

@@ -31,8 +31,8 @@ MOST_PEERS = 1000
 class Topology(Choice):
     """A graph over peers, drawn from (seed, round). `receives[i, j]` is True where i receives from j; no self-loops."""
 
-    label: ClassVar[str] = "topology"
-    package: ClassVar[str] = "rayfl.topology"
+    label = "topology"
+    package = "rayfl.topology"
     varying: ClassVar[bool] = False
     """Whether rounds have different graphs."""
     weights: Weights = Field(default="uniform", description="mixing weights: uniform or metropolis")
@@ -65,7 +65,7 @@ class SparseTopology(Topology):
 class Ring(SparseTopology):
     """Peer i exchanges with i - 1 and i + 1."""
 
-    name: ClassVar[str] = "ring"
+    name = "ring"
 
     def sparse(self, num_peers: int, seed: int, round: int) -> Sparse:
         return _hops(num_peers, [1, -1])
@@ -74,7 +74,7 @@ class Ring(SparseTopology):
 class Grid(SparseTopology):
     """A 2-D grid, filled row by row; each peer exchanges with those above, below, left and right of it."""
 
-    name: ClassVar[str] = "grid"
+    name = "grid"
     wraps: ClassVar[bool] = False
     rows: int | None = Field(default=None, ge=1, description="rows of the grid; default: as square as it can be")
 
@@ -108,15 +108,15 @@ class Grid(SparseTopology):
 class Torus(Grid):
     """The grid whose last row is next to the first, and whose last column is next to the first."""
 
-    name: ClassVar[str] = "torus"
-    wraps: ClassVar[bool] = True
+    name = "torus"
+    wraps = True
 
 
 class Exponential(SparseTopology):
     """Peer i receives from i + 1, i + 2, i + 4, ... (Ying et al., Exponential Graph is Provably Efficient for
     Decentralized Deep Training, NeurIPS 2021): ceil(log2 n) others, directed; uniform weights keep the mean."""
 
-    name: ClassVar[str] = "exponential"
+    name = "exponential"
 
     def sparse(self, num_peers: int, seed: int, round: int) -> Sparse:
         return _hops(num_peers, [2**power for power in range(_powers(num_peers))])
@@ -126,8 +126,8 @@ class OnePeerExponential(SparseTopology):
     """In round t peer i receives from i + 2^(t mod ceil(log2 n)) alone (Ying et al., NeurIPS 2021): for n a power of
     two, uniform weights reach the exact mean every log2 n rounds."""
 
-    name: ClassVar[str] = "one-peer-exponential"
-    varying: ClassVar[bool] = True
+    name = "one-peer-exponential"
+    varying = True
 
     def sparse(self, num_peers: int, seed: int, round: int) -> Sparse:
         return _hops(num_peers, [2 ** (round % _powers(num_peers))])
@@ -136,7 +136,7 @@ class OnePeerExponential(SparseTopology):
 class FullyConnected(Topology):
     """Everyone exchanges with everyone."""
 
-    name: ClassVar[str] = "fully-connected"
+    name = "fully-connected"
 
     def receives(self, num_peers: int, seed: int, round: int) -> np.ndarray:
         return ~np.eye(num_peers, dtype=bool)
@@ -145,7 +145,7 @@ class FullyConnected(Topology):
 class ErdosRenyi(SparseTopology):
     """Each pair is an edge with probability p, drawn once and again until the graph is connected."""
 
-    name: ClassVar[str] = "erdos-renyi"
+    name = "erdos-renyi"
     p: float = Field(default=0.5, gt=0, le=1, description="probability of an edge")
 
     def sparse(self, num_peers: int, seed: int, round: int) -> Sparse:
@@ -163,8 +163,8 @@ class ErdosRenyi(SparseTopology):
 class RandomNeighbours(SparseTopology):
     """Each peer receives from `degree` others, drawn again every round (Dis-PFL's directed, time-varying graph)."""
 
-    name: ClassVar[str] = "random"
-    varying: ClassVar[bool] = True
+    name = "random"
+    varying = True
     degree: int = Field(default=10, ge=1, description="number of peers that each peer receives from")
 
     def sparse(self, num_peers: int, seed: int, round: int) -> Sparse:
@@ -183,8 +183,8 @@ class RandomRegular(SparseTopology):
     limit of many peers. A round's graph need not be connected; uniform weights keep the mean.
     """
 
-    name: ClassVar[str] = "random-regular"
-    varying: ClassVar[bool] = True
+    name = "random-regular"
+    varying = True
     degree: int = Field(default=10, ge=1, description="number of peers that each peer exchanges with")
 
     def sparse(self, num_peers: int, seed: int, round: int) -> Sparse:
@@ -206,7 +206,7 @@ class RandomRegular(SparseTopology):
 class FixedGraph(SparseTopology):
     """The graph in a file, the same every round: a matrix of 0 and 1, or a list of edges (see graph_file.py)."""
 
-    name: ClassVar[str] = "file"
+    name = "file"
     path: str = Field(
         min_length=1,
         examples=["my_graph.csv"],

@@ -1,6 +1,6 @@
 """Splits drawn from a Dirichlet distribution: priors of clients (Dis-PFL, Elastic) or shares of classes (Yurochkin)."""
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field
@@ -24,8 +24,8 @@ class DirichletClient(PartitionScheme):
     (`matching_test_split`). Dis-PFL uses alpha 0.3 for CIFAR-10 and 0.2 for CIFAR-100 and Tiny-ImageNet.
     """
 
-    name: ClassVar[str] = "dirichlet-client"
-    by_class: ClassVar[bool] = True
+    name = "dirichlet-client"
+    by_class = True
     alpha: Concentration = 0.3
     test_samples: int = Field(default=100, ge=1, description="test samples of each client")
 
@@ -49,7 +49,7 @@ class SharedGroups(DirichletClient):
     share a prior.
     """
 
-    name: ClassVar[str] = "shared-groups"
+    name = "shared-groups"
     num_groups: int = Field(default=4, ge=1, description="groups of clients that share a prior")
 
     def _priors(self, num_clients: int, num_classes: int, generator: np.random.Generator) -> np.ndarray:
@@ -70,8 +70,8 @@ class DirichletSizes(PartitionScheme):
     the clients' test splits are disjoint and use every test sample.
     """
 
-    name: ClassVar[str] = "dirichlet-sizes"
-    by_class: ClassVar[bool] = True
+    name = "dirichlet-sizes"
+    by_class = True
     alpha: Concentration = 100.0
     sigma: float = Field(default=0.0, ge=0.0, le=10.0, description="spread of the sizes, log-normal; 0: all equal")
 
@@ -94,8 +94,8 @@ class DirichletClass(PartitionScheme):
     samples.
     """
 
-    name: ClassVar[str] = "dirichlet-class"
-    by_class: ClassVar[bool] = True
+    name = "dirichlet-class"
+    by_class = True
     alpha: Concentration = 0.5
     min_samples: int = Field(default=10, ge=1, description="least train samples of a client")
 

@@ -1,7 +1,5 @@
 """Splits into equal parts: iid, and FedPSE's lambda split, which ranges from iid to sorted by label."""
 
-from typing import ClassVar
-
 import numpy as np
 from pydantic import Field
 
@@ -12,7 +10,7 @@ from rayfl.data.partition import Partition, PartitionScheme, Shards
 class Iid(PartitionScheme):
     """All samples, shuffled and cut into equal parts (sizes differ by at most one); the test samples likewise."""
 
-    name: ClassVar[str] = "iid"
+    name = "iid"
 
     def split(self, dataset: Dataset, num_clients: int, generator: np.random.Generator) -> Partition:
         """Assign the samples. Raise RayflError if there are more clients than train samples."""
@@ -28,8 +26,8 @@ class LambdaRatio(PartitionScheme):
     rest is cut into num_clients random equal blocks; client i holds the i-th of both. The test samples likewise.
     """
 
-    name: ClassVar[str] = "lambda-ratio"
-    by_class: ClassVar[bool] = True
+    name = "lambda-ratio"
+    by_class = True
     ratio: float = Field(
         ge=0.0,
         le=1.0,

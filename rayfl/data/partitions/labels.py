@@ -1,7 +1,5 @@
 """Splits in which each client holds only a few classes: pathological, and the labels per agent of MCE-PL."""
 
-from typing import ClassVar
-
 import numpy as np
 from pydantic import Field
 
@@ -21,8 +19,8 @@ class Pathological(PartitionScheme):
     follows the client's label shares (`matching_test_split`).
     """
 
-    name: ClassVar[str] = "pathological"
-    by_class: ClassVar[bool] = True
+    name = "pathological"
+    by_class = True
     classes_per_client: int = Field(default=2, ge=1, description="classes of each client")
     test_samples: int = Field(default=100, ge=1, description="test samples of each client")
 
@@ -43,8 +41,8 @@ class LabelsPerClient(PartitionScheme):
     used_ratio: fraction of each share that is used, rounded down; the code of MCE-PL uses 0.2.
     """
 
-    name: ClassVar[str] = "labels-per-client"
-    by_class: ClassVar[bool] = True
+    name = "labels-per-client"
+    by_class = True
     labels_per_client: int = Field(ge=1, examples=[3], description="classes of each client")
     used_ratio: float = Field(default=1.0, gt=0.0, le=1.0, description="share of a client's samples that it uses")
 

@@ -1,7 +1,5 @@
 """The split of the data itself: one client per writer, speaker or device."""
 
-from typing import ClassVar
-
 import numpy as np
 from pydantic import Field
 
@@ -17,7 +15,7 @@ class Natural(PartitionScheme):
     fewer clients than groups, a random choice of groups is used.
     """
 
-    name: ClassVar[str] = "natural"
+    name = "natural"
     min_samples: int = Field(default=2, ge=1, description="samples below which a group is left out")
 
     def split(self, dataset: Dataset, num_clients: int, generator: np.random.Generator) -> Partition:

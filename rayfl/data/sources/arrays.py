@@ -2,7 +2,7 @@
 
 import hashlib
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from pydantic import Field
@@ -30,7 +30,7 @@ class ArrayFiles(Source):
     may be missing: the label of each token is then the next one.
     """
 
-    name: ClassVar[str] = "arrays"
+    name = "arrays"
     path: str = Field(min_length=1, examples=["my_data.npz"], description="an .npz file, or a folder of .npy files")
     kind: Kind = Field(default="auto", description="image, vector or text; auto: by the type of the inputs")
     test_share: float = Field(default=0.2, gt=0, lt=1, description="share that is held out if there is no test split")

@@ -62,11 +62,11 @@ class CIFAR10(_CIFAR):
     augment: train batches are cropped (padding 4) and flipped at random, from the client's generator.
     """
 
-    name: ClassVar[str] = "cifar10"
-    kind: ClassVar[str] = "CIFAR10"
-    num_classes: ClassVar[int] = 10
-    mean: ClassVar[tuple[float, float, float]] = (0.4914, 0.4822, 0.4465)
-    std: ClassVar[tuple[float, float, float]] = (0.2470, 0.2435, 0.2616)
+    name = "cifar10"
+    kind = "CIFAR10"
+    num_classes = 10
+    mean = (0.4914, 0.4822, 0.4465)
+    std = (0.2470, 0.2435, 0.2616)
 
 
 class CIFAR100(_CIFAR):
@@ -75,11 +75,11 @@ class CIFAR100(_CIFAR):
     augment: train batches are cropped (padding 4) and flipped at random, from the client's generator.
     """
 
-    name: ClassVar[str] = "cifar100"
-    kind: ClassVar[str] = "CIFAR100"
-    num_classes: ClassVar[int] = 100
-    mean: ClassVar[tuple[float, float, float]] = (0.5071, 0.4865, 0.4409)
-    std: ClassVar[tuple[float, float, float]] = (0.2673, 0.2564, 0.2762)
+    name = "cifar100"
+    kind = "CIFAR100"
+    num_classes = 100
+    mean = (0.5071, 0.4865, 0.4409)
+    std = (0.2673, 0.2564, 0.2762)
 
 
 # Any: one of torchvision's datasets, with `data` uint8 [n, height, width, channels] and a list of `targets`.
@@ -99,11 +99,9 @@ class FedCIFAR100(OwnerFiles):
 
     augment: bool = Field(default=True, description="crop and flip train batches at random")
 
-    name: ClassVar[str] = "fed-cifar100"
-    stem: ClassVar[str] = "fed_cifar100"
-    advice: ClassVar[str] = (
-        "fetch https://storage.googleapis.com/tff-datasets-public/fed_cifar100.tar.bz2 and unpack it"
-    )
+    name = "fed-cifar100"
+    stem = "fed_cifar100"
+    advice = "fetch https://storage.googleapis.com/tff-datasets-public/fed_cifar100.tar.bz2 and unpack it"
 
     def load(self) -> Dataset:
         """Load the dataset. If files are missing, RayflError says which to fetch and where to put them."""

@@ -4,7 +4,6 @@ Source and licence: `optdigits/README.md` beside this file (Alpaydin and Kaynak 
 """
 
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 
@@ -19,7 +18,7 @@ TEST_IMAGES_PER_CLASS = 36
 class Digits(Source):
     """1,437 train and 360 test images [1, 8, 8] of 10 classes, always the same: 36 test images a class."""
 
-    name: ClassVar[str] = "digits"
+    name = "digits"
 
     def load(self) -> Dataset:
         """The dataset; reading it takes a millisecond."""

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 
@@ -25,9 +24,9 @@ class FederatedEMNIST(OwnerFiles):
     digits 0 to 9, capitals 10 to 35, small letters 36 to 61.
     """
 
-    name: ClassVar[str] = "femnist"
-    stem: ClassVar[str] = "fed_emnist"
-    advice: ClassVar[str] = "fetch https://storage.googleapis.com/tff-datasets-public/fed_emnist.tar.bz2 and unpack it"
+    name = "femnist"
+    stem = "fed_emnist"
+    advice = "fetch https://storage.googleapis.com/tff-datasets-public/fed_emnist.tar.bz2 and unpack it"
 
     def load(self) -> Dataset:
         """Load the dataset. If files are missing, RayflError says which to fetch and where to put them."""

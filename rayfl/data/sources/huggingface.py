@@ -1,6 +1,6 @@
 """A Hugging Face dataset on disk, as `datasets.Dataset.save_to_disk` writes it."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from pydantic import Field
@@ -20,7 +20,7 @@ class HuggingFace(Source):
     `train` and `test` name the splits to use. If the dataset has no splits, a share is held out.
     """
 
-    name: ClassVar[str] = "huggingface"
+    name = "huggingface"
     path: str = Field(min_length=1, examples=["my_dataset"], description="the folder that save_to_disk wrote")
     inputs: str = Field(default="image", description="the column of inputs")
     labels: str = Field(default="label", description="the column of labels")

@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field
@@ -28,7 +28,7 @@ class OwnImageFolder(Source):
     Classes are numbered in the order of their names. Each load reads all images into memory.
     """
 
-    name: ClassVar[str] = "image-folder"
+    name = "image-folder"
     path: str = Field(
         min_length=1, examples=["my_images"], description="the folder of class folders, or of train and test"
     )

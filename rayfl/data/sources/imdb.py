@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -40,10 +39,10 @@ class IMDB(Fetched):
     length: tokens of a review; longer reviews lose their end, shorter ones are padded with 0 at the end.
     """
 
-    name: ClassVar[str] = "imdb"
+    name = "imdb"
     vocabulary: int = Field(default=10_000, ge=3, description="kinds of tokens, padding and unknown among them")
     length: int = Field(default=256, ge=1, description="tokens of a review")
-    advice: ClassVar[str] = (
+    advice = (
         "fetch https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz and unpack it; the folders train and "
         "test of aclImdb"
     )

@@ -41,20 +41,20 @@ class _FourFiles(Downloaded):
 class MNIST(_FourFiles):
     """Handwritten digits (LeCun, Cortes, Burges 1998)."""
 
-    name: ClassVar[str] = "mnist"
-    mean: ClassVar[float] = 0.1307
-    std: ClassVar[float] = 0.3081
-    kind: ClassVar[str] = "MNIST"
+    name = "mnist"
+    mean = 0.1307
+    std = 0.3081
+    kind = "MNIST"
 
 
 class FashionMNIST(_FourFiles):
     """Pictures of clothes (Xiao, Rasul, Vollgraf 2017); read from Debian's dataset-fashion-mnist if installed."""
 
-    name: ClassVar[str] = "fashion-mnist"
-    mean: ClassVar[float] = 0.2860
-    std: ClassVar[float] = 0.3530
-    kind: ClassVar[str] = "FashionMNIST"
-    advice: ClassVar[str] = f"run `apt-get install dataset-fashion-mnist`, or {_FourFiles.advice}"
+    name = "fashion-mnist"
+    mean = 0.2860
+    std = 0.3530
+    kind = "FashionMNIST"
+    advice = f"run `apt-get install dataset-fashion-mnist`, or {_FourFiles.advice}"
 
     def fetch(self, advice: str, *inside: str, **options: object) -> Path:
         """The folder of the files: that of Debian's package if no root is given and the package is installed."""

@@ -7,7 +7,6 @@ McMahan et al., AISTATS 2017, section 3; Caldas et al., LEAF (2018); Reddi et al
 from collections.abc import Iterator
 from pathlib import Path
 from string import ascii_letters, digits
-from typing import ClassVar
 
 import numpy as np
 
@@ -35,9 +34,9 @@ class Shakespeare(OwnerFiles):
     A sample takes 640 bytes; the samples are mapped from `cache` after the first load.
     """
 
-    name: ClassVar[str] = "shakespeare"
-    stem: ClassVar[str] = "shakespeare"
-    advice: ClassVar[str] = "fetch https://storage.googleapis.com/tff-datasets-public/shakespeare.tar.bz2 and unpack it"
+    name = "shakespeare"
+    stem = "shakespeare"
+    advice = "fetch https://storage.googleapis.com/tff-datasets-public/shakespeare.tar.bz2 and unpack it"
 
     def load(self) -> Dataset:
         """Load the dataset. If files are missing, RayflError says which to fetch and where to put them."""

@@ -7,7 +7,6 @@ with a `shape` the features are rounded to pixels before they are labelled, whic
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -34,7 +33,7 @@ class Synthetic(Source):
     augment: crop and flip image batches as for CIFAR.
     """
 
-    name: ClassVar[str] = "synthetic"
+    name = "synthetic"
     alpha: float = Field(default=1.0, ge=0.0, le=1e12, description="variance of the means of the groups' models")
     beta: float = Field(default=1.0, ge=0.0, le=1e12, description="variance of the means of the groups' inputs")
     num_groups: int = Field(default=30, ge=1, description="natural clients")

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -29,7 +29,7 @@ class Table(Source):
     in the rows that have the value and 0 in all others.
     """
 
-    name: ClassVar[str] = "table"
+    name = "table"
     path: str = Field(min_length=1, examples=["my_table.csv"], description="a .csv or .parquet file")
     test_path: str | None = Field(default=None, description="a second file to test on; default: a share of the first")
     labels: str = Field(default="label", description="the column of labels")

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -24,7 +23,7 @@ class TextFiles(Source):
     theirs: after the last one, the first of the next sequence. So each byte of a file but the first is a target once.
     """
 
-    name: ClassVar[str] = "text"
+    name = "text"
     path: str = Field(min_length=1, examples=["my_texts"], description="a file, or a folder of .txt files")
     length: int = Field(default=64, ge=1, description="tokens of a sequence")
     test_share: float = Field(
