@@ -289,9 +289,12 @@ class Setup:
 
     @cached_property
     def together(self) -> int:
-        """How many clients' states share an object of the store: 1 if they hold handles of packets."""
+        """How many clients' states share an object of the store: 1 if they hold handles of packets.
+
+        A first state may be small and later ones as large as the model.
+        """
         memory = self.first_server_memory(0) if self.has_server_memory else {}
-        states = (memory, {"state": self.first_state(0), "uplink": self.uplink.init(self.initial)})
+        states = (self.initial, memory, {"state": self.first_state(0), "uplink": self.uplink.init(self.initial)})
         most = max(tree.num_bytes(tree.to_arrays(state)) for state in states)
         return 1 if self.relayed else max(1, OBJECT_BYTES // max(1, most))
 

@@ -1,19 +1,25 @@
 """Objects that several clients' states share: what is read of them, when they are put together again, and the bits."""
 
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from actors import ray_executor
 from actors.shared_objects import Packed, Part, Stored, in_objects, objects, value
 from benchmarks.client_actors import client_actors
+from rayfl.determinism.seeding import FirstDraws
 from rayfl.experiment.prepare import prepare
 from rayfl.experiment.runtime import Runtime
+from rayfl.methods.fedavg import FedAvg
+from rayfl.population.client import Traits
+from rayfl.rounds.client_outputs import OBJECT_BYTES
 from rayfl.rounds.executor import InlineExecutor, Job
 from rayfl.testing.comparison import assert_same_bits, contents, leaves, rows
 from rayfl.testing.executors import frozen, play, thawed
-from rayfl.tree import PackedBits
+from rayfl.tree import PackedBits, State, Tree
 from tests.actors.toys import experiment
 
 
@@ -40,6 +46,21 @@ def test_states_and_memories_share_objects_and_others_have_their_own() -> None:
         "M", ("s", "s"), ("m", "m"), "M", "s", "m", "M", "+",
     ]  # fmt: skip
     assert [tuple(group) for group in objects(Job(None, (), 2))] == [(0,), (1,)]
+
+
+class Growing(FedAvg):
+    """Its clients have a number first, and a model later."""
+
+    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> State:
+        return {"rounds": torch.zeros(())}
+
+
+def test_no_more_clients_share_an_object_than_there_is_room_for_their_models_in_it() -> None:
+    small, large = (experiment(model={"name": "mlp", "hidden": [width]}) for width in (32, 5000))
+    shared = [prepare(one) for one in (small, large)]
+    (few, none) = (replace(one, method=Growing(one.method.task, one.method.hyper)).together for one in shared)
+    # 65 weights and biases a unit, 10 more for each class, in float32.
+    assert few == OBJECT_BYTES // (4 * (32 * 65 + 33 * 10)) and none == 1
 
 
 def test_an_object_counts_the_references_that_are_held() -> None:
