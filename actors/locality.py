@@ -5,7 +5,7 @@ Objects below Ray's limit for the object store are in the coordinator itself and
 """
 
 from collections import Counter, deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from ray import ObjectRef
 from ray.experimental import get_local_object_locations
@@ -26,19 +26,17 @@ def bytes_by_node(jobs: Sequence[Job]) -> list[Counter[str]]:
     return found
 
 
-def home(stored: Mapping[str, int], nodes: Collection[str]) -> str | None:
-    """The one of these nodes with the most bytes of a job's inputs; None if they have none."""
-    return max(stored.keys() & nodes, key=lambda node: (stored[node], node), default=None)
-
-
 def homes(stored: Sequence[Mapping[str, int]], nodes: Sequence[str]) -> list[str | None]:
-    """The home of each job, from the bytes of its inputs and the sorted nodes of all actors.
+    """The home of each job, the node with the most bytes of its inputs, from these and the sorted nodes of all actors.
 
     Jobs without inputs in object stores are spread evenly, consecutive ones to one node, so that sums of clients which
     are added first lie on one node.
     """
     even = [nodes[index * len(nodes) // len(stored)] for index in range(len(stored))]
-    return [home(one, nodes) or other for one, other in zip(stored, even, strict=True)]
+    return [
+        max(one.keys() & nodes, key=lambda node: (one[node], node), default=other)
+        for one, other in zip(stored, even, strict=True)
+    ]
 
 
 class WaitingJobs:

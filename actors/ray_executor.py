@@ -238,18 +238,15 @@ class RayExecutor:
         nodes = sorted(joined.node for joined in self.pool.ready.values())
         return PendingCalls(shared, jobs, homes(bytes_by_node(jobs), nodes) if len({*nodes}) > 1 else ())
 
-    def _node_of(self, actor: Actor) -> str:
-        return self.pool.ready[actor].node
-
     def _next_pair(self, waiting: WaitingJobs) -> tuple[int, Actor]:
         """A waiting job and an idle actor, on the job's home node if there is such a pair."""
-        place = 0
+        place, ready = 0, self.pool.ready
         if not waiting.homeless:
-            local = (at for at, actor in enumerate(self.pool.idle) if waiting.at_home(self._node_of(actor)))
+            local = (at for at, actor in enumerate(self.pool.idle) if waiting.at_home(ready[actor].node))
             place = next(local, 0)
         actor = self.pool.idle[place]
         del self.pool.idle[place]
-        return waiting.take(self._node_of(actor)), actor
+        return waiting.take(ready[actor].node), actor
 
     def _send(self, pending: PendingCalls) -> None:
         index, actor = self._next_pair(pending.waiting)

@@ -49,7 +49,7 @@ class ToStates(RayExecutor):
         index, actor = super()._next_pair(waiting)
         refs, _ = inputs(self.jobs[index].inputs)
         for place in (self.places[ref] for ref in refs if ref in self.places):
-            if place["node_ids"] and self._node_of(actor) not in place["node_ids"]:
+            if place["node_ids"] and self.pool.ready[actor].node not in place["node_ids"]:
                 self.moved_bytes += place["object_size"]
         return index, actor
 

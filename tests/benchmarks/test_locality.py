@@ -41,7 +41,7 @@ def test_calls_go_home_or_in_order(kind, expected, moved: int, monkeypatch: pyte
     inputs = [("first b", "first a"), ("second a", "second d"), (None,)]
     pending = executor._pending(None, [Job(EvaluateJob((client,)), inputs[client]) for client in range(3)])
     pairs = [executor._next_pair(pending.waiting) for _ in range(3)]
-    found = [(index, executor._node_of(actor)) for index, actor in pairs]
+    found = [(index, executor.pool.ready[actor].node) for index, actor in pairs]
     assert found == expected and not pending.waiting and not executor.pool.idle
     assert executor.moved_bytes == moved
 
