@@ -9,14 +9,11 @@ A client sends its ||delta_i||^2 beside delta_i, in 4 bytes. The paper evaluates
 last one.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import ClassVar
-
 from pydantic import Field
 
 from rayfl import tree
 from rayfl.compress.scalar import scalar_packet
-from rayfl.methods.base import Aggregate, Context, Finished, Gather, Metrics, ModelState, State, WeightedMean
+from rayfl.methods.base import Context, Delivered, Finished, Metrics, ModelState, Received, State, WeightedMean
 from rayfl.methods.fedavg import FedAvg
 from rayfl.methods.shared.local_training import LocalCarry, LocalTraining
 
@@ -31,8 +28,8 @@ class FedExP(FedAvg):
     """FedAvg whose server extrapolates."""
 
     hyper: FedExPHyper
-    paper: ClassVar[str] = "Jhunjhunwala et al., ICLR 2023"
-    gather: Mapping[str, Gather] = {"delta": WeightedMean(), "square": WeightedMean()}
+    paper = "Jhunjhunwala et al., ICLR 2023"
+    gather = {"delta": WeightedMean(), "square": WeightedMean()}
     # A number beside the trees is sent as a packet of its own.
     hands_over_trees = False
 
@@ -42,7 +39,7 @@ class FedExP(FedAvg):
         return self.finished(state, {"delta": delta, "square": square}, carry, ctx)
 
     def server_update(
-        self, server: ModelState, received: Mapping[str, Aggregate], delivered: Sequence[int], ctx: Context
+        self, server: ModelState, received: Received, delivered: Delivered, ctx: Context
     ) -> tuple[ModelState, Metrics]:
         mean = received["delta"].result
         if not mean:

@@ -1,12 +1,10 @@
 """Your own metric: Brier's score (Verification of Forecasts Expressed in Terms of Probability, 1950)."""
 
-from typing import ClassVar
-
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from rayfl.metrics.base import PerExample, Targets
+from rayfl.metrics.base import PerExample
 
 
 class Brier(PerExample):
@@ -15,7 +13,7 @@ class Brier(PerExample):
     title = "Brier score"
     bounds = (0.0, 2.0)
     higher_is_better = False
-    judges: ClassVar[tuple[Targets, ...]] = ("classes",)
+    judges = ("classes",)
 
     temperature: float = Field(default=1.0, gt=0, description="what logits are divided by")
 

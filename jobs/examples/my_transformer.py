@@ -1,7 +1,5 @@
 """Text of your own, and a transformers model for it: GPT-2's architecture, with weights from a seed."""
 
-from typing import ClassVar
-
 import numpy as np
 from pydantic import Field
 from torch import Tensor, nn
@@ -13,7 +11,7 @@ from rayfl.data.datasets import Dataset, Samples, Source
 class Patterns(Source):
     """Each owner repeats a pattern of tokens of its own, from a random place on; the target is the next token."""
 
-    name: ClassVar[str] = "patterns"
+    name = "patterns"
     owners: int = Field(default=4, ge=1, description="number of owners")
     length: int = Field(default=12, ge=2, description="tokens of a sequence")
     tokens: int = Field(default=8, ge=2, description="number of tokens")
