@@ -14,7 +14,7 @@ from rayfl.determinism.platform import describe
 from rayfl.determinism.process import hide_gpus, prepare_process
 from rayfl.determinism.torch_flags import fix
 from rayfl.errors import RayflError, refusing_exits
-from rayfl.limits.gpu import tensor_fraction
+from rayfl.limits.memory import tensor_fraction
 from rayfl.own_packages import OwnPackages
 from rayfl.rounds.worker import Worker
 from rayfl.settings_read import read_here
@@ -61,9 +61,11 @@ class ClientActor(OwnPackages):
             total = torch.cuda.get_device_properties(device).total_memory
             torch.cuda.set_per_process_memory_fraction(tensor_fraction(self.gpu_share, total))
         fix(self.worker.setup.threads, device, self.worker.setup.precision)
-        node = ray.get_runtime_context().get_node_id()
         return Joined(
-            os.getpid(), node, ray.util.get_node_ip_address(), describe(self.worker.setup.threads, device.type)
+            os.getpid(),
+            ray.get_runtime_context().get_node_id(),
+            ray.util.get_node_ip_address(),
+            describe(self.worker.setup.threads, device.type),
         )
 
     def ping(self) -> None:

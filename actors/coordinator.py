@@ -25,7 +25,7 @@ from actors.ray_executor import RayExecutor
 from actors.retry_policy import Loss, Setbacks, try_again
 from rayfl.determinism.platform import ON_CPU, Platform, differences, of_driver, with_driver, with_kind
 from rayfl.determinism.process import hide_gpus, prepare_process, trim
-from rayfl.errors import refusing_exits
+from rayfl.errors import log, refusing_exits
 from rayfl.experiment.input_files import KeptFiles
 from rayfl.own_packages import OwnPackages
 from rayfl.rounds.executor import Wave
@@ -36,8 +36,6 @@ from rayfl.run_directory.description import read_platform, write_platform
 from rayfl.run_directory.disk import writing
 from rayfl.run_directory.play_run import Stopped, play_run
 from rayfl.run_directory.trackers.tracker import TrackerName
-
-log = logging.getLogger("rayfl")
 
 _CONTROL = "control"
 """The concurrency group of the methods that answer during a run."""

@@ -41,7 +41,6 @@ _LOADED = (
     "rayfl.run_directory.play_run",
     "rayfl.determinism.platform",
     "rayfl.determinism.torch_flags",
-    "rayfl.limits.gpu",
 )
 """Modules that actors and coordinators load, torch with them."""
 
@@ -94,10 +93,8 @@ class ForkServer:
 
     def end(self) -> None:
         """End the server."""
-        self.process.kill()
-        self.process.wait()
-        assert self.process.stdin is not None
-        self.process.stdin.close()
+        with self.process:
+            self.process.kill()
         self.folder.remove()
 
 
@@ -110,7 +107,7 @@ def begin() -> ForkServer | None:
     None if this machine cannot have one or the user wants none, so that Ray starts workers.
     """
     global _begun
-    if _begun is None and sys.platform == "linux" and not is_plain():
+    if _begun is None and not is_plain():
         with suppress(OSError):
             _begun = ForkServer()
     return _begun

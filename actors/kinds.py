@@ -44,13 +44,11 @@ class Kinds:
         if self.mixed:
             known = len(kinds_besides(self.platform))
             self.platform = with_kind(self.platform, found)
-            if known == len(kinds_besides(self.platform)):
-                return Verdict(True)
-            return Verdict(
-                True,
+            notice = (
                 f"node {address} works too, because runtime.mixed is set, although the run has {listed(unlike)}: the "
-                "results depend on which node does what",
+                "results depend on which node does what"
             )
+            return Verdict(True, notice if len(kinds_besides(self.platform)) > known else "")
         self._differences = unlike
         return Verdict(False, f"node {address} is not used, because the run has {listed(unlike)}")
 

@@ -56,14 +56,8 @@ def way_back(reported: Mapping[str, Any] = _reported) -> str:
 
 
 def supervised(command: Callable[[], object], failed: int) -> NoReturn:
-    """Run a command in a child process; exit with its code, or with `failed` if it ends without one.
-
-    On systems other than Linux the command runs in this process, and Ray's C++ code may end it without a sentence.
-    """
+    """Run a command in a child process; exit with its code, or with `failed` if it ends without one."""
     global _reports
-    if sys.platform != "linux":
-        command()
-        sys.exit(0)
     reports, parent = os.pipe(), os.getpid()
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
@@ -141,8 +135,7 @@ class _Supervisor:
         if os.isatty(1):
             # The child's live display has left its line open and the cursor hidden.
             os.write(1, b"\x1b[?25h\n")
-        sentence = f"the run failed: {self._reason(number)}; {way_back(self.known)}"
-        os.write(2, f"rayfl: {sentence}\n".encode())
+        os.write(2, f"rayfl: the run failed: {self._reason(number)}; {way_back(self.known)}\n".encode())
         return failed
 
     def _reason(self, number: int) -> str:

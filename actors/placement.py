@@ -147,8 +147,8 @@ def place(runtime: Runtime, nodes: Sequence[Node] | None = None, most_calls: int
 
 def require_room_here(runtime: Runtime) -> None:
     """Raise RayflError, before Ray starts, if this machine cannot hold the actors. Ray alone knows its labels."""
-    here = Node("this machine", os.cpu_count() or 1, torch.cuda.device_count())
-    place(runtime.model_copy(update={"labels": {}}), [here])
+    without_labels = runtime.model_copy(update={"labels": {}})
+    place(without_labels, [Node("this machine", os.cpu_count() or 1, torch.cuda.device_count())])
 
 
 def share(
@@ -177,11 +177,7 @@ def share(
 
 def _waits(runtime: Runtime, nodes: Sequence[Node]) -> bool:
     """Whether the cluster has no worker yet, and may get some."""
-    return runtime.cluster is not None and not _has_cores(nodes)
-
-
-def _has_cores(nodes: Sequence[Node]) -> bool:
-    return any(node.cpus for node in nodes)
+    return runtime.cluster is not None and not any(node.cpus for node in nodes)
 
 
 def _chosen(runtime: Runtime, nodes: Sequence[Node]) -> list[Node]:
@@ -228,20 +224,14 @@ def _room(runtime: Runtime, nodes: Sequence[Node]) -> int:
 
 
 def _default_cpus(runtime: Runtime, nodes: Sequence[Node], num_actors: int) -> float:
-    """`threads` cores per actor if that fits the nodes or none has cores yet, otherwise an equal share."""
-    threads = float(runtime.threads)
-    fitting = sum(node.holds(threads, runtime.num_gpus) for node in nodes)
-    if fitting >= num_actors or not _has_cores(nodes):
-        return threads
-    return _even_share(num_actors, runtime.num_gpus, nodes)
-
-
-def _even_share(num_actors: int, num_gpus: float, nodes: Sequence[Node]) -> float:
-    """The largest number of cores per actor with which all fit, at most cores / actors; 1/10000 if they never fit."""
+    """`threads` cores per actor if that fits the nodes or none has cores yet. Otherwise the largest number of cores
+    with which all fit, at most cores / actors; 1/10000 if they never fit."""
 
     def too_large(steps: int) -> bool:
-        return sum(node.holds(steps / _UNIT, num_gpus) for node in nodes) < num_actors
+        return sum(node.holds(steps / _UNIT, runtime.num_gpus) for node in nodes) < num_actors
 
+    if not too_large(_UNIT * runtime.threads) or not any(node.cpus for node in nodes):
+        return float(runtime.threads)
     # The more cores an actor gets, the fewer actors fit, so the shares that fit come before those that do not.
     shares = range(1, 1 + sum(_steps(node.cpus) for node in nodes) // num_actors)
     return max(1, bisect_left(shares, True, key=too_large)) / _UNIT

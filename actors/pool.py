@@ -4,7 +4,6 @@
 may wait for room for ever while other actors are free, and might run it on a node that computes other bits.
 """
 
-import logging
 import math
 import time
 from collections import deque
@@ -12,7 +11,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import ray
-from ray import ObjectRef
 from ray.exceptions import RayError, RayTaskError
 
 from actors.client import Actor, ClientActor, Joined
@@ -22,11 +20,10 @@ from actors.leaving_nodes import LeavingNodes
 from actors.placement import Placement, living_nodes
 from actors.retry_policy import Loss, try_again
 from rayfl.determinism.platform import Platform
+from rayfl.errors import log
 from rayfl.experiment.runtime import NODE_KEY
 from rayfl.rounds.errors import out_of_memory
 from rayfl.run_directory.tracking import Stopped
-
-log = logging.getLogger("rayfl")
 
 PING_S = 5.0
 """Seconds in which an idle actor must answer. A late one stays in the pool; its next call shows whether it lives."""
@@ -57,7 +54,7 @@ class ActorPool:
 
     def __init__(
         self,
-        setup: ObjectRef,
+        setup: ray.ObjectRef,
         placement: Placement,
         kinds: Kinds | None = None,
         on_platform: Callable[[Platform], None] = lambda platform: None,
@@ -78,7 +75,7 @@ class ActorPool:
         self.leaving = LeavingNodes(placement.most is not None)
         self._odd_nodes: set[str] = set()
         self._setup = setup
-        self._starting: dict[ObjectRef, Starting] = {}
+        self._starting: dict[ray.ObjectRef, Starting] = {}
         self._false_starts = 0
         self._opening, self._next_look = True, time.monotonic() + GROWTH_S
         try:
@@ -185,7 +182,7 @@ class ActorPool:
         self.idle.remove(actor)
         del self.ready[actor]
 
-    def wait(self, calls: list[ObjectRef], deadline: float = math.inf) -> list[ObjectRef]:
+    def wait(self, calls: list[ray.ObjectRef], deadline: float = math.inf) -> list[ray.ObjectRef]:
         """Wait for one of the calls, for a new actor, or until `deadline`; return the calls that are over.
 
         A new actor without room does not delay the others: Ray starts it when there is room.
@@ -224,7 +221,7 @@ class ActorPool:
                 f"of the cluster's {all}, {free} are free"
             )
 
-    def _admit(self, ref: ObjectRef) -> None:
+    def _admit(self, ref: ray.ObjectRef) -> None:
         """Add a new actor to the pool, or start another one if it died as it started."""
         actor = self._starting.pop(ref).actor
         try:

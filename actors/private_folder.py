@@ -42,19 +42,15 @@ class PrivateFolder:
     """
 
     def __init__(self) -> None:
-        refused: OSError | None = None
+        refused: list[OSError] = []
         for base in _bases():
             try:
-                if len(os.fsencode(base)) + len(_PATH_INSIDE) > _LONGEST_PATH:
-                    raise OSError(f"the path of {base} is too long for the sockets of Ray")
-                _remove_stale(base)
                 self.path = _made(base)
                 break
             except OSError as error:
-                refused = refused or error
+                refused.append(error)
         else:
-            assert refused is not None
-            raise refused
+            raise refused[0]
         self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         # Some file systems have no locks; then nobody takes this folder for that of a killed process.
         with suppress(OSError):
@@ -75,7 +71,11 @@ def _bases() -> list[str]:
 
 
 def _made(base: str) -> str:
-    """Make a folder that is this user's alone. Raise OSError if this file system does not keep owners and modes."""
+    """Make a folder that is this user's alone. Raise OSError if `base` is too long for Ray's sockets, or if its file
+    system does not keep owners and modes."""
+    if len(os.fsencode(base)) + len(_PATH_INSIDE) > _LONGEST_PATH:
+        raise OSError(f"the path of {base} is too long for the sockets of Ray")
+    _remove_stale(base)
     folder = tempfile.mkdtemp(prefix=_PREFIX, dir=base)
     found = os.lstat(folder)
     if (found.st_uid, stat.S_IMODE(found.st_mode)) != (os.geteuid(), stat.S_IRWXU):
@@ -87,8 +87,9 @@ def _made(base: str) -> str:
 def _remove_stale(base: str) -> None:
     """Delete the private folders in `base` whose processes were killed on this machine."""
     for folder in Path(base).glob(f"{_PREFIX}*"):
+        # Only if a process of this user on this machine made it.
         with suppress(OSError, ValueError):
-            if not _is_own(folder):
+            if folder.lstat().st_uid != os.geteuid() or (folder / _HOST).read_text("utf-8") != socket.gethostname():
                 continue
             lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
@@ -96,12 +97,6 @@ def _remove_stale(base: str) -> None:
                 _remove(str(folder))
             finally:
                 os.close(lock)
-
-
-def _is_own(folder: Path) -> bool:
-    """Whether a process of this user on this machine made the folder."""
-    is_mine = folder.lstat().st_uid == os.geteuid()
-    return is_mine and (folder / _HOST).read_text(encoding="utf-8") == socket.gethostname()
 
 
 def _remove(folder: str) -> None:

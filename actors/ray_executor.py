@@ -13,7 +13,6 @@ from typing import Any
 from weakref import WeakSet
 
 import ray
-from ray import ObjectRef
 from ray.exceptions import ObjectLostError, OutOfMemoryError, RayError, RayTaskError
 
 from actors.client import Actor
@@ -47,7 +46,7 @@ MOST_SMALL = 10_000
 class StoredPacket:
     """A packet in the object store."""
 
-    ref: ObjectRef
+    ref: ray.ObjectRef
 
     def open(self) -> Packet:
         """Read the packet, without a copy if it is on this node."""
@@ -60,7 +59,7 @@ class Call:
 
     index: int
     actor: Actor
-    objects: list[ObjectRef]
+    objects: list[ray.ObjectRef]
     deadline: float
 
 
@@ -78,7 +77,7 @@ class PendingCalls:
     losses: Counter[tuple[int, Cause]] = field(default_factory=Counter)
     done: dict[int, JobResult] = field(default_factory=dict)
     failed: dict[int, BaseException] = field(default_factory=dict)
-    sent: dict[ObjectRef, Call] = field(default_factory=dict)
+    sent: dict[ray.ObjectRef, Call] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.waiting = WaitingJobs(self.homes or [None] * len(self.jobs))
@@ -119,7 +118,7 @@ class RayExecutor:
 
     def __init__(
         self,
-        setup: ObjectRef,
+        setup: ray.ObjectRef,
         placement: Placement,
         kinds: Kinds | None = None,
         on_platform: Callable[[Platform], None] = lambda platform: None,
@@ -257,7 +256,7 @@ class RayExecutor:
         *made, result = answer if together else [answer]
         pending.sent[result] = Call(index, actor, made, time.monotonic() + (math.inf if limit is None else limit))
 
-    def _take(self, pending: PendingCalls, ref: ObjectRef) -> None:
+    def _take(self, pending: PendingCalls, ref: ray.ObjectRef) -> None:
         """Take the result of a call that is over, or its error; if the call lost its actor, send it again."""
         call = pending.sent.pop(ref)
         try:

@@ -4,7 +4,6 @@ Each part is looked up when it is needed. If this version of Ray lacks it, or if
 does without it; the docstrings here say what that costs. No part changes a number of a run.
 """
 
-import logging
 import os
 import secrets
 import socket
@@ -19,11 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 from actors.errors import ClusterError
 from actors.forked_worker import SERVER, USUAL_WORKER
+from rayfl.errors import log
 
 if TYPE_CHECKING:
     from ray import ObjectRef
-
-log = logging.getLogger("rayfl")
 
 PLAIN = "RAYFL_PLAIN_RAY"
 """The environment variable that turns off the fork server and all of Ray's private parts, if it is set to 1."""
@@ -86,16 +84,11 @@ def _value(part: str) -> Any:
 @contextmanager
 def _replaced(part: str, make: Callable[[Any], Any]) -> Iterator[None]:
     """Context manager: replace the part by `make(part)` in the block. Do nothing if this Ray lacks the part."""
-    found = find(part)
-    if found is None:
+    with ExitStack() as restored:
+        if found := find(part):
+            restored.callback(setattr, *found, getattr(*found))
+            setattr(*found, make(getattr(*found)))
         yield
-        return
-    before = getattr(*found)
-    setattr(*found, make(before))
-    try:
-        yield
-    finally:
-        setattr(*found, before)
 
 
 def prepare_plain_ray() -> None:
@@ -207,15 +200,12 @@ def known_objects() -> "list[ObjectRef]":
 
 # Any: Ray's own settings.
 def system_config(**settings: Any) -> dict[str, Any]:
-    """The argument of ray.init with settings that have no public name; {} if this Ray does not take it.
+    """The argument of ray.init with settings that have no public name; {} if the user wants Ray without it.
 
     With Ray's defaults, a run on a small machine takes more memory, and a worker that dies as it starts is noticed
     later.
     """
-    import ray
-
-    known = "_system_config" in (ray.init.__doc__ or "")
-    return {"_system_config": settings} if known and not is_plain() else {}
+    return {} if is_plain() else {"_system_config": settings}
 
 
 @contextmanager

@@ -4,15 +4,13 @@ This file does not use Ray. The policy is applied to calls by actors/ray_executo
 actors/pool.py, to objects by actors/coordinator.py, and to coordinators by actors/driver.py.
 """
 
-import logging
 import textwrap
 from dataclasses import dataclass
 from typing import Literal
 
 from actors.errors import ClusterError
+from rayfl.errors import log
 from rayfl.rounds.errors import SMALLER
-
-log = logging.getLogger("rayfl")
 
 Cause = Literal["memory", "time", "death", "start", "objects", "coordinator"]
 """Why a call lost its actor: no memory, no answer in time, or the actor died. Or what else was lost: an actor that was

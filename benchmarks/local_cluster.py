@@ -10,14 +10,14 @@ from typing import TypeVar
 
 from ray.cluster_utils import Cluster
 
-from actors import fork_server, ray_internals, start_or_join
+from actors import fork_server, ray_internals, session
 from actors.errors import ClusterError
 from actors.fork_server import ForkServer
 
 log = logging.getLogger("rayfl")
 
 Started = TypeVar("Started")
-NODE = {"object_store_memory": 200 * 10**6, "node_ip_address": start_or_join.LOOPBACK}
+NODE = {"object_store_memory": 200 * 10**6, "node_ip_address": session.LOOPBACK}
 
 
 class Nodes:
@@ -67,7 +67,7 @@ def own_cluster(num_nodes: int = 3, num_cpus: int = 1) -> Iterator[Nodes]:
     """
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     before = signal.getsignal(signal.SIGTERM)
-    with start_or_join.private(), ExitStack() as ending:
+    with session.private(), ExitStack() as ending:
         server = fork_server.begin()
         ending.callback(fork_server.end)
         head = {"num_cpus": 0, "include_dashboard": False}

@@ -68,5 +68,4 @@ class WithSettings(click.Command):
             word = value[1] if value else "VALUE"
             if option == "--output" or (key := next(iter(places(option.lstrip("-"), Experiment)), None)) is None:
                 raise
-            words = f"there is no option {option}; settings are written KEY=VALUE: {key}={word}"
-            raise RayflError(words) from None
+            raise RayflError(f"there is no option {option}; settings are written KEY=VALUE: {key}={word}") from None

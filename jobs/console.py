@@ -4,11 +4,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from logging import INFO, Handler, LogRecord, getLogger
+from logging import INFO, Handler, LogRecord
 
 from jobs.display import STOPPING, Display, Line
 from jobs.failures import INTERRUPTED, LIMIT
 from jobs.standard_output import say
+from rayfl.errors import log
 from rayfl.metrics.facts import RECORDED_BEFORE, Facts
 from rayfl.report.wording import megabytes
 from rayfl.rounds.executor import Wave
@@ -107,8 +108,10 @@ def following(
     """Show the progress and the log of a run to its audience. Yields the object to call with every round."""
     display = audience.display
     prints = not display.hidden and not display.live
-    log = nullcontext() if display.hidden else logged()
-    with log, closing(Follower(display.line(title, rounds), rounds, prints, facts)) as follower:
+    with (
+        nullcontext() if display.hidden else logged(),
+        closing(Follower(display.line(title, rounds), rounds, prints, facts)) as follower,
+    ):
         yield follower
 
 
@@ -123,7 +126,6 @@ class _Lines(Handler):
 @contextmanager
 def logged() -> Iterator[None]:
     """Print rayfl's log records, unless the program has set up logging itself."""
-    log = getLogger("rayfl")
     if log.hasHandlers():
         yield
         return

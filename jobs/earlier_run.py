@@ -4,13 +4,12 @@ import json
 import platform as system
 import tomllib
 from collections.abc import Mapping, Sequence
-from logging import getLogger
 from pathlib import Path
 from typing import Any
 
 from rayfl.data.check import read_dataset
 from rayfl.determinism import platform
-from rayfl.errors import RayflError
+from rayfl.errors import RayflError, log
 from rayfl.experiment import toml
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.identity import determining_settings, experiment_files
@@ -18,13 +17,13 @@ from rayfl.experiment.input_files import located, require_copies
 from rayfl.experiment.prepare import with_task
 from rayfl.experiment.runtime import Runtime
 from rayfl.experiment.table import read_table, split_override, with_overrides
+from rayfl.run_directory import copies
 from rayfl.run_directory.description import EXPERIMENT, TOML, is_run, read_experiment, read_origin
-from rayfl.run_directory.object_storage import is_url
+from rayfl.run_directory.object_storage import is_url, opened
 from rayfl.run_directory.record import Run, read_run
 from rayfl.run_directory.run_folder import RunFolder
 from rayfl.settings import dotted, shown
 
-_LOG = getLogger("rayfl.jobs")
 _MOST_SHOWN = 3
 """The number of changed settings that a sentence shows."""
 
@@ -64,12 +63,13 @@ def _require_unedited(directory: Path) -> None:
 
 
 def fetch_newer(folder: RunFolder) -> None:
-    """Download a run from its storage if the copy there is ahead of the directory.
+    """Download a run from its storage, which it must have, if the copy there is ahead of the directory.
 
     Raise RayflError if the directory holds another run.
     """
-    if folder.fetch_newer(_require_same):
-        _LOG.info("%s is ahead of %s and was downloaded into it", folder.url, folder.directory)
+    with opened(str(folder.url)) as storage:
+        if copies.fetch_newer(storage, folder.directory, _require_same):
+            log.info("%s is ahead of %s and was downloaded into it", folder.url, folder.directory)
 
 
 def _require_same(here: Path, fetched: Path) -> None:
@@ -191,13 +191,11 @@ def require_same_platform(before: Run, runtime: Runtime, here: platform.Platform
     `here`: the platform of this process, described after the experiment was prepared. On Ray this process only prepares
     the run, and the coordinator compares the actors.
     """
-    nothing_computed = not before.platform and not len(before.rounds)
-    if nothing_computed or runtime.mixed:
-        return
     unlike = platform.differences(platform.of_driver(before.platform), here, platform.ON_CPU)
     if runtime.executor == "inline":
         unlike = platform.differences(before.platform, here) or unlike
-    if unlike:
+    has_begun = before.platform or len(before.rounds)
+    if unlike and has_begun and not runtime.mixed:
         raise RayflError(
             f"the run was made with {platform.listed(unlike)}, so it would get other numbers here than without a stop; "
             "resume it where it began, or set runtime.mixed=true to go on all the same"

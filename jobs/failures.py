@@ -13,7 +13,7 @@ import click
 
 from actors.errors import ClusterError
 from actors.parent_process import TRACEBACK, way_back
-from jobs.standard_output import discard_output, reader_has_left, say
+from jobs.standard_output import reader_has_left, say
 from rayfl.errors import ExitError, RayflError, one_line, plugin_line, reason, refusing_exits
 from rayfl.limits.regular_files import require_current_folder
 from rayfl.rounds.errors import ClientError, HookError, MethodError, out_of_memory
@@ -45,10 +45,10 @@ def sentences() -> Iterator[None]:
     except (click.ClickException, click.Abort, click.exceptions.Exit):
         raise
     # The one handler of all commands: the user sees a sentence and no traceback.
-    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001
+    except (Exception, KeyboardInterrupt) as error:
         if isinstance(error, BrokenPipeError) and reader_has_left():
-            discard_output()
-            sys.exit(FAILED)
+            # click exits with code 1, and writes nothing more.
+            raise
         sentence, code = sentence_and_code(error)
         say(f"rayfl: {sentence}", sys.stderr)
         sys.exit(code)

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from actors import package_folder
 from jobs.console import Audience
 from jobs.earlier_run import earlier_run, fetch_newer
 from jobs.looking import result_table
@@ -52,8 +51,6 @@ def print_result(directory: Path, audience: Audience) -> int:
     settings = dotted(records.experiment)
     if url := RunFolder(directory, str(settings.get("output.directory", ""))).url:
         say(f"copy: {url}")
-    elif sentence := package_folder.warning(directory):
-        say(sentence)
     if records.finished:
         return 0
     stopped, code = audience.stopped(settings.get("runtime.limit_s"))

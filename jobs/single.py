@@ -5,19 +5,18 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from logging import INFO, WARNING, getLogger
+from logging import INFO, WARNING
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from actors import fork_server, package_folder, parent_process, signals
-from jobs import console
-from jobs.console import Audience
+from jobs.console import Audience, following
 from jobs.earlier_run import found_again, require_same_platform, resumable
 from jobs.run_page import DRAWING, draw, finish_up
 from rayfl.determinism import platform
 from rayfl.determinism.platform import Platform
 from rayfl.determinism.torch_flags import own_flags
-from rayfl.errors import RayflError, refusing_exits
+from rayfl.errors import RayflError, log, refusing_exits
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.identity import experiment_files, identity
 from rayfl.experiment.input_files import KeptFiles
@@ -37,8 +36,6 @@ from rayfl.run_directory.run_folder import RunFolder
 # Runs in one process need no Ray.
 if TYPE_CHECKING:
     from actors.placement import Placement
-
-_LOG = getLogger("rayfl.jobs")
 
 
 @dataclass(frozen=True)
@@ -74,8 +71,7 @@ def run(
     if output is None:
         folder = folder.next_free()
     folder.require_writable_copy(may_hold_run=overwrite)
-    prepared = _prepared(experiment, audience)
-    return _play(prepared, folder, folder.made(overwrite, numbered=output is None), audience)
+    return _play(_prepared(experiment, audience), folder, folder.made(overwrite, numbered=output is None), audience)
 
 
 def folder_of(experiment: Experiment, output: Path | str | None = None) -> tuple[RunFolder, Experiment]:
@@ -114,8 +110,9 @@ def go_on(before: Run, experiment: Experiment, audience: Audience | None = None)
     folder = RunFolder.at(before.directory, experiment.output.directory)
     if before.finished and experiment.rounds == len(before.rounds):
         if not finish_up(folder, experiment.output.report, audience):
-            done = experiment.rounds
-            raise RayflError(f"{folder.directory} is finished; to go on with it, give --rounds above {done}")
+            raise RayflError(
+                f"{folder.directory} is finished; to go on with it, give --rounds above {experiment.rounds}"
+            )
         return folder.directory
     folder.require_writable_copy(may_hold_run=True)
     if experiment.output.report:
@@ -176,7 +173,7 @@ def _play(
     return folder.directory
 
 
-_log_once = cache(_LOG.log)
+_log_once = cache(log.log)
 """Logs a line once in a process: every run of a sweep has it."""
 
 
@@ -211,9 +208,9 @@ def _play_rounds(
     experiment, setup = prepared.experiment, prepared.setup
     over = partial(audience.is_over, experiment.runtime.limit_s)
     title = experiment.label or experiment.name
-    with console.following(experiment.rounds, title, audience, setup.metric_facts) as show:
+    with following(experiment.rounds, title, audience, setup.metric_facts) as show:
         for what in experiment.in_memory:
-            _LOG.warning(f"{what} was given from Python and cannot be imported: this run cannot be resumed")
+            log.warning(f"{what} was given from Python and cannot be imported: this run cannot be resumed")
         for line in setup.dataset.columns_in_words(10):
             _log_once(INFO, f"{setup.dataset.train.place}: {line}")
 

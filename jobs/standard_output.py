@@ -3,7 +3,6 @@
 If its reader leaves, the command ends, and a run can be resumed.
 """
 
-import os
 import re
 import select
 import sys
@@ -43,10 +42,3 @@ def reader_has_left() -> bool:
         return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
     except (OSError, ValueError):
         return False
-
-
-def discard_output() -> None:
-    """Discard all further output, also the text that Python flushes at its end."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)

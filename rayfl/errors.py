@@ -1,11 +1,15 @@
-"""The error for a user's mistake, and the words that its sentences share."""
+"""The error for a user's mistake, the words that its sentences share, and the log with warnings and notices."""
 
 import difflib
+import logging
 import os
 import textwrap
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+
+log = logging.getLogger("rayfl")
+"""What a user is told beside errors. Commands print it; in Python it is a logger like any other."""
 
 
 class RayflError(ValueError):
@@ -51,6 +55,13 @@ class UnknownKey(RayflError):
 
 class UnusedSetting(RayflError):
     """A setting was given that does nothing beside the others."""
+
+
+def refuse_if(mistakes: Iterable[tuple[bool, str, str]]) -> None:
+    """Raise the first RayflError of these: whether it is one, the setting, and the sentence after the setting."""
+    for is_wrong, key, words in mistakes:
+        if is_wrong:
+            raise RayflError(words, (key,))
 
 
 PLUGIN_MODULES = "rayfl_plugin_"

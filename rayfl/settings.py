@@ -217,10 +217,10 @@ def describe(annotation: Any, bounds: Iterable[Any] = (), several: bool = False)
     if get_origin(annotation) is Annotated:
         return describe(arguments[0], arguments[1:], several)
     if get_origin(annotation) is Literal:
-        return _either([repr(choice) for choice in arguments])
+        return listed([repr(choice) for choice in arguments], "or")
     if get_origin(annotation) in (Union, UnionType):
         choices = [describe(choice, bounds) for choice in arguments if choice is not NoneType]
-        return _either(choices) + (", or be left out" if NoneType in arguments else "")
+        return listed(choices, "or") + (", or be left out" if NoneType in arguments else "")
     if get_origin(annotation) is tuple:
         length = "" if Ellipsis in arguments else f"{len(arguments)} "
         return f"a list of {length}{describe(arguments[0], several=True)}"
@@ -244,10 +244,6 @@ def _range(bounds: Iterable[Any]) -> str:
         return f" in {low}, {high}"
     words = {"gt": "greater than", "ge": "of at least", "lt": "less than", "le": "of at most"}
     return "".join(f" {words[name]} {limit}" for name, limit in limits.items())
-
-
-def _either(choices: list[str]) -> str:
-    return listed(choices, "or")
 
 
 def listed(words: list[str], last: str) -> str:

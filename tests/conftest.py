@@ -99,14 +99,14 @@ def cluster() -> Iterator[None]:
     """
     import ray
 
-    from actors import fork_server, ray_internals, start_or_join
+    from actors import fork_server, ray_internals, session
 
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     with shared_ray:
         # Ray puts sockets below this folder, and the path of a socket has at most 107 characters.
         folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")
         shared_ray.callback(shutil.rmtree, folder, ignore_errors=True)
-        shared_ray.enter_context(start_or_join.private())
+        shared_ray.enter_context(session.private())
         server = fork_server.ForkServer()
         shared_ray.callback(server.end)
         with ray_internals.lean_nodes(server.socket):

@@ -160,9 +160,9 @@ def _start_ray() -> None:
     """A local Ray of two cores, which ends with this process."""
     import ray
 
-    from actors import start_or_join
+    from actors import session
 
-    ending.enter_context(start_or_join.private())
+    ending.enter_context(session.private())
     ray.init(address="local", include_dashboard=False, log_to_driver=False, num_cpus=2)
     ending.callback(ray.shutdown)
 

@@ -10,13 +10,12 @@ import inspect
 import pkgutil
 from collections.abc import Mapping
 from functools import cache
-from logging import getLogger
 from typing import Any, ClassVar
 
-from pydantic import BeforeValidator, PlainSerializer, ValidationInfo
+from pydantic import BeforeValidator, PlainSerializer
 
 from rayfl.choices import plugins
-from rayfl.errors import RayflError, UnknownName, did_you_mean
+from rayfl.errors import RayflError, UnknownName, did_you_mean, log
 from rayfl.settings import Settings, shown
 
 
@@ -69,7 +68,7 @@ def installed(kind: type[Kind]) -> dict[str, Any]:
         try:
             found[name] = plugins.load_installed(name)
         except RayflError as error:
-            getLogger("rayfl").warning(f"the plugin {name!r} cannot be used: {error}")
+            log.warning(f"the plugin {name!r} cannot be used: {error}")
     return {name: one for name, one in found.items() if _is(kind, one)}
 
 
@@ -183,12 +182,7 @@ def as_table(given: Any, field: str | None) -> dict[str, Any]:
 
 def from_table(kind: type[Choice]) -> BeforeValidator:
     """A validator for fields of type `kind`, which take a name, a table with a name, a class or an instance."""
-
-    # Any: see `resolve`.
-    def made(given: Any, info: ValidationInfo) -> Any:
-        return resolve(kind, given, info.field_name)
-
-    return BeforeValidator(made)
+    return BeforeValidator(lambda given, info: resolve(kind, given, info.field_name))
 
 
 TO_TABLE = PlainSerializer(lambda choice: choice.to_table())

@@ -274,10 +274,3 @@ def short(name: str) -> str:
 def is_loaded(file_digest: str) -> bool:
     """Whether this process has run a plugin file with this digest."""
     return f"{PLUGIN_MODULES}{file_digest}" in _files
-
-
-def would_run_code(name: str) -> bool:
-    """Whether a name leads to a file or a module that this process has not run yet."""
-    if (leads := file_of(name)) is not None:
-        return not (Path(leads[0]).is_file() and is_loaded(read_file(Path(leads[0])).digest))
-    return is_reference(name) and name.partition(":")[0] not in sys.modules

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from rayfl.data.datasets import Dataset, cropped, draw_crops
 from rayfl.data.device import DeviceData, DeviceSamples, upload
@@ -24,15 +23,15 @@ class Batch(NamedTuple):
     inputs: [batch, ...]; labels: [batch]; weights: float32 [batch], 0 for padding (None = all ones).
     """
 
-    inputs: Tensor
-    labels: Tensor
-    weights: Tensor | None = None
+    inputs: torch.Tensor
+    labels: torch.Tensor
+    weights: torch.Tensor | None = None
 
-    def without_padding(self, values: Tensor) -> Tensor:
+    def without_padding(self, values: torch.Tensor) -> torch.Tensor:
         """Values of the examples, [..., batch], times their weights: 0 for padding."""
         return values if self.weights is None else values * self.weights
 
-    def mean(self, values: Tensor) -> Tensor:
+    def mean(self, values: torch.Tensor) -> torch.Tensor:
         """The mean of values of the examples, [batch], without padding; a scalar."""
         return values.mean() if self.weights is None else (values * self.weights).sum() / self.weights.sum()
 

@@ -4,7 +4,6 @@ Large arrays are checked piece by piece: a memory-mapped file is read once and n
 """
 
 from collections.abc import Callable
-from typing import NoReturn
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -41,7 +40,11 @@ def checked_dataset(dataset: Dataset) -> Dataset:
         check_lengths(place, split, samples)
         check_finite(place, split, samples.inputs)
         if dataset.has_classes:
-            _check_labels(place, split, samples.labels, dataset.num_classes)
+            if samples.labels.dtype.kind not in "iu":
+                raise RayflError(
+                    f"{place} has {split} labels of type {samples.labels.dtype}; classes are whole numbers"
+                )
+            whole_labels(place, split, samples.labels, dataset.num_classes)
         else:
             check_targets(place, split, samples.labels)
         if dataset.kind == "text":
@@ -77,9 +80,7 @@ def check_shapes(place: str, train: Samples, test: Samples) -> None:
 
 def check_finite(place: str, split: str, values: np.ndarray, word: str = "input") -> None:
     """Raise RayflError for an input, or a target, that is NaN or infinite."""
-    if values.dtype.kind != "f":
-        return
-    row = first_row(values, lambda part: ~np.isfinite(part))
+    row = first_row(values, lambda part: ~np.isfinite(part)) if values.dtype.kind == "f" else None
     if row is not None:
         raise RayflError(
             f"{place} has a {split} {word} that is NaN or infinite (row {row}, counted from 0); correct it"
@@ -99,16 +100,20 @@ def check_targets(place: str, split: str, targets: np.ndarray) -> None:
 def whole_labels(place: str, split: str, labels: np.ndarray, num_classes: int = MOST_CLASSES) -> np.ndarray:
     """Labels of any numeric type as int64. Raise RayflError if one is not a whole number in [0, num_classes); nothing
     is rounded."""
-    if labels.dtype.kind not in "biuf":
-        _refuse(place, split, 0, labels, num_classes)
 
     def is_wrong(part: np.ndarray) -> np.ndarray:
         return ~(np.isfinite(part) & (part == np.floor(part)) & (part >= 0) & (part < num_classes))
 
-    row = first_row(labels, is_wrong)
+    row = first_row(labels, is_wrong) if labels.dtype.kind in "biuf" else 0
     if row is not None:
-        _refuse(place, split, row, labels, num_classes)
-    return labels.astype(np.int64)
+        known = num_classes < MOST_CLASSES
+        allowed = f"whole numbers from 0{f' to {num_classes - 1}' if known else ', or the names of classes'}"
+        cure = ", and numbers to predict have the shape [n, outputs]" if labels.dtype.kind == "f" else ""
+        raise RayflError(
+            f"{place} has the {f'{split} label'.strip()} {labels[row]} (row {row}, counted from 0); labels are "
+            f"{allowed}{cure}"
+        )
+    return labels.astype(np.int64, copy=False)
 
 
 def first_row(values: np.ndarray, is_wrong: Callable[[np.ndarray], np.ndarray]) -> int | None:
@@ -121,14 +126,6 @@ def first_row(values: np.ndarray, is_wrong: Callable[[np.ndarray], np.ndarray]) 
     return None
 
 
-def _check_labels(place: str, split: str, labels: np.ndarray, num_classes: int) -> None:
-    if labels.dtype.kind not in "iu":
-        raise RayflError(f"{place} has {split} labels of type {labels.dtype}; classes are whole numbers from 0")
-    row = first_row(labels, lambda part: (part < 0) | (part >= num_classes))
-    if row is not None:
-        _refuse(place, split, row, labels, num_classes)
-
-
 def _check_tokens(place: str, split: str, tokens: np.ndarray, vocabulary: int | None) -> None:
     most = np.inf if vocabulary is None else vocabulary
     row = first_row(tokens, lambda part: (part < 0) | (part >= most))
@@ -138,11 +135,3 @@ def _check_tokens(place: str, split: str, tokens: np.ndarray, vocabulary: int | 
         raise RayflError(
             f"{place} has the token {given} in a {split} input (row {row}, counted from 0); tokens are 0{upper}"
         )
-
-
-def _refuse(place: str, split: str, row: int, labels: np.ndarray, num_classes: int) -> NoReturn:
-    known = num_classes < MOST_CLASSES
-    allowed = f"whole numbers from 0 to {num_classes - 1}" if known else "whole numbers from 0, or the names of classes"
-    which = f"{split} label".strip()
-    cure = ", and numbers to predict have the shape [n, outputs]" if labels.dtype.kind == "f" else ""
-    raise RayflError(f"{place} has the {which} {labels[row]} (row {row}, counted from 0); labels are {allowed}{cure}")

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from rayfl.choices.kinds import Choice
 from rayfl.limits.regular_files import expanded
@@ -95,14 +94,16 @@ class Dataset:
         """Shape of one sample: (channels, height, width), (dim,) or (length,)."""
         return self.train.inputs.shape[1:]
 
-    def prepare(self, inputs: np.ndarray) -> Tensor:
+    def prepare(self, inputs: np.ndarray) -> torch.Tensor:
         """The batch that a model sees, not augmented, as a tensor that owns its memory: float32, or int64 for tokens.
 
         `inputs` are rows of `train.inputs` or `test.inputs`.
         """
         return self.normalise(torch.tensor(inputs))
 
-    def normalise(self, inputs: Tensor, constants: tuple[Tensor, Tensor] | None = None) -> Tensor:
+    def normalise(
+        self, inputs: torch.Tensor, constants: tuple[torch.Tensor, torch.Tensor] | None = None
+    ) -> torch.Tensor:
         """Raw inputs on any device as a new tensor: (inputs / white - mean) / std for images, only cast for others.
 
         constants: `channel_constants` of the inputs' device; without them they are copied to the device in each call.
@@ -116,7 +117,7 @@ class Dataset:
         scales, shifts = constants or self.channel_constants(pixels.device)
         return pixels.mul_(scales).add_(shifts)
 
-    def channel_constants(self, device: torch.device) -> tuple[Tensor, Tensor]:
+    def channel_constants(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         """Scale and shift per channel, float32 [channels, 1, 1] each: x * scale + shift."""
         scale, shift = (torch.tensor(numbers).view(-1, 1, 1).to(device) for numbers in self._scale_and_shift)
         return scale, shift
@@ -168,7 +169,7 @@ def draw_crops(batch: int, generator: np.random.Generator) -> np.ndarray:
     return np.stack([top, left, (generator.random(batch) < 0.5).astype(np.int64)])
 
 
-def cropped(images: Tensor, crops: Tensor) -> Tensor:
+def cropped(images: torch.Tensor, crops: torch.Tensor) -> torch.Tensor:
     """Pad each image with 4 black pixels, crop it, and mirror it if its draw is 1.
 
     images: uint8 [batch, channels, height, width]; crops: `draw_crops` [3, batch], on the same device; returns a new

@@ -10,7 +10,6 @@ from functools import cached_property
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from rayfl.data.datasets import Dataset, Samples
 
@@ -18,7 +17,7 @@ RESIDENT_SHARE = 0.25
 """Share of a process's part of a GPU that a dataset's split may fill; a larger one stays in main memory."""
 
 
-def upload(array: np.ndarray | Tensor, device: torch.device) -> Tensor:
+def upload(array: np.ndarray | torch.Tensor, device: torch.device) -> torch.Tensor:
     """The array as a tensor on the device. It is not copied if it is there; a copy to a GPU is not waited for."""
     tensor = torch.from_numpy(array) if isinstance(array, np.ndarray) else array
     if device.type != "cuda" or tensor.device.type != "cpu":
@@ -26,7 +25,7 @@ def upload(array: np.ndarray | Tensor, device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
-def download(tensors: Sequence[Tensor]) -> list[Tensor]:
+def download(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Tensors of one GPU in main memory. They are not left in pinned memory, of which there is little."""
     pinned = [torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in tensors]
     for here, there in zip(pinned, tensors, strict=True):
@@ -45,11 +44,11 @@ class DeviceSamples:
         self.home = device if inputs.nbytes + labels.nbytes <= most_bytes else torch.device("cpu")
         self.inputs, self.labels = upload(inputs, self.home), upload(labels, self.home)
 
-    def order(self, rows: np.ndarray) -> Tensor:
+    def order(self, rows: np.ndarray) -> torch.Tensor:
         """Indices of samples for `take`, copied to the device once for all batches of a stage."""
         return upload(rows, self.home)
 
-    def take(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def take(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Raw inputs [n, ...] and labels [n] of the `rows` [n], on the device."""
         inputs, labels = self.inputs.index_select(0, rows), self.labels.index_select(0, rows)
         if self.home == self.device:
@@ -77,12 +76,12 @@ class DeviceData:
         """The samples that the split called `name` indexes."""
         return self.test if name == "test" else self.train
 
-    def normalise(self, inputs: Tensor) -> Tensor:
+    def normalise(self, inputs: torch.Tensor) -> torch.Tensor:
         """See `Dataset.normalise`; uses constants that are already on the device."""
         return self.dataset.normalise(inputs, self._constants)
 
     @cached_property
-    def _constants(self) -> tuple[Tensor, Tensor] | None:
+    def _constants(self) -> tuple[torch.Tensor, torch.Tensor] | None:
         return self.dataset.channel_constants(self.device)
 
     @property

@@ -1,16 +1,14 @@
 """Digests of data files by their content, so that a run of other data is another run.
 
-A digest is kept with size, modification time, change time and inode of the files, and made again only if one of these
-is another: those of large data are kept on disk, since they take seconds a gigabyte.
+A process keeps a digest with size, modification time, change time and inode of the files, and makes it again only if
+one of these is another.
 """
 
-import fcntl
 import hashlib
 import json
 import os
-import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,13 +24,8 @@ MOST_BYTES = 10 * 10**9
 """Data of more bytes are only sampled."""
 LENGTH = 12
 """Hexadecimal digits of a digest."""
-_DIGEST = re.compile(r"(sample-)?[0-9a-f]{12}")
-FOLDER = Path("~/.cache/rayfl/digests")
-"""The digests of large data on this machine, one a file."""
 _BLOCKS, _BLOCK_BYTES = 64, 1 << 16
 """Number and size of the blocks of a sample, evenly spaced from a file's first byte to its last."""
-_LARGE_BYTES, _MANY_FILES = 200_000_000, 2_000
-"""Data with more bytes or files have their digest on disk."""
 _SETTLED_S = 2.0
 """Clocks of file systems are this coarse: a file that changed later may change again with the same times."""
 _known: dict[str, str] = {}
@@ -57,19 +50,8 @@ def content_digest(path: Path) -> str:
     if not settled:
         return _digest(found, size)
     if key not in _known:
-        is_large = size > _LARGE_BYTES or len(found) > _MANY_FILES
-        _known[key] = _from_disk(key, lambda: _digest(found, size)) if is_large else _digest(found, size)
+        _known[key] = _digest(found, size)
     return _known[key]
-
-
-def sample_digest(path: Path) -> str:
-    """SHA-256 of blocks of a file, or of the whole file if it is small. Raise OSError if it cannot be read."""
-    found, size = hashlib.sha256(), path.stat().st_size
-    with open(path, "rb") as file:
-        for block in range(_BLOCKS):
-            file.seek(max(0, size - _BLOCK_BYTES) * block // (_BLOCKS - 1))
-            found.update(file.read(_BLOCK_BYTES))
-    return found.hexdigest()
 
 
 def _files(path: Path) -> Iterator[Found]:
@@ -94,45 +76,26 @@ def _files(path: Path) -> Iterator[Found]:
 
 def _digest(found: Sequence[Found], size: int) -> str:
     whole = size <= MOST_BYTES
-    digests = []
-    for name, path, status in found:
-        try:
-            digests.append((name, status.st_size, _of_file(path) if whole else sample_digest(path)))
-        except OSError as error:
-            raise RayflError(f"{path} cannot be read ({reason(error)}); repair or remove it") from None
+    digests = [(name, status.st_size, _of_file(path, whole)) for name, path, status in found]
     if whole and len(digests) == 1 and not digests[0][0]:
         return digests[0][2][:LENGTH]
     together = hashlib.sha256(json.dumps(digests).encode()).hexdigest()[:LENGTH]
     return together if whole else f"sample-{together}"
 
 
-def _of_file(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _from_disk(key: str, make: Callable[[], str]) -> str:
-    """The digest that is on disk by this key, or that of `make`, which is then kept.
-
-    Other processes wait, so that a node's workers read large data once.
-    """
+def _of_file(path: Path, whole: bool) -> str:
+    """SHA-256 of a file, or of blocks of it (of all of it if it is small)."""
     try:
-        folder = FOLDER.expanduser()
-        folder.mkdir(parents=True, exist_ok=True)
-        file = open(folder / key, "a+b", buffering=0)  # noqa: SIM115 (closed below)
-    except (OSError, RuntimeError):
-        return make()
-    with file:
-        with suppress(OSError):
-            fcntl.flock(file, fcntl.LOCK_EX)
-        file.seek(0)
-        found = file.read(100).decode("ascii", "replace")
-        if not _DIGEST.fullmatch(found):
-            found = make()
-            with suppress(OSError):
-                file.truncate(0)
-                file.write(found.encode())
-        return found
+        with open(path, "rb") as file:
+            if whole:
+                return hashlib.file_digest(file, "sha256").hexdigest()
+            found, size = hashlib.sha256(), path.stat().st_size
+            for block in range(_BLOCKS):
+                file.seek(max(0, size - _BLOCK_BYTES) * block // (_BLOCKS - 1))
+                found.update(file.read(_BLOCK_BYTES))
+            return found.hexdigest()
+    except OSError as error:
+        raise RayflError(f"{path} cannot be read ({reason(error)}); repair or remove it") from None
 
 
 def source_digests(source: "Source") -> dict[str, str]:

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from rayfl.data.batches import Batch, Order
 from rayfl.data.datasets import cropped
@@ -52,7 +51,7 @@ class StackBatches:
             self._crops = upload(np.stack(parts, axis=1), store.device)
         self._weights = upload(self._weighted(orders, chosen), store.device) if weighted else None
 
-    def active(self, step: int) -> Tensor | None:
+    def active(self, step: int) -> torch.Tensor | None:
         """Which clients have this step, bool [width] on the device; None if all have it."""
         return None if self._everyone[step] else self._active[step]
 
@@ -87,7 +86,7 @@ class StackBatches:
             filled[:, client] = own[chosen[client]]
         return filled.reshape(len(filled), -1)
 
-    def _weighted(self, orders: Sequence[Order], chosen: Sequence[np.ndarray]) -> Tensor:
+    def _weighted(self, orders: Sequence[Order], chosen: Sequence[np.ndarray]) -> torch.Tensor:
         """float32 [num_batches, at least width * size]: 1 for samples, 0 for padding; batches are aligned in memory."""
         counts = np.stack([np.array(order.sizes)[rows] for order, rows in zip(orders, chosen, strict=True)], axis=1)
         weights = np.arange(self.size) < counts[:, :, None]

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from rayfl.data.device import download, upload
@@ -83,9 +82,9 @@ def unstack(stacked: Nested, count: int) -> list[Nested]:
 
 
 # Any: as `Nested`.
-def _leaves(nested: Any) -> list[Tensor]:
+def _leaves(nested: Any) -> list[torch.Tensor]:
     """The leaves in the order of `tree_flatten`, which takes ten times as long."""
-    if isinstance(nested, Tensor):
+    if isinstance(nested, torch.Tensor):
         return [nested]
     parts = nested.values() if isinstance(nested, dict) else nested
     return [leaf for part in parts for leaf in _leaves(part)]
@@ -100,7 +99,7 @@ def offsets(shapes: Sequence[tuple[torch.Size, torch.dtype]]) -> tuple[list[int]
     return starts, end
 
 
-def pack(columns: Sequence[Sequence[Tensor]], pinned: bool = False) -> Tensor:
+def pack(columns: Sequence[Sequence[torch.Tensor]], pinned: bool = False) -> torch.Tensor:
     """One buffer of bytes, uint8 [size], in which each column's tensors are stacked."""
     shapes = _stacked_shapes(columns)
     size = offsets(shapes)[1]
@@ -110,7 +109,7 @@ def pack(columns: Sequence[Sequence[Tensor]], pinned: bool = False) -> Tensor:
     return buffer
 
 
-def unpack(buffer: Tensor, shapes: Sequence[tuple[torch.Size, torch.dtype]]) -> list[Tensor]:
+def unpack(buffer: torch.Tensor, shapes: Sequence[tuple[torch.Size, torch.dtype]]) -> list[torch.Tensor]:
     """The tensors in a buffer, as views of it."""
     tensors = []
     for start, (shape, dtype) in zip(offsets(shapes)[0], shapes, strict=True):
@@ -119,12 +118,12 @@ def unpack(buffer: Tensor, shapes: Sequence[tuple[torch.Size, torch.dtype]]) -> 
     return tensors
 
 
-def _copied(columns: Sequence[Sequence[Tensor]], device: torch.device) -> list[Tensor]:
+def _copied(columns: Sequence[Sequence[torch.Tensor]], device: torch.device) -> list[torch.Tensor]:
     """Each column, whose tensors lie in main memory, as one stacked tensor on the device."""
     if not columns:
         return []
     return unpack(upload(pack(columns, pinned=device.type == "cuda"), device), _stacked_shapes(columns))
 
 
-def _stacked_shapes(columns: Sequence[Sequence[Tensor]]) -> list[tuple[torch.Size, torch.dtype]]:
+def _stacked_shapes(columns: Sequence[Sequence[torch.Tensor]]) -> list[tuple[torch.Size, torch.dtype]]:
     return [(torch.Size([len(column), *column[0].shape]), column[0].dtype) for column in columns]

@@ -92,11 +92,9 @@ def differences(before: Platform, here: Platform, keys: Sequence[str] = DECISIVE
     found = []
     for key in keys:
         old, new = before.get(key), here.get(key)
-        if old == new:
-            continue
         if isinstance(old, Mapping) and isinstance(new, Mapping):
             found += differences(old, new, sorted({*old, *new}))
-        else:
+        elif old != new:
             found.append(f"{key}={old}, and here {key}={new}")
     return found
 

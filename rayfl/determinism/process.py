@@ -7,7 +7,6 @@ when they are first used.
 
 import ctypes
 import os
-import platform
 import sys
 import warnings
 from functools import cache
@@ -85,10 +84,8 @@ def prepare_process() -> None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
-    libc = _libc()
-    if hasattr(libc, "mallopt"):
-        for number, value in ALLOCATOR.values():
-            libc.mallopt(number, value)
+    for number, value in ALLOCATOR.values():
+        ctypes.CDLL(None).mallopt(number, value)
 
 
 def warn_if_late() -> None:
@@ -116,10 +113,7 @@ def variables() -> dict[str, str]:
 def processor() -> tuple[str, frozenset[str]]:
     """The processor's maker, name, family and model, and its instructions; both are empty if Linux names
     none."""
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return platform.processor(), frozenset()
+    text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     entries = dict[str, str]()
     for line in text.split("\n\n")[0].splitlines():
         key, _, value = line.partition(":")
@@ -137,12 +131,5 @@ def pinned() -> dict[str, str | None]:
 
 
 def trim() -> None:
-    """Give the memory that the allocator keeps back to the kernel, where the C library can."""
-    libc = _libc()
-    if hasattr(libc, "malloc_trim"):
-        libc.malloc_trim(0)
-
-
-def _libc() -> ctypes.CDLL:
-    """The C library that this process runs on."""
-    return ctypes.CDLL(None)
+    """Give the memory that the allocator keeps back to the kernel."""
+    ctypes.CDLL(None).malloc_trim(0)

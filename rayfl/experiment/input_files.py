@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from rayfl.choices import plugins
-from rayfl.errors import RayflError, reason
+from rayfl.errors import RayflError
 from rayfl.experiment import toml
-from rayfl.limits.regular_files import expanded, read_bytes
+from rayfl.limits.regular_files import expanded, read_bytes, reading
 from rayfl.run_directory.description import describe_run, input_name
 
 KINDS = {
@@ -57,12 +57,8 @@ def kept_files(table: Mapping[str, Any]) -> KeptFiles:
     def kept(key: tuple[str, ...], path: str) -> str:
         if key in STAYING:
             return str(expanded(path).absolute())
-        try:
+        with reading(Path(path), f"give {'.'.join(key)}=FILE with the file of the experiment", SyntaxError):
             copies = _copies(key, Path(path))
-        except (OSError, SyntaxError, UnicodeDecodeError) as error:
-            raise RayflError(
-                f"{path} cannot be read ({reason(error)}); give {'.'.join(key)}=FILE with the file of the experiment"
-            ) from None
         name = next(iter(copies))
         if key not in KINDS and not plugins.is_loaded(Path(name).stem.removeprefix("plugin-")):
             raise RayflError(f"{path} has changed since the experiment was read; start again")

@@ -28,8 +28,7 @@ from rayfl.methods.shared.own_parts import with_parts
 from rayfl.models.given_weights import read_backbone, read_weights
 from rayfl.models.part_names import chosen
 from rayfl.network import Network
-from rayfl.population.attackers import attackers
-from rayfl.population.sampling import Population
+from rayfl.population.sampling import Population, attackers
 from rayfl.rounds.check_hooks import checked, checked_hook
 from rayfl.rounds.check_setup import check_setup
 from rayfl.rounds.errors import HookError, error_text, out_of_memory

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from rayfl.determinism.process import Precision
-from rayfl.errors import RayflError
+from rayfl.errors import refuse_if
 from rayfl.settings import Settings, shown, unused_with
 
 LEAST_SHARE = 0.0001
@@ -123,9 +123,7 @@ class Runtime(Settings):
             )
             for key, value in labels.items()
         ]
-        for is_wrong, key, words in refusals:
-            if is_wrong:
-                raise RayflError(words, (key,))
+        refuse_if(refusals)
         return self
 
     @property

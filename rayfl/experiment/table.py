@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rayfl.errors import RayflError, did_you_mean, reason
+from rayfl.errors import RayflError
 from rayfl.experiment.input_files import located
-from rayfl.limits.regular_files import read_text
+from rayfl.limits.regular_files import read_text, reading
 from rayfl.settings import MOST_NESTED, check_plain, shown
 
 LONGEST_NAME = 200
@@ -28,18 +28,8 @@ def read_table(path: Path) -> dict[str, Any]:
 
     Raise RayflError if it cannot be read.
     """
-    try:
-        text = read_text(path, MOST_BYTES)
-    except FileNotFoundError:
-        raise RayflError(f"there is no file {path}; {_others(path)}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise RayflError(
-            f"{path} cannot be read ({reason(error)}); give the path of an experiment's TOML file"
-        ) from None
-    try:
-        table = _parsed(text, str(path))
-    except tomllib.TOMLDecodeError as error:
-        raise RayflError(f"{path} is not valid TOML: {error}") from None
+    with reading(path, "give the path of an experiment's valid TOML file"):
+        table = _parsed(read_text(path, MOST_BYTES), str(path))
     check_plain(table)
     table = located(table, path.parent)
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).lstrip("._-")
@@ -62,12 +52,6 @@ def _parsed(text: str, place: str) -> dict[str, Any]:
     except ValueError:
         # Python refuses to read a decimal number of more than 4300 digits.
         raise RayflError(f"{place} has a whole number of more than 64 bits; give a smaller one") from None
-
-
-def _others(path: Path) -> str:
-    found = sorted(path.parent.glob("*.toml")) if path.parent.is_dir() else []
-    known = [str(other) for other in found if other.name != "pyproject.toml"]
-    return did_you_mean(str(path), known) if known else "give the path of an experiment's TOML file"
 
 
 # Any: tables of settings, and settings from Python.

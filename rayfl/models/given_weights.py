@@ -1,6 +1,5 @@
 """Reads the file of weights that `model.start` names, from which a model starts instead of from random weights."""
 
-import logging
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -9,12 +8,10 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from rayfl.errors import RayflError, did_you_mean
+from rayfl.errors import RayflError, did_you_mean, log
 from rayfl.limits.regular_files import reading, require_regular
 from rayfl.models.adapters import plain_names
 from rayfl.tree import Tree
-
-log = logging.getLogger("rayfl")
 
 
 def read_weights(path: Path, expected: Tree, model: str) -> Tree:

@@ -7,14 +7,15 @@ import csv
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rayfl.determinism import seeding
 from rayfl.errors import RayflError
 from rayfl.limits.regular_files import read_text, reading
-from rayfl.population.distributions import Trait, check_trait, values
+from rayfl.population.distributions import Shares, values
 from rayfl.settings import Settings, shown
 
 COLUMNS = ("client", "first_round", "last_round")
@@ -27,11 +28,7 @@ _EVER = 2**62
 class PerClient(Settings):
     """Each client can be reached in a round with its own probability."""
 
-    probability: Trait = Field(description="chance of each client to be available in a round")
-
-    def check(self, count: int) -> None:
-        """Raise RayflError if a value is no probability in (0, 1]."""
-        check_trait("availability.probability", self.probability, share=True)
+    probability: Shares = Field(description="chance of each client to be available in a round")
 
     def chances(self, count: int, seed: int, round: int) -> np.ndarray:
         """The probability that each client is available in this round, float64 [count]."""
@@ -50,10 +47,11 @@ class Diurnal(Settings):
     high: float = Field(default=1.0, ge=0, le=1, description="probability by day")
     spread: float = Field(default=1.0, ge=0, le=1, description="share of the day over which clients' noons lie")
 
-    def check(self, count: int) -> None:
-        """Raise RayflError if nights are busier than days."""
+    @model_validator(mode="after")
+    def _nights_are_quieter(self) -> Self:
         if self.low > self.high:
-            raise RayflError(f"={self.low} is above high={self.high}; swap them", key=("availability", "low"))
+            raise RayflError(f"={self.low} is above high={self.high}; swap them", ("low",))
+        return self
 
     def chances(self, count: int, seed: int, round: int) -> np.ndarray:
         """The probability that each client is available in this round, float64 [count]."""

@@ -13,10 +13,10 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from rayfl.determinism import seeding
-from rayfl.errors import RayflError
+from rayfl.errors import refuse_if
 from rayfl.population.availability import Availability, Diurnal, PerClient, Trace, TraceLines, available
 from rayfl.population.client import Traits
-from rayfl.population.distributions import Trait, check_trait, values
+from rayfl.population.distributions import Shares, Speeds, values
 from rayfl.population.fate import Fate
 from rayfl.selections.base import Seen
 from rayfl.selections.plain import Uniform
@@ -65,19 +65,19 @@ class Clients(Settings):
         gt=0,
         description="simulated seconds of what availability calls a round, with a schedule that is not in rounds",
     )
-    retention_ratio: Trait | None = Field(
+    retention_ratio: Shares | None = Field(
         default=None,
         description="share of the model that a client keeps or sends, r_i; default: set by method or uplink",
     )
-    examples_per_s: Trait = Field(
+    examples_per_s: Speeds = Field(
         default=1000.0, description="training speed: gradients of one example a second, through the whole model"
     )
     sparse_speedup: bool = Field(
         default=False,
         description="training under a mask takes time for the kept operations alone, as on sparse hardware",
     )
-    uplink_mbps: Trait = Field(default=10.0, description="megabits (1e6) a second from the client")
-    downlink_mbps: Trait = Field(default=50.0, description="megabits (1e6) a second to the client")
+    uplink_mbps: Speeds = Field(default=10.0, description="megabits (1e6) a second from the client")
+    downlink_mbps: Speeds = Field(default=50.0, description="megabits (1e6) a second to the client")
 
     deadline_s: float | None = Field(
         default=None, gt=0, description="simulated seconds after which the server stops waiting for clients"
@@ -92,33 +92,33 @@ class Clients(Settings):
 
     @model_validator(mode="after")
     def _participants_exist(self) -> "Clients":
-        if self.per_round is not None and self.fraction is not None:
-            raise RayflError(
-                f"={self.per_round} and fraction={self.fraction} are both given; give one", key=("per_round",)
-            )
-        if self.unseen and not 0 < self.num_unseen < self.count:
-            raise RayflError(
+        others = f", as unseen={self.unseen:g} leaves {self.num_unseen} out" if self.unseen else ""
+        refusals = [
+            (
+                self.per_round is not None and self.fraction is not None,
+                "per_round",
+                f"={self.per_round} and fraction={self.fraction} are both given; give one",
+            ),
+            (
+                self.unseen > 0 and not 0 < self.num_unseen < self.count,
+                "unseen",
                 f"={self.unseen:g} makes {self.num_unseen} of count={self.count} clients unseen; at least one must "
                 "be, and at least one must be left to train",
-                key=("unseen",),
-            )
-        if self.per_round is not None and self.per_round > self.num_seen:
-            others = f", as unseen={self.unseen:g} leaves {self.num_unseen} out" if self.unseen else ""
-            raise RayflError(
+            ),
+            (
+                (self.per_round or 0) > self.num_seen,
+                "per_round",
                 f"={self.per_round} is more than the {self.num_seen} clients there are{others}; lower per_round or "
                 "raise count",
-                key=("per_round",),
-            )
-        if self.take_first is not None and self.take_first > self.num_selected:
-            raise RayflError(
+            ),
+            (
+                (self.take_first or 0) > self.num_selected,
+                "take_first",
                 f"={self.take_first} is more than the {self.num_selected} clients that are selected; lower "
                 "take_first or raise per_round",
-                key=("take_first",),
-            )
-        if not isinstance(self.availability, Trace | None):
-            self.availability.check(self.num_seen)
-        for name in TRAITS:
-            check_trait(name, getattr(self, name), share=name == "retention_ratio")
+            ),
+        ]
+        refuse_if(refusals)
         return self
 
     @property
@@ -142,6 +142,13 @@ class Clients(Settings):
         if self.per_round is not None:
             return self.per_round
         return max(1, math.floor((self.fraction or 1.0) * self.num_seen + 0.5))
+
+
+def attackers(seed: int, num_clients: int, share: float) -> frozenset[int]:
+    """The clients that attack an experiment: a share of all, rounded to whole ones, the same in all rounds. A larger
+    share has those of a smaller."""
+    order = seeding.generator(seed, purpose="attackers").permutation(num_clients)
+    return frozenset(order[: math.floor(share * num_clients + 0.5)].tolist())
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,7 @@ import numpy as np
 from rich.table import Table
 
 from rayfl.data.datasets import Dataset
-from rayfl.data.partition import Partition
-from rayfl.data.partitions.matching_test_split import label_counts
+from rayfl.data.partition import Partition, label_counts
 
 SPLITS = ("train", "validation", "heldout", "test")
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rayfl import tree
-from rayfl.data.partitions.matching_test_split import label_counts
+from rayfl.data.partition import label_counts
 from rayfl.rounds.setup import Setup
 from rayfl.tree import PackedBits, Tree
 

@@ -5,6 +5,7 @@ rayfl recognises a file that it wrote by a mark near the beginning.
 
 import os
 import stat
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_hex
@@ -56,19 +57,13 @@ def require_replaceable(path: Path, kind: OutputKind, overwrite: bool = False) -
     if not stat.S_ISREG(status.st_mode):
         what = "a directory" if stat.S_ISDIR(status.st_mode) else "no regular file"
         raise RayflError(f"{path} is {what}, so {kind.name} cannot be written there: name another place")
-    if not overwrite and not _is_of(path, kind):
+    with suppress(OSError), open(path, "rb") as file:
+        overwrite = overwrite or (kind.mark is not None and kind.mark in file.read(_MARKED_BYTES))
+    if not overwrite:
         raise RayflError(
             f"{path} is there already and is not known to be {kind.name} of rayfl: name another place, or give "
             "--overwrite"
         )
-
-
-def _is_of(path: Path, kind: OutputKind) -> bool:
-    try:
-        with open(path, "rb") as file:
-            return kind.mark is not None and kind.mark in file.read(_MARKED_BYTES)
-    except OSError:
-        return False
 
 
 def write_output(path: Path, content: bytes, kind: OutputKind, overwrite: bool = False) -> None:

@@ -1,6 +1,5 @@
 """Play an experiment from its first round, or from its last checkpoint, to its end in a run directory."""
 
-import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from itertools import chain
@@ -10,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from rayfl import tree
+from rayfl.errors import log
 from rayfl.rounds.executor import Executor
 from rayfl.rounds.ledger import RoundRecord
 from rayfl.rounds.rounds import RunState, personal_models, simulate
@@ -22,9 +22,6 @@ from rayfl.run_directory.saved_models import CONSTANTS, save_model, write_model_
 from rayfl.run_directory.tables import read_tables
 from rayfl.run_directory.trackers.tracker import TrackerName
 from rayfl.run_directory.tracking import Stopped, Tracking
-from rayfl.tree import Tree
-
-log = logging.getLogger("rayfl")
 
 
 def play_run(
@@ -73,15 +70,13 @@ def play_run(
 
         run_state = simulate(setup, executor, record_round, run_state)
         models = final_models(setup, executor, run_state) if save_models else {}
-        if models:
-            with writing(directory, f"go on with: rayfl resume {directory}"):
+        with writing(directory, f"go on with: rayfl resume {directory}"):
+            if models:
                 outputs = setup.method.task.num_outputs(setup.dataset)
                 write_model_inputs(directory, replace(setup.dataset, num_classes=outputs), setup.precision)
-        for name, parts in models.items():
-            with writing(directory, f"go on with: rayfl resume {directory}"):
-                paths = save_model(directory, name, parts)
-            for path in paths:
-                tracking.model(path)
+            for name, parts in models.items():
+                for path in save_model(directory, name, parts):
+                    tracking.model(path)
     return run_state
 
 
@@ -101,14 +96,14 @@ def recalled(setup: Setup, executor: Executor, directory: Path) -> tuple[RunStat
     return run_state, tables
 
 
-def final_models(setup: Setup, executor: Executor, run_state: RunState) -> Mapping[str, Iterable[Tree]]:
+def final_models(setup: Setup, executor: Executor, run_state: RunState) -> Mapping[str, Iterable[tree.Tree]]:
     """ "global": the server's model; "personal": every client's own one, under keys such as "12/fc.weight".
 
     They come in parts: each client's model is made when it is asked for, since all together can be larger than memory.
     Personal ones are there if clients keep models or adapt the server's before they are judged. The constants of the
     model are in the global one, and once beside the personal ones, under keys such as "constants/conv.weight".
     """
-    models: dict[str, Iterable[Tree]] = {}
+    models: dict[str, Iterable[tree.Tree]] = {}
     constants = {name: tree.tensor_over(array) for name, array in setup.method.task.constants.items()}
     if not setup.is_peer and (model := setup.server_half.model(run_state.server)):
         models["global"] = [{**constants, **model}]

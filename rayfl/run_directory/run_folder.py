@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rayfl.errors import RayflError
-from rayfl.run_directory.copies import Copies, fetch_newer, mirrored
+from rayfl.run_directory.copies import Copies, mirrored
 from rayfl.run_directory.description import EXPERIMENT, is_left_over, is_run
 from rayfl.run_directory.disk import LOCK, DiskError, locked
 from rayfl.run_directory.object_storage import Storage, StorageError, below, is_url, opened, parted
@@ -104,13 +104,6 @@ class RunFolder:
             raise DiskError(
                 f"{self.url} cannot be reached ({error}): check the address and the account, then try again"
             ) from error
-
-    def fetch_newer(self, require_same: Callable[[Path, Path], object]) -> bool:
-        """Download the run from its storage if the copy is ahead; returns whether it was. See copies.fetch_newer."""
-        if self.url is None:
-            return False
-        with opened(self.url) as storage:
-            return fetch_newer(storage, self.directory, require_same)
 
     def is_copy_behind(self) -> bool:
         """Whether the copy lacks something of the run. Raise RayflError if the storage cannot be read."""

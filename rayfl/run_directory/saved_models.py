@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 
 from rayfl.determinism.process import Precision
 from rayfl.errors import RayflError
-from rayfl.limits.regular_files import require_regular
+from rayfl.limits.regular_files import reading, require_regular
 from rayfl.run_directory.description import is_run, read_as, read_experiment
 from rayfl.run_directory.disk import Part, portions, safetensors_errors, write_json, write_whole
 from rayfl.settings import Settings
@@ -86,12 +86,10 @@ def load_model(directory: Path, name: str, prefix: str = "") -> dict[str, "Tenso
         raise RayflError(f"{path} does not exist: the run has saved no model of that name")
     found: dict[str, Tensor] = {}
     for path in paths:
-        try:
+        with reading(path, "restore it, or run the experiment again", SafetensorError):
             require_regular(path)
             with safe_open(path, "pt") as file:
                 found |= {key: file.get_tensor(key) for key in file.keys() if key.startswith(prefix)}  # noqa: SIM118
-        except (OSError, SafetensorError) as error:
-            raise RayflError(f"{path} cannot be read ({error}): restore it, or run the experiment again") from None
     return found
 
 

@@ -1,6 +1,5 @@
 """Send the rounds of a run to the trackers that its experiment names. An error of a tracker never ends the run."""
 
-import logging
 import sys
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, suppress
@@ -9,12 +8,11 @@ from types import TracebackType
 
 import pyarrow.compute as pc
 
+from rayfl.errors import log
 from rayfl.rounds.ledger import RoundRow
 from rayfl.run_directory.description import TOML, read_experiment
 from rayfl.run_directory.tables import read_records
 from rayfl.run_directory.trackers.tracker import TrackedRun, Tracker, TrackerName
-
-log = logging.getLogger("rayfl")
 
 _LONGEST_REASON = 300
 

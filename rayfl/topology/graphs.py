@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+import scipy
 from pydantic import Field
 
 from rayfl.choices.kinds import Choice
@@ -19,9 +20,9 @@ from rayfl.determinism import seeding
 from rayfl.errors import RayflError
 from rayfl.topology.graph_file import read_links
 
-# Any: scipy names no types. Its sparse arrays load for longer than all topologies together, so functions import them.
+# Any: scipy names no types.
 Sparse = Any
-"""A `scipy.sparse.csr_array`."""
+"""A `scipy.sparse.csr_array`. scipy loads the part with them at its first use: it takes longer than all topologies."""
 Weights = Literal["uniform", "metropolis"]
 
 MOST_PEERS = 1000
@@ -43,9 +44,7 @@ class Topology(Choice):
 
     def sparse(self, num_peers: int, seed: int, round: int) -> Sparse:
         """The same as a sparse array."""
-        from scipy.sparse import csr_array
-
-        return csr_array(self.receives(num_peers, seed, round))
+        return scipy.sparse.csr_array(self.receives(num_peers, seed, round))
 
     def read(self, num_peers: int) -> "Topology":
         """The same topology with its file read, if it has one. Raise RayflError if the file cannot be read."""
@@ -176,7 +175,7 @@ class RandomNeighbours(SparseTopology):
         return graph_of(num_peers, peers, drawn + (drawn >= peers))
 
 
-class RandomRegular(SparseTopology):
+class RandomRegular(RandomNeighbours):
     """Every round a new symmetric graph in which each peer exchanges with exactly `degree` others.
 
     Drawn by pairing (Steger and Wormald, Generating Random Regular Graphs Quickly, 1999), which is uniform in the
@@ -184,8 +183,6 @@ class RandomRegular(SparseTopology):
     """
 
     name = "random-regular"
-    varying = True
-    degree: int = Field(default=10, ge=1, description="number of peers that each peer exchanges with")
 
     def sparse(self, num_peers: int, seed: int, round: int) -> Sparse:
         _check_degree(self.degree, num_peers)
@@ -235,29 +232,26 @@ def graph_of(num_peers: int, receivers: np.ndarray, senders: np.ndarray, both_wa
 
     both_ways: whether the senders receive, too.
     """
-    from scipy.sparse import csr_array
-
     if both_ways:
         receivers, senders = np.concatenate([receivers, senders]), np.concatenate([senders, receivers])
     links = np.stack([receivers, senders])[:, receivers != senders]
-    return csr_array((np.ones(links.shape[1], dtype=bool), (*links,)), shape=(num_peers, num_peers))
+    return scipy.sparse.csr_array((np.ones(links.shape[1], dtype=bool), (*links,)), shape=(num_peers, num_peers))
 
 
 def connected(graph: np.ndarray | Sparse) -> bool:
     """Whether every peer reaches every other peer along the links of a graph [n, n], directed or not."""
-    from scipy.sparse.csgraph import connected_components
-
-    return connected_components(graph, connection="strong", return_labels=False) == 1
+    return scipy.sparse.csgraph.connected_components(graph, connection="strong", return_labels=False) == 1
 
 
-def mixing_weights(graph: np.ndarray | Sparse, rule: Weights) -> Sparse:
-    """W [n, n] with rows that sum to 1: uniform over {i} and its neighbours, or Metropolis (symmetric graphs)."""
-    from scipy.sparse import csr_array, diags_array, eye_array
+def mixing_weights(graph: Sparse, rule: Weights) -> Sparse:
+    """W [n, n] with rows that sum to 1: uniform over {i} and its neighbours, or Metropolis (symmetric graphs).
 
-    graph = csr_array(graph)
+    graph: sparse or a plain array.
+    """
+    graph = scipy.sparse.csr_array(graph)
     size = graph.shape[0]
     if rule == "uniform":
-        weights = (graph + eye_array(size, dtype=bool, format="csr")).astype(np.float64)
+        weights = (graph + scipy.sparse.eye_array(size, dtype=bool, format="csr")).astype(np.float64)
         sizes = np.diff(weights.indptr)
         weights.data = np.repeat(1.0 / sizes, sizes)
         return weights
@@ -265,19 +259,17 @@ def mixing_weights(graph: np.ndarray | Sparse, rule: Weights) -> Sparse:
         raise RayflError("metropolis weights need a symmetric graph; use uniform weights")
     degree, links = np.diff(graph.indptr), graph.tocoo()
     shares = 1.0 / (1.0 + np.maximum(degree[links.row], degree[links.col]))
-    weights = csr_array((shares, (links.row, links.col)), shape=graph.shape)
+    weights = scipy.sparse.csr_array((shares, (links.row, links.col)), shape=graph.shape)
     # Added up as in a plain array, some rows at a time: their zeros decide the order of the additions.
     starts = range(0, size, step := max(1, 10**6 // size))
     sums = np.concatenate([weights[start : start + step].toarray().sum(axis=1) for start in starts])
-    return csr_array(weights + diags_array(1.0 - sums))
+    return scipy.sparse.csr_array(weights + scipy.sparse.diags_array(1.0 - sums))
 
 
 def link_weights(graph: np.ndarray | Sparse, rule: Weights) -> Sparse:
     """Symmetric weights a_kl [n, n] of the links: 1 if uniform, or Metropolis. Raise RayflError if the graph is
     directed."""
-    from scipy.sparse import csr_array
-
-    graph = csr_array(graph)
+    graph = scipy.sparse.csr_array(graph)
     if not is_symmetric(graph):
         raise RayflError(
             "this method needs one weight per pair of clients, and the topology is directed; use a symmetric one, such "
@@ -288,9 +280,7 @@ def link_weights(graph: np.ndarray | Sparse, rule: Weights) -> Sparse:
 
 def without_diagonal(weights: Sparse) -> Sparse:
     """The weights of the links alone."""
-    from scipy.sparse import csr_array, diags_array
-
-    return csr_array(weights - diags_array(weights.diagonal()))
+    return scipy.sparse.csr_array(weights - scipy.sparse.diags_array(weights.diagonal()))
 
 
 def is_symmetric(graph: Sparse) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 import numpy as np
+import scipy
 
 from rayfl.topology.graphs import MOST_PEERS, Sparse, connected, without_diagonal
 
@@ -44,10 +45,8 @@ def round_metrics(weights: Sparse, present: np.ndarray) -> dict[str, float]:
 # Keyed by bytes, because arrays cannot be keys: a graph that stays the same is measured once.
 @lru_cache(maxsize=4)
 def _metrics(starts: bytes, senders: bytes, numbers: bytes) -> Mapping[str, float]:
-    from scipy.sparse import csr_array
-
-    rows, size = np.frombuffer(starts, np.int64), len(starts) // 8 - 1
-    weights = csr_array((np.frombuffer(numbers), np.frombuffer(senders, np.int64), rows), shape=(size, size))
+    rows, columns, size = np.frombuffer(starts, np.int64), np.frombuffer(senders, np.int64), len(starts) // 8 - 1
+    weights = scipy.sparse.csr_array((np.frombuffer(numbers), columns, rows), shape=(size, size))
     graph = without_diagonal(weights)
     degrees = np.diff(graph.indptr)
     found = {

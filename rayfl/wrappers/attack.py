@@ -8,7 +8,7 @@ from pydantic import Field
 
 from rayfl import tree
 from rayfl.methods.base import Context, Metrics, State, Tree
-from rayfl.population.attackers import attackers
+from rayfl.population.sampling import attackers
 from rayfl.wrappers.base import MessageWrapper
 
 

@@ -16,7 +16,7 @@ import torch
 from benchmarks.client_actors import client_actors
 from rayfl.experiment.prepare import prepare
 from rayfl.experiment.runtime import Runtime
-from rayfl.limits.gpu import tensor_fraction
+from rayfl.limits.memory import tensor_fraction
 from rayfl.rounds.executor import InlineExecutor
 from tests.actors.quarter_of_gpu import OnAQuarter
 from tests.actors.toys import assert_same_bits, experiment, played

@@ -65,7 +65,7 @@ def play():
 
 def asked():
     # Whether this Ray asks for a token.
-    from actors.start_or_join import _needs_no_token
+    from actors.session import _needs_no_token
     return not _needs_no_token(ray.get_runtime_context().gcs_address)
 
 if __name__ == "__main__":
@@ -80,7 +80,6 @@ for part in PARTS:
     copy = types.ModuleType(name)
     copy.__dict__.update({key: value for key, value in vars(sys.modules[name]).items() if key != path.split(".")[0]})
     sys.modules[name] = copy
-ray.init.__doc__ = ""
 """
 
 

@@ -17,7 +17,7 @@ import ray
 from ray._private.internal_api import memory_summary
 
 import rayfl
-from actors import session, signals, start_or_join
+from actors import session, signals
 from actors.driver import Listener
 from benchmarks.client_actors import client_actors
 from rayfl.experiment.prepare import prepare
@@ -182,7 +182,7 @@ def test_an_actor_may_lose_its_process_three_times_while_it_starts(monkeypatch: 
     asked: dict[str, Any] = {}
     # Ray's docstring is what says which settings it takes.
     monkeypatch.setattr(ray, "init", functools.wraps(ray.init)(lambda **given: asked.update(given)))
-    start_or_join._init(100)
+    session._init(100)
     # Ray waits that long before it sees that a process died as it started.
     assert 4 * asked["_system_config"]["worker_register_timeout_seconds"] <= Runtime().start_timeout_s
 

@@ -6,8 +6,7 @@ import torch
 
 from rayfl.choices.kinds import named
 from rayfl.data.datasets import Dataset, Samples, Source, cropped, draw_crops
-from rayfl.data.sources.digits import FOLDER, Digits
-from rayfl.data.sources.idx import read_idx
+from rayfl.data.sources.idx import FOLDER, Digits, read_idx
 
 
 def dataset_of(inputs: np.ndarray, kind: str, **values) -> Dataset:

@@ -40,7 +40,7 @@ def command(argv: Sequence[str], directory: Path, scratch: Path) -> Outcome:
     def run() -> object:
         import ray
 
-        from actors import start_or_join
+        from actors import session
         from jobs.cli import main
         from rayfl.report import page
 
@@ -49,7 +49,7 @@ def command(argv: Sequence[str], directory: Path, scratch: Path) -> Outcome:
 
         # An earlier test of this process may have joined a Ray: a fork of the process cannot talk to it, and waits.
         ray.is_initialized = lambda: False
-        start_or_join._start = start_or_join._join = ray.shutdown = no_ray
+        session._start = session._join = ray.shutdown = no_ray
         if argv[0] in ("report", "sweep"):
             # Pages go without the library that draws their charts: to make it takes seconds, and no case is about it.
             page.vega_javascript = str

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from ray._private.node import Node
 
-from actors import start_or_join
+from actors import session
 from rayfl.rounds.ledger import RoundRow
 from rayfl.run_directory.tracking import Tracking
 from tests.jobs.commands import rayfl
@@ -108,7 +108,7 @@ def test_a_ray_of_our_own_starts_no_process_without_work(monkeypatch: pytest.Mon
 
     monkeypatch.setattr("ray.init", init)
     with pytest.raises(RuntimeError):
-        start_or_join._init(None)
+        session._init(None)
     assert found == [None, None, None]
     # Also after an error Ray is what it was.
     assert {name: getattr(Node, name) for name in skipped} == skipped

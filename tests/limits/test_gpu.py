@@ -2,7 +2,7 @@
 
 import pytest
 
-from rayfl.limits.gpu import CONTEXT_BYTES, tensor_fraction
+from rayfl.limits.memory import CONTEXT_BYTES, tensor_fraction
 from tests.refusals import refused
 
 H100 = 80 * 10**9

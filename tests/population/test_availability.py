@@ -208,7 +208,7 @@ def test_a_path_that_no_file_can_have_is_refused():
         ({"availability": {"trace": "a", "repeat": 0}}, ["availability.repeat=0", "whole number"]),
         (
             {"availability": {"probability": {"low": 0.0, "high": 0.5}}},
-            ["availability.probability.low=0.0", "greater than 0"],
+            ["availability.probability.low=0.0", "(0, 1]"],
         ),
         ({"examples_per_s": {"median": 1.0, "sigma": 2000.0}}, ["examples_per_s.sigma=2000.0", "(0, 10]"]),
         ({"uplink_mbps": {"low": 1e300, "high": 1e308}}, ["uplink_mbps", "low=1e+300", "[1e-09, 1e+12]"]),

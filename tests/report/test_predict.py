@@ -13,7 +13,7 @@ import torch
 
 import rayfl
 from rayfl.data.datasets import Dataset, Samples
-from rayfl.data.sources.digits import Digits
+from rayfl.data.sources.idx import Digits
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare
 from rayfl.models.predictor import Predictor

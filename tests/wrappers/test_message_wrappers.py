@@ -11,7 +11,7 @@ import torch
 from rayfl import tree
 from rayfl.determinism.seeding import LazyGenerator
 from rayfl.methods.base import Context, Metrics, State, Tree
-from rayfl.population.attackers import attackers
+from rayfl.population.sampling import attackers
 from rayfl.rounds.client_round import ClientError
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.testing.executors import play

@@ -13,7 +13,7 @@ from rayfl.data.sources.arrays import Arrays
 from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare
-from rayfl.population.attackers import attackers
+from rayfl.population.sampling import attackers
 from rayfl.rounds.errors import ClientError, HookError, MethodError
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.run_directory import checkpoint

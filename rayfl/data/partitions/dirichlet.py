@@ -6,9 +6,8 @@ import numpy as np
 from pydantic import Field
 
 from rayfl.data.datasets import Dataset
-from rayfl.data.partition import Partition, PartitionScheme, Shards
+from rayfl.data.partition import ByClass, Partition, Shards, matching_test_split
 from rayfl.data.partitions.assign_by_prior import LEAST_SHARE, assign_by_prior, even_sizes, proportional_sizes
-from rayfl.data.partitions.matching_test_split import matching_test_split
 from rayfl.errors import RayflError
 
 MAX_ATTEMPTS = 200
@@ -17,7 +16,7 @@ Concentration = Annotated[
 ]
 
 
-class DirichletClient(PartitionScheme):
+class DirichletClient(ByClass):
     """Each client draws a label prior from Dirichlet(alpha); all hold equally many samples (Dis-PFL, ICML 2022).
 
     Samples are assigned without replacement (`assign_by_prior`); the test split has the client's label shares
@@ -25,7 +24,6 @@ class DirichletClient(PartitionScheme):
     """
 
     name = "dirichlet-client"
-    by_class = True
     alpha: Concentration = 0.3
     test_samples: int = Field(default=100, ge=1, description="test samples of each client")
 
@@ -62,7 +60,7 @@ class SharedGroups(DirichletClient):
         return of_groups[np.arange(num_clients) * self.num_groups // num_clients]
 
 
-class DirichletSizes(PartitionScheme):
+class DirichletSizes(ByClass):
     """Label priors from Dirichlet(alpha) and log-normal sizes (Chen et al., Elastic Aggregation, CVPR 2023).
 
     Client i wants n_i ~ LogNormal(log(n / num_clients), sigma) samples, scaled to n in all; sigma=0 is balanced, 0.3
@@ -71,7 +69,6 @@ class DirichletSizes(PartitionScheme):
     """
 
     name = "dirichlet-sizes"
-    by_class = True
     alpha: Concentration = 100.0
     sigma: float = Field(default=0.0, ge=0.0, le=10.0, description="spread of the sizes, log-normal; 0: all equal")
 
@@ -86,7 +83,7 @@ class DirichletSizes(PartitionScheme):
         return self.finish(train, test, f"there are {len(labels)} train samples, so lower clients.count or sigma")
 
 
-class DirichletClass(PartitionScheme):
+class DirichletClass(ByClass):
     """Each class is divided by proportions from Dirichlet(alpha) over the clients (Yurochkin et al., ICML 2019).
 
     Class after class, clients that already hold num_samples / num_clients samples get no more. The draw is repeated
@@ -95,7 +92,6 @@ class DirichletClass(PartitionScheme):
     """
 
     name = "dirichlet-class"
-    by_class = True
     alpha: Concentration = 0.5
     min_samples: int = Field(default=10, ge=1, description="least train samples of a client")
 

@@ -1,16 +1,15 @@
-"""Splits in which each client holds only a few classes: pathological, and the labels per agent of MCE-PL."""
+"""Splits by label: a few classes a client (pathological, the agents of MCE-PL), or FedPSE's lambda."""
 
 import numpy as np
 from pydantic import Field
 
 from rayfl.data.datasets import Dataset
-from rayfl.data.partition import Partition, PartitionScheme, Shards
+from rayfl.data.partition import ByClass, Partition, Shards, matching_test_split
 from rayfl.data.partitions.assign_by_prior import assign_by_prior, even_sizes
-from rayfl.data.partitions.matching_test_split import matching_test_split
 from rayfl.errors import RayflError
 
 
-class Pathological(PartitionScheme):
+class Pathological(ByClass):
     """Each client holds samples of a few random classes in equal shares (Dis-PFL).
 
     Every client wants the same number of samples, in equal parts from its classes, without replacement. If a class
@@ -20,7 +19,6 @@ class Pathological(PartitionScheme):
     """
 
     name = "pathological"
-    by_class = True
     classes_per_client: int = Field(default=2, ge=1, description="classes of each client")
     test_samples: int = Field(default=100, ge=1, description="test samples of each client")
 
@@ -33,7 +31,7 @@ class Pathological(PartitionScheme):
         return self.finish(train, test, "lower clients.count or raise classes_per_client")
 
 
-class LabelsPerClient(PartitionScheme):
+class LabelsPerClient(ByClass):
     """Each client draws some distinct classes at random (the agents of MCE-PL).
 
     The train samples of a class, shuffled, are divided equally over its holders; the last one takes the remainder.
@@ -42,7 +40,6 @@ class LabelsPerClient(PartitionScheme):
     """
 
     name = "labels-per-client"
-    by_class = True
     labels_per_client: int = Field(ge=1, examples=[3], description="classes of each client")
     used_ratio: float = Field(default=1.0, gt=0.0, le=1.0, description="share of a client's samples that it uses")
 
@@ -66,6 +63,38 @@ class LabelsPerClient(PartitionScheme):
         train = Shards.per_owner(np.concatenate(indices), np.concatenate(owners), num_clients)
         test = Shards.of([np.flatnonzero(held[client][test_labels]) for client in range(num_clients)])
         return self.finish(train, test, "lower clients.count or raise labels_per_client or used_ratio")
+
+
+class LambdaRatio(ByClass):
+    """The split of FedPSE; `ratio` is its lambda: 0 is iid, 1 gives each client one run of labels.
+
+    A random fraction `ratio` of the samples is sorted by label and cut into num_clients consecutive equal blocks; the
+    rest is cut into num_clients random equal blocks; client i holds the i-th of both. The test samples likewise.
+    """
+
+    name = "lambda-ratio"
+    ratio: float = Field(
+        ge=0.0,
+        le=1.0,
+        examples=[0.5],
+        description="share of the samples that is split by label, FedPSE's lambda; 0 is iid",
+    )
+
+    def split(self, dataset: Dataset, num_clients: int, generator: np.random.Generator) -> Partition:
+        """Assign the samples. Raise RayflError if there are too few train samples for the clients."""
+        train = self._blocks(dataset.train.labels, num_clients, generator)
+        test = self._blocks(dataset.test.labels, num_clients, generator)
+        return self.finish(train, test, f"there are {len(dataset.train)} train samples, so lower clients.count")
+
+    def _blocks(self, labels: np.ndarray, num_clients: int, generator: np.random.Generator) -> Shards:
+        order = generator.permutation(len(labels))
+        num_sorted = int(self.ratio * len(labels) + 0.5)
+        by_label = order[:num_sorted][np.argsort(labels[order[:num_sorted]], kind="stable")]
+        rest = Shards.even(order[num_sorted:], num_clients)
+        # Reversed: if sizes are uneven, a larger block of one cut is joined with a smaller block of the other.
+        owners = np.concatenate([Shards.even(by_label, num_clients).owners, num_clients - 1 - rest.owners])
+        samples = np.concatenate([by_label, rest.indices])[np.argsort(owners, kind="stable")]
+        return Shards.cut(samples, np.bincount(owners, minlength=num_clients))
 
 
 def _draw_classes(

@@ -1,1 +1,1 @@
-"""Datasets by name, one a file."""
+"""Datasets by name, one or a few a file."""

@@ -1,20 +1,17 @@
-"""CIFAR-10 and CIFAR-100 (50,000 train and 10,000 test images, Krizhevsky 2009), and CIFAR-100 by client.
+"""CIFAR-10 and CIFAR-100 (50,000 train and 10,000 test images, Krizhevsky 2009).
 
-The published files of the first two are pickles, so only torchvision opens them, after it has compared their checksums
-with the published ones.
+The published files are pickles, so only torchvision opens them, after it has compared their checksums with the
+published ones.
 """
 
 import pickle
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 from pydantic import Field
 
-from rayfl.data.check import whole_labels
 from rayfl.data.datasets import Dataset, Samples
-from rayfl.data.sources.by_owner import OwnerFiles, OwnerSamples, read_tff
 from rayfl.data.sources.fetch import Downloaded
 from rayfl.data.torchvision import torchvision
 from rayfl.errors import RayflError
@@ -86,37 +83,3 @@ class CIFAR100(_CIFAR):
 def _samples(images: Any, folder: Path) -> Samples:
     pixels = np.ascontiguousarray(images.data.transpose(0, 3, 1, 2))
     return Samples(pixels, np.array(images.targets, np.int64), place=str(folder))
-
-
-class FedCIFAR100(OwnerFiles):
-    """CIFAR-100 by client: colour images [3, 32, 32] of 100 classes; partition `natural` has 500 clients of 100 images
-    (Reddi et al., Adaptive Federated Optimization, ICLR 2021: a Pachinko allocation over the coarse labels).
-
-    `root` holds TFF's fed_cifar100_train.h5 and fed_cifar100_test.h5, which need h5py. The test images belong to 100
-    other clients, so no client has test data of its own: models are evaluated on all of them together.
-    augment: train batches are cropped (padding 4) and flipped at random, from the client's generator.
-    """
-
-    augment: bool = Field(default=True, description="crop and flip train batches at random")
-
-    name = "fed-cifar100"
-    stem = "fed_cifar100"
-    advice = "fetch https://storage.googleapis.com/tff-datasets-public/fed_cifar100.tar.bz2 and unpack it"
-
-    def load(self) -> Dataset:
-        """Load the dataset. If files are missing, RayflError says which to fetch and where to put them."""
-        train, test = self.splits()
-        return Dataset(self.name, train, test, CIFAR100.num_classes, "image", CIFAR100.mean, CIFAR100.std, self.augment)
-
-    def read(self, path: Path) -> Iterator[OwnerSamples]:
-        """Each client's images, uint8 [n, 3, 32, 32], and fine labels. Raise RayflError for other types or shapes."""
-        for name, (images, labels) in read_tff(path, "image", "label"):
-            whole = whole_labels(f"{path}: client {name!r}", "", labels, CIFAR100.num_classes)
-            if images.dtype != np.uint8 or images.shape != (len(whole), 32, 32, 3):
-                raise RayflError(
-                    f"{path}: the images of client {name!r} are {images.dtype} of shape {list(images.shape)}, and not "
-                    f"uint8 of shape [{len(whole)}, 32, 32, 3]: fetch it again"
-                )
-            # Clients of both files are numbered from 0, and are not the same.
-            owner = f"test {name}" if path.stem.endswith("_test") else name
-            yield OwnerSamples(owner, np.ascontiguousarray(images.transpose(0, 3, 1, 2)), whole)

@@ -1,17 +1,15 @@
 """Checks a user's own inputs, labels and owners, and makes a dataset of them."""
 
 from functools import cache
-from logging import getLogger
 from typing import Literal
 
 import numpy as np
 
 from rayfl.data.check import check_finite, check_lengths, check_shapes, check_targets, first_row, whole_labels
 from rayfl.data.datasets import Dataset, Samples, moments
-from rayfl.errors import RayflError
+from rayfl.errors import RayflError, log
 from rayfl.settings import shown
 
-_LOG = getLogger("rayfl.data")
 Kind = Literal["auto", "image", "vector", "text"]
 PAD = 0
 """The token that fills short sequences."""
@@ -33,14 +31,15 @@ def dataset(
     check_shapes(place, train, test)
     if (train.groups is None) != (test.groups is None):
         raise RayflError(f"{place} names the owners of one split only; name those of both, or of none")
-    owners = _numbered(train.groups, test.groups)
+    owners = (None, None) if train.groups is None or test.groups is None else _numbered(train.groups, test.groups)
     kind = _kind(train.inputs) if kind == "auto" else kind
     if train.labels.ndim == 1:
         train_labels, test_labels, num_classes = _numbered_labels(place, train.labels, test.labels)
     else:
         train_labels, test_labels = _targets(train.labels), _targets(test.labels)
-        of_tokens = kind == "text" and train.labels.shape == train.inputs.shape
-        num_classes = _num_tokens(train, test) if of_tokens else train.labels.shape[-1]
+        num_classes = train.labels.shape[-1]
+        if kind == "text" and train.labels.shape == train.inputs.shape:
+            num_classes = 1 + max(int(tokens.max()) for one in (train, test) for tokens in (one.inputs, one.labels))
     train_inputs, test_inputs = (_inputs(rows.place or place, rows.inputs, kind) for rows in (train, test))
     mean, std = moments(train_inputs) if kind == "image" else ((), ())
     return Dataset(
@@ -100,7 +99,7 @@ def _are_names(labels: np.ndarray) -> bool:
 @cache
 def _notice(place: str, least: int, num_classes: int) -> None:
     """Warn once per file, since every run of a sweep reads it."""
-    _LOG.warning(
+    log.warning(
         "%s has no sample of class 0: its smallest label is %d, and models get %d outputs; if that is not intended, "
         "subtract the smallest label from all",
         place,
@@ -117,14 +116,13 @@ def _numbered_labels(place: str, train: np.ndarray, test: np.ndarray) -> tuple[n
             f"{place} has {kinds[0]} as train labels and {kinds[1]} as test labels ({shown(train.tolist()[0])} and "
             f"{shown(test.tolist()[0])}); give both as names, or both as numbers"
         )
-    together = np.concatenate([train, test])
     if _are_names(train):
-        _, together = np.unique(np.concatenate([train.astype(str), test.astype(str)]), return_inverse=True)
-    together = together.astype(np.int64)
-    least, num_classes = int(together.min()), int(together.max()) + 1
+        train, test = _numbered(train.astype(str), test.astype(str))
+    train, test = train.astype(np.int64), test.astype(np.int64)
+    least, num_classes = int(min(train.min(), test.min())), int(max(train.max(), test.max())) + 1
     if least > 0:
         _notice(place, least, num_classes)
-    return together[: len(train)], together[len(train) :], num_classes
+    return train, test, num_classes
 
 
 def _targets(labels: np.ndarray) -> np.ndarray:
@@ -134,18 +132,10 @@ def _targets(labels: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(labels, np.float32 if labels.dtype.kind == "f" else np.int64)
 
 
-def _num_tokens(*splits: Samples) -> int:
-    """The largest token among inputs and targets, + 1."""
-    return 1 + max(int(tokens.max()) for samples in splits for tokens in (samples.inputs, samples.labels))
-
-
-def _numbered(train: np.ndarray | None, test: np.ndarray | None) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """Number the sorted values of both splits, and return the numbers for each split."""
-    if train is None or test is None:
-        return None, None
+def _numbered(train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Number the sorted values of both splits, and return the numbers for each split, int64."""
     _, places = np.unique(np.concatenate([train, test]), return_inverse=True)
-    places = places.astype(np.int64)
-    return places[: len(train)], places[len(train) :]
+    return places[: len(train)].astype(np.int64), places[len(train) :].astype(np.int64)
 
 
 def _kind(inputs: np.ndarray) -> Literal["image", "vector", "text"]:

@@ -64,10 +64,6 @@ class Fetched(Source):
         """The folder of the files, which may not exist."""
         return expanded(self.root or self.cache / self.name)
 
-    def files(self) -> list[Path]:
-        """All files in the folder, unless a class says which it reads."""
-        return [self.folder]
-
     def missing(self, reason: str) -> RayflError:
         """The error for files that are missing or damaged; `reason` says which."""
         what = "is incomplete or damaged" if self.folder.is_dir() else "is not on this machine"

@@ -12,9 +12,9 @@ from pydantic import Field
 from rayfl.data.datasets import Dataset, Samples, Source
 from rayfl.data.sources.conversion import dataset
 from rayfl.data.torchvision import torchvision
-from rayfl.errors import RayflError, reason
+from rayfl.errors import RayflError
 from rayfl.limits import memory
-from rayfl.limits.regular_files import expanded, require_regular
+from rayfl.limits.regular_files import expanded, reading, require_regular
 
 Files = Sequence[tuple[Path, int]]
 """Images and their labels."""
@@ -113,9 +113,10 @@ def labelled_files(folder: Path, classes: Sequence[str]) -> Files:
 # Any: a picture of Pillow, which torchvision brings along.
 def read_image(path: Path) -> Any:
     """The image in three colours. Raise RayflError if it cannot be decoded, or has more pixels than Pillow allows."""
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image
 
-    try:
+    # Pillow's decoders raise many types of exceptions for damaged files.
+    with reading(path, f"repair or remove it (known are {', '.join(FORMATS)})", Exception):
         require_regular(path)
         # A file of a few kilobytes may announce gigabytes of pixels; of some sizes Pillow only warns.
         with (
@@ -123,11 +124,3 @@ def read_image(path: Path) -> Any:
             Image.open(path, formats=FORMATS) as image,
         ):
             return image.convert("RGB")
-    except MemoryError:
-        raise
-    except UnidentifiedImageError:
-        why = f"it is none of {', '.join(FORMATS)}"
-    # Pillow's decoders raise many types of exceptions for damaged files.
-    except Exception as error:  # noqa: BLE001
-        why = reason(error).partition("\n")[0] or type(error).__name__
-    raise RayflError(f"{path} cannot be read ({why}); repair or remove it")

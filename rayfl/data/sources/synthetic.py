@@ -7,6 +7,7 @@ with a `shape` the features are rounded to pixels before they are labelled, whic
 
 import math
 from collections.abc import Sequence
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field
@@ -14,9 +15,10 @@ from pydantic import Field
 from rayfl.data.check import MOST_CLASSES
 from rayfl.data.datasets import Dataset, Samples, Source
 from rayfl.determinism.seeding import generator
-from rayfl.errors import RayflError
 from rayfl.limits import memory
+from rayfl.settings import unused_with
 
+Side = Annotated[int, Field(ge=1)]
 GREY, CONTRAST = 128, 32
 """The pixel value of a feature of 0, and the number of grey values per unit."""
 
@@ -43,18 +45,18 @@ class Synthetic(Source):
     dim: int = Field(default=60, ge=1, description="numbers of an input")
     num_classes: int = Field(default=10, ge=2, le=MOST_CLASSES, description="classes")
     test_ratio: float = Field(default=0.1, gt=0.0, lt=1.0, description="share of each group that is for testing")
-    shape: tuple[int, int, int] | None = Field(
+    shape: tuple[Side, Side, Side] | None = Field(
         default=None, description="channels, height, width, for images in place of vectors"
     )
-    augment: bool = Field(default=False, description="crop and flip batches of images at random")
+    augment: bool = Field(
+        default=False,
+        description="crop and flip batches of images at random",
+        json_schema_extra=unused_with(shape=[None]),
+    )
     seed: int = Field(default=0, ge=0, description="seed of the data; the experiment's seed decides the rest")
 
     def load(self) -> Dataset:
         """Draw the dataset from `seed`; its groups are 0 to num_groups - 1."""
-        if self.augment and self.shape is None:
-            raise RayflError("augment=true is for images: give data.shape, or leave augment away")
-        if self.shape is not None and min(self.shape) < 1:
-            raise RayflError(f"shape={list(self.shape)} has a side below 1: give [channels, height, width]")
         self._require_memory()
         train, test = zip(*(self._group(group) for group in range(self.num_groups)), strict=True)
         channels = 0 if self.shape is None else self.shape[0]

@@ -95,21 +95,19 @@ class Table(Source):
 
     def _use(self, field: pa.Field, is_index: bool) -> str:
         """ "inputs", or why a column that is not among the features is no input."""
-        if field.name in self.categories:
-            return "inputs"
-        if field.name in (*self._predicted, self.owners):
-            return "labels" if field.name in self._predicted else "owners"
-        if self.features:
-            return "not in data.features"
-        if is_index:
-            return "pandas' index"
-        kind = field.type
-        if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
-            return "inputs"
-        if pa.types.is_null(kind):
-            return "empty"
-        is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_dictionary(kind)
-        return "text, and not in data.categories" if is_text else f"of type {kind}"
+        kinds, kind = pa.types, field.type
+        uses = [
+            (field.name in self.categories, "inputs"),
+            (field.name in self._predicted, "labels"),
+            (field.name == self.owners, "owners"),
+            (self.features, "not in data.features"),
+            (is_index, "pandas' index"),
+            (kinds.is_integer(kind) or kinds.is_floating(kind) or kinds.is_boolean(kind), "inputs"),
+            (kinds.is_null(kind), "empty"),
+            (kinds.is_string(kind) or kinds.is_large_string(kind), "text, and not in data.categories"),
+            (kinds.is_dictionary(kind), "text, and not in data.categories"),
+        ]
+        return next((use for applies, use in uses if applies), f"of type {kind}")
 
     def _rows(self, file: "_File", names: Sequence[str], values: Mapping[str, np.ndarray]) -> Samples:
         owners = None if self.owners is None else file.column(self.owners)

@@ -1,7 +1,7 @@
 import numpy as np
 
+from rayfl.data.partition import label_counts
 from rayfl.data.partitions.assign_by_prior import LEAST_SHARE, assign_by_prior, even_sizes, proportional_sizes
-from rayfl.data.partitions.matching_test_split import label_counts
 
 
 def test_even_sizes_differ_by_at_most_one_and_sum_up():

@@ -1,8 +1,8 @@
 import numpy as np
 
 from rayfl.data.datasets import Dataset
+from rayfl.data.partition import label_counts
 from rayfl.data.partitions.dirichlet import DirichletClass, DirichletClient, DirichletSizes, SharedGroups
-from rayfl.data.partitions.matching_test_split import label_counts
 from rayfl.determinism.seeding import generator
 from rayfl.report.partition_table import distances
 from tests.data.toys import balanced

@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 
-from rayfl.data.partitions.even import Iid, LambdaRatio
+from rayfl.data.partitions.labels import LambdaRatio
+from rayfl.data.partitions.plain import Iid
 from rayfl.determinism.seeding import generator
 from tests.data.toys import balanced
 from tests.refusals import refused

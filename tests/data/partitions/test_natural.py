@@ -1,7 +1,7 @@
 import numpy as np
 
 from rayfl.data.datasets import Dataset, Samples
-from rayfl.data.partitions.natural import Natural
+from rayfl.data.partitions.plain import Natural
 from rayfl.determinism.seeding import generator
 from tests.data.toys import balanced
 from tests.refusals import refused

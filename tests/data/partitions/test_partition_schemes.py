@@ -6,8 +6,7 @@ import pytest
 from rayfl.choices.kinds import named
 from rayfl.data.partition import Partition, PartitionScheme
 from rayfl.data.partitions.dirichlet import DirichletClass
-from rayfl.data.partitions.even import LambdaRatio
-from rayfl.data.partitions.labels import LabelsPerClient
+from rayfl.data.partitions.labels import LabelsPerClient, LambdaRatio
 from rayfl.data.sources.synthetic import Synthetic
 from rayfl.determinism.seeding import generator
 from rayfl.experiment import prepare

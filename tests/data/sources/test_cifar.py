@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from rayfl.data.batches import Batch, ClientData
-from rayfl.data.partitions.even import Iid
+from rayfl.data.partitions.plain import Iid
 from rayfl.data.sources.cifar import CIFAR10, CIFAR100
 from rayfl.data.torchvision import torchvision
 from rayfl.determinism.seeding import generator

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from rayfl.data.check import checked_dataset
-from rayfl.data.sources import mnist
-from rayfl.data.sources.mnist import MNIST, FashionMNIST
+from rayfl.data.sources import idx
+from rayfl.data.sources.idx import MNIST, FashionMNIST
 from rayfl.data.torchvision import torchvision
 from tests.refusals import refused
 
@@ -82,7 +82,7 @@ def test_labels_must_fit_the_images(tmp_path):
 
 def test_fashion_mnist_is_read_from_debians_package(tmp_path, monkeypatch):
     write_four_files(tmp_path)
-    monkeypatch.setattr(mnist, "FASHION_MNIST_OF_DEBIAN", tmp_path)
+    monkeypatch.setattr(idx, "FASHION_MNIST_OF_DEBIAN", tmp_path)
     assert len(FashionMNIST().load().train) == 3
 
 
@@ -94,7 +94,7 @@ def test_torchvision_downloads_where_nothing_is_here(tmp_path, monkeypatch, sour
     kind = getattr(torchvision().datasets, source.__name__)
     resources = [(path.name, hashlib.md5(path.read_bytes()).hexdigest()) for path in sorted(served.iterdir())]
     monkeypatch.setattr(kind, "resources", resources)
-    monkeypatch.setattr(mnist, "FASHION_MNIST_OF_DEBIAN", tmp_path / "absent")
+    monkeypatch.setattr(idx, "FASHION_MNIST_OF_DEBIAN", tmp_path / "absent")
     with mirror_of(served) as address:
         monkeypatch.setattr(kind, "mirrors", [address])
         dataset = source(cache=cache).load()
@@ -109,7 +109,7 @@ def test_torchvision_downloads_where_nothing_is_here(tmp_path, monkeypatch, sour
 def test_an_impossible_download_is_one_sentence(tmp_path, monkeypatch, source, advice):
     kind = getattr(torchvision().datasets, source.__name__)
     monkeypatch.setattr(kind, "mirrors", [f"{(tmp_path / 'nowhere').as_uri()}/"])
-    monkeypatch.setattr(mnist, "FASHION_MNIST_OF_DEBIAN", tmp_path / "absent")
+    monkeypatch.setattr(idx, "FASHION_MNIST_OF_DEBIAN", tmp_path / "absent")
     with refused(names=[source.name, "downloaded", advice]) as error:
         source(cache=tmp_path / "cache").load()
     assert "\n" not in str(error.value)

@@ -80,8 +80,8 @@ def test_a_group_is_labelled_by_one_linear_model():
 @pytest.mark.parametrize(
     ("options", "names"),
     [
-        ({"augment": True}, ["augment=true", "images", "data.shape"]),
-        ({"shape": (3, 0, 4)}, ["shape=[3, 0, 4]", "below 1", "[channels, height, width]"]),
+        ({"augment": True}, ["augment=true", "shape", "remove"]),
+        ({"shape": (3, 0, 4)}, ["shape=[3, 0, 4]", "3 whole numbers of at least 1"]),
         ({"alpha": -1.0}, ["alpha=-1.0", "[0, 1e+12]"]),
         ({"colour": 3}, ["colour", "alpha, augment, beta"]),
     ],

@@ -5,11 +5,20 @@ import sys
 import numpy as np
 import pytest
 
-from rayfl.data.partitions.natural import Natural
-from rayfl.data.sources.by_owner import read_tff
-from rayfl.data.sources.cifar import FedCIFAR100
-from rayfl.data.sources.femnist import FederatedEMNIST
-from rayfl.data.sources.shakespeare import BEGIN, CHARACTERS, END, NUM_TOKENS, PAD, Shakespeare, tokens, windows
+from rayfl.data.partitions.plain import Natural
+from rayfl.data.sources.tff import (
+    BEGIN,
+    CHARACTERS,
+    END,
+    NUM_TOKENS,
+    PAD,
+    FedCIFAR100,
+    FederatedEMNIST,
+    Shakespeare,
+    read_tff,
+    tokens,
+    windows,
+)
 from rayfl.determinism.seeding import generator
 from tests.data.files import write_tff as write
 from tests.refusals import refused

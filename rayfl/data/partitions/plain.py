@@ -1,4 +1,4 @@
-"""The split of the data itself: one client per writer, speaker or device."""
+"""Splits that need no classes: into equal parts, and that of the data itself, one client per writer or device."""
 
 import numpy as np
 from pydantic import Field
@@ -6,6 +6,18 @@ from pydantic import Field
 from rayfl.data.datasets import Dataset
 from rayfl.data.partition import Partition, PartitionScheme, Shards
 from rayfl.errors import RayflError
+
+
+class Iid(PartitionScheme):
+    """All samples, shuffled and cut into equal parts (sizes differ by at most one); the test samples likewise."""
+
+    name = "iid"
+
+    def split(self, dataset: Dataset, num_clients: int, generator: np.random.Generator) -> Partition:
+        """Assign the samples. Raise RayflError if there are more clients than train samples."""
+        train = Shards.even(generator.permutation(len(dataset.train)), num_clients)
+        test = Shards.even(generator.permutation(len(dataset.test)), num_clients)
+        return self.finish(train, test, f"there are {len(dataset.train)} train samples, so lower clients.count")
 
 
 class Natural(PartitionScheme):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rayfl.data.datasets import Samples
-from rayfl.data.sources.array_cache import cached_arrays
+from rayfl.data.sources.tff import cached_arrays
 
 
 class Reader:

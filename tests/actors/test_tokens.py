@@ -17,9 +17,9 @@ import psutil
 import pytest
 import ray
 
-from actors import ray_internals, start_or_join
+from actors import ray_internals, session
 from actors.errors import ClusterError
-from actors.start_or_join import LOOPBACK
+from actors.session import LOOPBACK
 from tests.actors.toys import logged
 from tests.refusals import check_sentence, refused
 
@@ -144,9 +144,9 @@ def test_a_cluster_is_joined_with_the_token_that_this_process_has(
     for variables in ({}, {"RAY_AUTH_TOKEN": "0" * 64}, {"RAY_AUTH_TOKEN": "0" * 64, "RAY_AUTH_MODE": "disabled"}):
         tokens = {"HOME": str(tmp_path), "RAY_AUTH_TOKEN": None, "RAY_AUTH_TOKEN_PATH": None, "RAY_AUTH_MODE": None}
         with (
-            start_or_join._variables(tokens | variables),
+            session._variables(tokens | variables),
             refused(names=["auto", "Failed to connect", "RAY_AUTH_TOKEN", "~/.ray/auth_token"], error=ClusterError),
-            start_or_join.joined("auto"),
+            session.joined("auto"),
         ):
             pass
     assert modes == [None, "token", "disabled"]
@@ -155,7 +155,7 @@ def test_a_cluster_is_joined_with_the_token_that_this_process_has(
 def test_a_tip_of_rays_is_not_shown(monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder) -> None:
     # As `ray.init` of some versions does.
     monkeypatch.setattr(ray, "init", lambda **settings: warnings.warn("Tip: In future ...", FutureWarning, 1))
-    start_or_join._join("head:1")
+    session._join("head:1")
     assert recwarn.list == []
 
 
@@ -173,7 +173,7 @@ def test_a_cluster_without_tokens_is_named(caplog: pytest.LogCaptureFixture, mon
     monkeypatch.setattr(ray, "init", lambda **settings: None)
     monkeypatch.setattr(ray, "shutdown", lambda: None)
     try:
-        with start_or_join.joined(address):
+        with session.joined(address):
             pass
     finally:
         server.stop(None).wait()
