@@ -22,7 +22,7 @@ PRIVATE = re.compile(r"\bray\._|_private\b|_raylet\b|_global_node|_system_config
 
 def test_this_ray_has_all_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [part for part in ray_internals.PARTS if ray_internals.find(part) is None] == []
-    assert len(ray_internals.PARTS) == 14
+    assert len(ray_internals.PARTS) == 13
     assert ray_internals.system_config(a=1) == {"_system_config": {"a": 1}}
     monkeypatch.setenv(ray_internals.PLAIN, "1")
     assert [part for part in ray_internals.PARTS if ray_internals.find(part)] == []

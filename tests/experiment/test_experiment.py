@@ -203,7 +203,7 @@ def test_a_file_that_is_not_there(tmp_path: Path):
     with refused(names=["TOML", "experiment"]):
         read(tmp_path / "demo.toml")
     there = written(tmp_path)
-    with refused(names=[f"{tmp_path / 'dmeo.toml'}", f"{there!s}"]):
+    with refused(names=[f"{tmp_path / 'dmeo.toml'}", f"did you mean '{there.name}'"]):
         read(tmp_path / "dmeo.toml")
 
 
@@ -211,7 +211,7 @@ def test_files_that_cannot_be_read(tmp_path: Path):
     with refused(names=[tmp_path, "directory", "TOML"]):
         read(tmp_path)
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
-    with refused(names=["binary.toml", "utf-8"]):
+    with refused(names=["binary.toml", "UTF-8"]):
         read(tmp_path / "binary.toml")
     with refused(names=["demo.toml", "TOML", "line 1", "10"]):
         read(written(tmp_path, "rounds = \n"))
