@@ -27,10 +27,10 @@ def bytes_by_node(jobs: Sequence[Job]) -> list[Counter[str]]:
 
 
 def homes(stored: Sequence[Mapping[str, int]], nodes: Sequence[str]) -> list[str | None]:
-    """The home of each job, the node with the most bytes of its inputs, from these and the sorted nodes of all actors.
+    """The home of each job: of the sorted nodes of all actors, the one with the most bytes of the job's inputs.
 
-    Jobs without inputs in object stores are spread evenly, consecutive ones to one node, so that sums of clients which
-    are added first lie on one node.
+    Jobs without inputs in their object stores are spread evenly, consecutive ones to one node, so that sums of clients
+    which are added first lie on one node.
     """
     even = [nodes[index * len(nodes) // len(stored)] for index in range(len(stored))]
     return [

@@ -11,6 +11,7 @@ def test_the_home_of_a_job_is_where_most_of_its_inputs_lie() -> None:
     # Nobody works on b, for example because it is the head.
     assert homes([stored], ["a", "c"]) == ["a"] and homes([stored], ["d"]) == ["d"]
     assert homes([{"a": 5, "b": 5}], ["a", "b"]) == ["b"]
+    assert homes([{}], ["a"]) == ["a"]
 
 
 def test_jobs_without_inputs_are_spread_over_the_nodes_in_their_order() -> None:
