@@ -53,6 +53,7 @@ def main() -> None:
 @click.option("--overwrite", is_flag=True, help="Replace the run in --output if there is one.")
 @click.option("--resume", "resumed", is_flag=True, help="Resume the run in --output if there is one.")
 @click.option("--inline", is_flag=True, help="Run in this process, without Ray (for debugging).")
+@click.option("--dry-run", is_flag=True, help="Print what the run will do and take; write nothing and start no Ray.")
 @click.pass_context
 def run(
     context: click.Context,
@@ -64,6 +65,7 @@ def run(
     overwrite: bool,
     resumed: bool,
     inline: bool,
+    dry_run: bool,
 ) -> None:
     """Run the experiment in FILE, which may be a name that `rayfl examples` lists; KEY=VALUE replaces single settings,
     as in method.lr=0.1.
@@ -76,6 +78,12 @@ def run(
         raise RayflError("--resume goes on with the run in --output and --overwrite replaces it: give one of them")
     settings = [*overrides, *_settings(rounds, actors, inline)]
     table, lists = _read(file, settings)
+    if dry_run and (resumed or overwrite or output is not None):
+        raise RayflError("--dry-run writes nothing: leave out --output, --overwrite and --resume")
+    if dry_run:
+        from jobs.dry_run import dry_runs
+
+        raise click.exceptions.Exit(dry_runs(table, lists, settings))
     if lists is not None:
         if isinstance(output, str):
             raise RayflError(
@@ -245,6 +253,41 @@ def reproduce(
     raise click.exceptions.Exit(run_sweeps(paper, overrides, directory, quick, parallel, names, began))
 
 
+@main.command(cls=WithSettings)
+@click.argument("file", type=EXPERIMENT)
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option("--budget", type=click.IntRange(1), required=True, metavar="N", help="Number of trials of each method.")
+@click.option("--dir", "--output", "directory", type=ABSOLUTE, help="Directory; a tune that was stopped goes on there.")
+@click.option("--rounds", type=int, help="Number of rounds, instead of the file's.")
+@click.option("--actors", metavar="N", help="Number of client actors of each run, or all.")
+@click.option("--inline", is_flag=True, help="Run without Ray (for debugging).")
+def tune(
+    file: Path,
+    overrides: Sequence[str],
+    budget: int,
+    directory: Path | None,
+    rounds: int | None,
+    actors: str | None,
+    inline: bool,
+) -> None:
+    """Try values of the settings in the [tune] table of FILE, on validation data, and write the experiment with the
+    best ones. In a file with a [sweep] table, each of its methods or cases gets this number of trials.
+
+    KEY=VALUE replaces single settings. KEY=VALUE for a tuned KEY removes KEY from the table; tune.KEY=... adds it.
+    """
+    began = time.monotonic()
+    settings = [*overrides, *_settings(rounds, actors, inline)]
+    table, lists = _read(file, settings)
+    with Display("loading") as display:
+        if not inline:
+            fork_server.begin()
+        from jobs import console
+        from jobs import tune as tuning
+
+        chosen, audience = tuning.Tuning(table, lists, settings), console.Audience(display=display, began=began)
+        raise click.exceptions.Exit(tuning.tune(chosen, budget, directory, audience))
+
+
 @main.command()
 @click.argument("directories", nargs=-1, required=True, type=PLACE)
 @click.option(
@@ -311,14 +354,14 @@ def data(file: Path, overrides: Sequence[str]) -> None:
     with Display("reading the data") as display:
         from rayfl.data.check import read_dataset
         from rayfl.experiment.experiment import read
-        from rayfl.experiment.prepare import make_partition
+        from rayfl.experiment.prepare import split_data
         from rayfl.experiment.sweep import read_sweep
         from rayfl.report.partition_table import table
 
         combinations = read_sweep(file, overrides)
         experiment = combinations[0].experiment if combinations else read(file, overrides)
         dataset = read_dataset(experiment.data)
-        partition = make_partition(experiment, dataset)
+        dataset, partition = split_data(experiment, dataset)
         display.close()
         unseen = experiment.clients.unseen_numbers(experiment.seed)
         print_table(table(dataset, partition, unseen=unseen), 140)

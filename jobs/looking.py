@@ -69,7 +69,7 @@ def list_runs(folder: Path, display: Display) -> None:
     found = run_list(folder)
     display.close()
     if found.rows:
-        print_table(_rich(None, found), 120)
+        print_table(rich_table(None, found), 120)
     say(f"{wording.counted(len(found.rows), 'run') if found.rows else 'no runs'} in {folder}")
 
 
@@ -77,7 +77,7 @@ def show(place: Path | str, display: Display) -> None:
     """Print the experiment, the platform and the results of a run."""
     display.stage("reading the run")
     run = read_run(_to_read(place))
-    tables = [(result_table(summary(run)), 100), *((_rich(*one), 150) for one in over_clients(groups([run])))]
+    tables = [(result_table(summary(run)), 100), *((rich_table(*one), 150) for one in over_clients(groups([run])))]
     display.close()
     say(description(run))
     for table, width in tables:
@@ -108,7 +108,7 @@ def _agreed(runs: Sequence[Run], given: Mapping[str, object]) -> ReportOptions:
 def print_comparison(runs: Sequence[Run], options: ReportOptions) -> None:
     """Print runs side by side, the best first."""
     for title, table in comparison(runs, options):
-        print_table(_rich(title, table), 150)
+        print_table(rich_table(title, table), 150)
 
 
 def result_table(numbers: Summary) -> Table:
@@ -134,7 +134,7 @@ def result_table(numbers: Summary) -> Table:
     # Tables, records and pages number rounds from 0; the progress counts rounds that are done.
     called = f", 0 to {numbers['rounds'] - 1}" if numbers["rounds"] > 1 else ""
     title = f"{numbers['name']}: {wording.counted(numbers['rounds'], 'round')}{called}"
-    return _rich(title, TextTable(["result", "value"], rows))
+    return rich_table(title, TextTable(["result", "value"], rows))
 
 
 def description(run: Run) -> str:
@@ -157,7 +157,7 @@ def standing(run: Run, url: str | None = None) -> str:
     return "\n".join(filter(None, [rounds, f"run: {url or place}", more]))
 
 
-def _rich(title: str | None, given: TextTable) -> Table:
+def rich_table(title: str | None, given: TextTable) -> Table:
     table = Table(title=title, title_justify="left")
     for place, head in enumerate(given.heads):
         table.add_column(Text(head), justify="right" if place else "left", overflow="fold")

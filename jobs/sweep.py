@@ -123,7 +123,7 @@ def run_all(
         Outcome(one, directory / one.directory, "skipped") for one in combinations if not most_actors[one.directory]
     ]
     if waiting := [one for one in combinations if most_actors[one.directory]]:
-        with _session([one.experiment for one in waiting], audience) as address:
+        with one_session([one.experiment for one in waiting], audience) as address:
             parallel = min(parallel, len(waiting))
             waiting = [_sharing(one, parallel, most_actors[one.directory]) for one in waiting]
             overall = Overall(audience.display, len(waiting))
@@ -181,7 +181,7 @@ def _most_actors(one: Combination, home: Path, parallel: int, overwrite: bool) -
 
 
 @contextmanager
-def _session(experiments: Sequence[Experiment], audience: Audience) -> Iterator[str | None]:
+def one_session(experiments: Sequence[Experiment], audience: Audience) -> Iterator[str | None]:
     """One Ray for all runs, if any of them uses Ray; yields its address, or None."""
     runtimes = [one.runtime for one in experiments if one.runtime.executor == "ray"]
     for key in ("address", "object_store_memory_mb"):
@@ -215,7 +215,7 @@ def _one_by_one(
         for number, one in enumerate(waiting):
             if not audience.display.hidden:
                 say(f"[{number + 1}/{len(waiting)}] {one.title}")
-            outcome = _attempt(one, directory / one.directory, overwrite, audience)
+            outcome = attempt(one, directory / one.directory, overwrite, audience)
             overall.over()
             yield outcome
             # A signal during the last round, or the limit, leaves the run finished.
@@ -223,7 +223,7 @@ def _one_by_one(
                 return
 
 
-def _attempt(one: Combination, directory: Path, overwrite: bool, audience: Audience) -> Outcome:
+def attempt(one: Combination, directory: Path, overwrite: bool, audience: Audience) -> Outcome:
     """Run one combination, or go on with its unfinished run. An error becomes its outcome and stops no other run."""
     try:
         before = None if overwrite else earlier_run(directory, one.experiment)

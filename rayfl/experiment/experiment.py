@@ -107,7 +107,10 @@ class Splits(Settings):
     """
 
     validation_ratio: float | None = Field(
-        default=None, ge=0, lt=1, description="share for methods that choose by validation data"
+        default=None,
+        ge=0,
+        lt=1,
+        description="share for methods that choose by validation data, and for evaluation.split='validation'",
     )
     heldout_ratio: float | None = Field(
         default=None, ge=0, lt=1, description="share of unlabelled samples, for Elastic"

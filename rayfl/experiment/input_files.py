@@ -134,7 +134,8 @@ def mapped(table: Mapping[str, Any], change: Callable[[tuple[str, ...], str], st
             return {key: walk(inner, (*path, *str(key).split("."))) for key, inner in value.items()}
         if isinstance(value, list | tuple):
             return [walk(item, path) for item in value]
-        key = path[1:] if path[:1] == ("sweep",) else path
+        leads = ("sweep", "case"), ("sweep",), ("tune",)
+        key = path[next((len(lead) for lead in leads if path[: len(lead)] == lead), 0) :]
         if key[:1] and key[0] in _OPEN and (named := plugins.file_of(value)) is not None:
             return f"{change(key, named[0])}:{named[1]}"
         return change(key, value) if key in (*KINDS, *STAYING) and isinstance(value, str) and value else value

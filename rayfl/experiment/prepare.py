@@ -17,7 +17,7 @@ from rayfl.choices.kinds import Kind
 from rayfl.data.batches import Batch
 from rayfl.data.check import read_dataset
 from rayfl.data.datasets import Dataset
-from rayfl.data.partition import Partition
+from rayfl.data.partition import Partition, Shards
 from rayfl.determinism import seeding, torch_flags
 from rayfl.determinism.process import prepare_process
 from rayfl.errors import RayflError
@@ -42,6 +42,8 @@ from rayfl.tasks.supervised import task_for
 from rayfl.topology.graphs import SparseTopology
 from rayfl.tree import Tree
 
+JUDGED_RATIO = 0.2
+"""The share of the train samples on which `evaluation.split` "validation" evaluates, if none is given."""
 STORE_SHARE = 0.3
 """The share of a machine's memory that Ray takes for its object store."""
 
@@ -57,7 +59,7 @@ def prepare(experiment: Experiment) -> Setup:
         require_installed(experiment.output.track)
         prepare_process()
         dataset = read_dataset(experiment.data)
-        partition = make_partition(experiment, dataset)
+        dataset, partition = split_data(experiment, dataset)
         dataset = with_flipped_labels(experiment, dataset, partition)
         task = make_task(experiment, dataset)
         method = experiment.method.make(task, experiment.rounds)
@@ -274,10 +276,23 @@ def with_flipped_labels(experiment: Experiment, dataset: Dataset, partition: Par
     return replace(dataset, train=replace(dataset.train, labels=labels))
 
 
+def split_data(experiment: Experiment, dataset: Dataset) -> tuple[Dataset, Partition]:
+    """The dataset and the samples of each client; both have those of `evaluation.split` as their test samples."""
+    partition = make_partition(experiment, dataset)
+    if experiment.evaluation.split == "test":
+        return dataset, partition
+    rows, train = partition.test.indices, dataset.train
+    groups = None if train.groups is None else train.groups[rows]
+    test = replace(train, inputs=train.inputs[rows], labels=train.labels[rows], groups=groups)
+    judged = Shards(np.arange(len(rows)), partition.test.offsets)
+    return replace(dataset, test=test), replace(partition, test=judged)
+
+
 def make_partition(experiment: Experiment, dataset: Dataset) -> Partition:
     """The samples of each client, without the splits that the experiment or the method sets aside.
 
-    Which of the partition's clients are the unseen ones is drawn from the seed; they get the last numbers.
+    With `evaluation.split` "validation", `test` has indices of train samples, which are in no other split. Which of the
+    partition's clients are the unseen ones is drawn from the seed; they get the last numbers.
     """
     if experiment.partition.by_class and not dataset.has_classes:
         raise RayflError(
@@ -297,6 +312,14 @@ def make_partition(experiment: Experiment, dataset: Dataset) -> Partition:
         "heldout": experiment.splits.heldout_ratio,
     }
     validation, heldout = (defaults.get(name, 0.0) if ratio is None else ratio for name, ratio in ratios.items())
+    if experiment.evaluation.split == "validation":
+        judged = JUDGED_RATIO if ratios["validation"] is None else ratios["validation"]
+        if not judged:
+            raise RayflError("=0 leaves no data for evaluation.split='validation'", ("splits", "validation_ratio"))
+        cut = partition.hold_out(judged, 0.0, seeding.generator(experiment.seed, purpose="judged split"))
+        partition = replace(cut, test=cut.validation)
+        # What is left is cut again only for a method that chooses by validation data itself.
+        validation = validation if "validation" in defaults else 0.0
     partition = partition.hold_out(validation, heldout, seeding.generator(experiment.seed, purpose="splits"))
     unseen = experiment.clients.unseen_numbers(experiment.seed)
     return partition.with_last(unseen) if unseen else partition

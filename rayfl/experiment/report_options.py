@@ -27,6 +27,9 @@ class ReportOptions(Settings):
         default=None,
         description="metric to compare by, as own/accuracy; default: the first one, own/... if a method is personal",
     )
+    note: str | None = Field(
+        default=None, description="sentence at the top of the page, such as how the runs' settings were chosen"
+    )
 
     @property
     def targets(self) -> tuple[float, ...]:

@@ -21,7 +21,7 @@ import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import getLogger
 from pathlib import Path
@@ -98,7 +98,7 @@ def combine(table: dict[str, Any], lists: Mapping[str, list[Any]], overrides: Se
         )
     swept = _items(lists)
     keys = {key for items in swept for item in items for key in item.settings}
-    inside = [one for one in overrides if any(lies_in(".".join(split_override(one)[0]), key) for key in keys)]
+    inside = _inside(overrides, keys)
     found = [_combination(table, items, inside) for items in itertools.product(*swept)]
     for key, times in Counter(key for one in found for key in one.left_out).items():
         first = next(one for one in found if key in one.left_out)
@@ -110,6 +110,29 @@ def combine(table: dict[str, Any], lists: Mapping[str, list[Any]], overrides: Se
         if times > 1:
             raise RayflError(f"two combinations of the sweep are called {name!r}; give each of their items a label")
     return found
+
+
+# Any: tables of a file, or from Python.
+def case_of(table: dict[str, Any], case: Mapping[str, Any], overrides: Sequence[str] = ()) -> Combination:
+    """The experiment of one case; `combine` refuses what does nothing in all cases. Overrides as there."""
+    item = _item(_CASE, case, "")
+    return _combination(table, [item], _inside(overrides, item.settings))
+
+
+# Any: tables of a file, or from Python.
+def as_cases(lists: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
+    """All combinations of swept lists, seeds left out, each as a case; [] if nothing else is swept."""
+    swept, cases = _items({key: values for key, values in lists.items() if key != _SEED}), list[dict[str, Any]]()
+    for items in itertools.product(*swept) if swept else ():
+        cases.append({"label": ", ".join(item.words for item in items)})
+        for key, value in (setting for item in items for setting in item.settings.items()):
+            put(cases[-1], key.split("."), copied(value), key)
+    return cases
+
+
+def _inside(overrides: Sequence[str], keys: Iterable[str]) -> list[str]:
+    """The overrides of settings inside swept tables."""
+    return [one for one in overrides if any(lies_in(".".join(split_override(one)[0]), key) for key in keys)]
 
 
 def _items(lists: Mapping[str, list[Any]]) -> list[list[_Item]]:

@@ -95,6 +95,7 @@ def page(found: Sequence[Group], options: ReportOptions) -> dict[str, object]:
     return {
         "title": "Comparison of runs" if len(found) > 1 else _title(found[0]),
         "lede": _lede(found),
+        "note": options.note,
         "unfinished": [run_label(run) for run in runs if not run.finished],
         "mixed": [run_label(run) for run in runs if kinds_besides(run.platform)],
         "unmeasured": [run_and_seed(run) for run in runs if several and not run.metrics.num_rows],
@@ -129,6 +130,8 @@ def _lede(found: Sequence[Group]) -> str:
     )
     sample = dotted(runs[0].experiment).get("evaluation.clients")
     sampled = "" if sample is None else f" Values of clients are those of a sample of {sample} of all clients."
+    if dotted(runs[0].experiment).get("evaluation.split") == "validation":
+        sampled += " Test data are here a share of each client's train data (evaluation.split = validation)."
     return (
         f"{clients} clients trained{method}{data} for {rounds} rounds{seeds}.{sampled} "
         "Their data stayed with them; only the messages counted here travelled."

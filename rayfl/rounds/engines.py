@@ -115,7 +115,7 @@ def run_vmap(method: Method, tasks: Sequence[LocalTask], width: int = 1) -> Iter
     alike: dict[Hashable, dict[int, Carry]] = {}
     for row, task in enumerate(tasks):
         carry = task.begin()
-        alike.setdefault(_shape(carry), {})[row] = carry
+        alike.setdefault(shape_of(carry), {})[row] = carry
     done: dict[int, tuple[Carry, dict[str, Work]]] = {}
     for own in alike.values():
         if max(width, len(own)) > 1:
@@ -196,13 +196,13 @@ def _forked(method: Method, task: LocalTask) -> Iterator[None]:
 
 
 # Any: a carry, or a part of it.
-def _shape(carry: Any) -> Hashable:
+def shape_of(carry: Any) -> Hashable:
     """Names, shapes and types of all leaves."""
     if isinstance(carry, torch.Tensor):
         return carry.shape, carry.dtype
     if isinstance(carry, dict):
-        return tuple((name, _shape(part)) for name, part in carry.items())
-    return tuple(map(_shape, carry))
+        return tuple((name, shape_of(part)) for name, part in carry.items())
+    return tuple(map(shape_of, carry))
 
 
 def _where(active: torch.Tensor, new: Carry, old: Carry) -> Carry:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -57,6 +57,11 @@ class Evaluation(Settings):
 
     every: int = Field(
         default=1, ge=0, description="evaluate every N rounds and after the last one; 0: only after the last one"
+    )
+    split: Literal["test", "validation"] = Field(
+        default="test",
+        description="validation: a share of each client's train split that no method sees takes the place of all test "
+        "data, splits.validation_ratio or 0.2",
     )
     pooled: bool = Field(default=True, description="evaluate the global model on the pooled test set")
     own: bool = Field(default=True, description="evaluate each client's model on its own test split")

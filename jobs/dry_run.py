@@ -1,0 +1,145 @@
+"""`rayfl run --dry-run`: what a run will do and take, without Ray and without writing a file.
+
+The engine plays the rounds in this process, with all draws, messages and bills, but only one client is trained: what
+that changed in its model is changed in every other client's, whose steps are counted. After LONGEST_S seconds the rest
+is extrapolated from the rounds so far.
+"""
+
+import os
+import resource
+import time
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import fields
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import psutil
+from rich.filesize import decimal
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from jobs.looking import rich_table
+from jobs.standard_output import print_table
+from rayfl import tree
+from rayfl.compress.dense import Dense
+from rayfl.experiment.experiment import Experiment
+from rayfl.experiment.prepare import prepare
+from rayfl.experiment.sweep import combine
+from rayfl.methods.base import Carry, Method, Work
+from rayfl.report import comparison, wording
+from rayfl.rounds import engines, executor, ledger, rounds
+from rayfl.rounds.setup import Setup
+from rayfl.run_directory.tracking import Stopped
+
+LONGEST_S = 30.0
+"""Seconds after which no further round is played."""
+
+
+class DryEngine:
+    """Trains one client of each shape. example_s: seconds of an example; spent_s: of all training."""
+
+    def __init__(self, engine: engines.Engine, width: int) -> None:
+        self.engine, self.width, self.example_s, self.spent_s = engine, width, 0.0, 0.0
+        self.known: dict[Hashable, tuple[Carry, Carry]] = {}
+
+    def __call__(
+        self, method: Method, tasks: Sequence[engines.LocalTask], width: int = 1
+    ) -> Iterator[tuple[Carry, dict[str, Work]]]:
+        """As of the engine."""
+        for task in tasks:
+            carry, work = task.begin(), {stage.name: task.planned(stage) for stage in task.stages}
+            key = engines.shape_of(carry), *work
+            # Twice, as the first time is slower. A stack of one client takes as long as a full one.
+            for _ in range(0 if key in self.known else 2):
+                begun = time.perf_counter()
+                ((trained, _),) = self.engine(method, [task], self.width)
+                taken = time.perf_counter() - begun
+                self.spent_s += taken
+                self.example_s = taken / self.width / max(1, sum(one.num_examples for one in work.values()))
+                self.known[key] = task.begin(), trained
+            yield tree_map(_moved, carry, *self.known[key]), work
+
+
+# Any: leaves of a carry.
+def _moved(leaf: Any, before: Any, after: Any) -> Any:
+    """A leaf of a carry, changed as training changed that of another client."""
+    return leaf + (after - before) if isinstance(leaf, Tensor) and leaf.is_floating_point() else after
+
+
+class DrySetup(Setup):
+    """A setup whose clients are not trained, and that is evaluated in round 0 alone."""
+
+    @cached_property
+    def engine(self) -> DryEngine:
+        """An engine around that of the setup."""
+        return DryEngine(super().engine, self.work_width)
+
+    def evaluated(self, round: int) -> bool:
+        """Whether it is round 0."""
+        return round == 0
+
+    @property
+    def has_fixed_sizes(self) -> bool:
+        """Whether the sizes of messages do not depend on their values."""
+        method, links = self.method, (self.uplink, self.downlink)
+        is_fixed = method.hands_over_trees and not (method.own_compression or method.may_be_silent)
+        return is_fixed and type(method).has_work is Method.has_work and all(isinstance(one, Dense) for one in links)
+
+
+def dry_run(experiment: Experiment) -> None:
+    """Print what a run of the experiment will do and take."""
+    plain, actors = prepare(experiment), experiment.runtime.actors
+    setup, driver = DrySetup(**{one.name: getattr(plain, one.name) for one in fields(Setup)}), psutil.Process()
+    driver_bytes, begun, sums, walls = driver.memory_info().rss, time.monotonic(), Counter[str](), list[float]()
+
+    def add(record: ledger.RoundRecord, run_state: rounds.RunState) -> None:
+        walls.append(record.row.wall_s)
+        sums.update(record.row._asdict())
+        sums["steps"] += sum(one.num_steps for one in record.clients)
+        sums["examples"] += sum(one.num_samples for one in record.clients)
+        sums["flops"] += sum(
+            one.value or 0 for one in record.metrics if one.name == "flops/training" and one.client is not None
+        )
+        kept = (*run_state.states.values(), *run_state.server_memories.values())
+        sums["states"] = sum(map(tree.num_bytes, kept))
+        if time.monotonic() - begun > LONGEST_S:
+            raise Stopped
+
+    with suppress(Stopped):
+        rounds.simulate(setup, executor.InlineExecutor(setup), add)
+    scale, engine = setup.rounds / len(walls), setup.engine
+    round_s = float(np.median(walls[1:] or walls))
+    evaluations_s = sum(map(plain.evaluated, range(setup.rounds))) * max(0.0, walls[0] - engine.spent_s - round_s)
+    actors = min(setup.most_actors, actors if isinstance(actors, int) else os.cpu_count() or 1)
+    actors = 1 if experiment.runtime.executor == "inline" else actors
+    real_s = (scale * sums["examples"] * engine.example_s + evaluations_s) / actors + setup.rounds * round_s
+    data = [array for part in (setup.dataset.train, setup.dataset.test) for array in (part.inputs, part.labels)]
+    models = 3 + (sums["selected"] / len(walls) if setup.keeps_messages else actors)
+    store = sum(array.nbytes for array in data) + sums["states"] + models * tree.num_bytes(setup.initial_arrays)
+    how = "exact" if setup.has_fixed_sizes else "estimate"
+    how = how if scale == 1 else f"estimate from {len(walls)} rounds"
+    rows = [
+        ["rounds", f"{setup.rounds:,}", "exact"],
+        ["steps of all clients", f"{scale * sums['steps']:,.0f}", "exact" if scale == 1 else how],
+        ["bytes up", f"{scale * sums['uplink_bits'] / 8:,.0f}", how],
+        ["bytes down", f"{scale * sums['downlink_bits'] / 8:,.0f}", how],
+        ["operations of the training", f"{scale * sums['flops']:.4g}", how],
+        ["simulated time", wording.seconds(scale * sums["simulated_s"]), how],
+        ["real time of the rounds", wording.seconds(real_s), f"estimate for {actors} actors, from one trained client"],
+        ["memory of the driver", decimal(driver_bytes), "this process before the rounds, without Ray"],
+        ["memory of each actor", decimal(1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss), "this process"],
+        ["object store", decimal(int(store)), "estimate: data, clients' states, models under way"],
+    ]
+    title = f"{experiment.name}: nothing was written"
+    print_table(rich_table(title, comparison.TextTable(["what", "value", "how"], rows)))
+
+
+# Any: tables of a file.
+def dry_runs(table: dict[str, Any], lists: Mapping[str, list[Any]] | None, overrides: Sequence[str]) -> None:
+    """Print what the run will do and take, or each run of a sweep."""
+    found = [Experiment(**table)] if lists is None else [one.experiment for one in combine(table, lists, overrides)]
+    for experiment in found:
+        dry_run(experiment)
