@@ -78,12 +78,8 @@ def run(
         raise RayflError("--resume goes on with the run in --output and --overwrite replaces it: give one of them")
     settings = [*overrides, *_settings(rounds, actors, inline)]
     table, lists = _read(file, settings)
-    if dry_run and (resumed or overwrite or output is not None):
-        raise RayflError("--dry-run writes nothing: leave out --output, --overwrite and --resume")
-    if dry_run:
-        from jobs.dry_run import dry_runs
-
-        raise click.exceptions.Exit(dry_runs(table, lists, settings))
+    if dry_run and (resumed or overwrite or output is not None or lists is not None):
+        raise RayflError("--dry-run is for one run and writes nothing: leave out [sweep], --output and --resume")
     if lists is not None:
         if isinstance(output, str):
             raise RayflError(
@@ -92,12 +88,16 @@ def run(
             )
         context.invoke(sweep, file=file, overrides=settings, directory=output, overwrite=overwrite, inline=inline)
     with Display("loading") as display:
-        if not inline:
+        if not inline and not dry_run:
             fork_server.begin()
         from rayfl.experiment.experiment import Experiment
 
         # A wrong setting is refused before Ray is loaded.
         experiment = Experiment(**table)
+        if dry_run:
+            from jobs.dry_run import foresee
+
+            raise click.exceptions.Exit(foresee(experiment, display))
         from jobs.console import Audience
         from jobs.run_and_print import print_result, run_or_resume
         from jobs.single import run as run_once

@@ -9,7 +9,7 @@ import os
 import resource
 import time
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import fields
 from functools import cached_property
@@ -21,19 +21,19 @@ from rich.filesize import decimal
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from jobs.looking import rich_table
-from jobs.standard_output import print_table
+from jobs import looking, standard_output
+from jobs.display import Display
 from rayfl import tree
 from rayfl.compress.dense import Dense
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare
-from rayfl.experiment.sweep import combine
 from rayfl.methods.base import Carry, Method, Work
 from rayfl.report import comparison, wording
 from rayfl.rounds import engines, executor, ledger, rounds
 from rayfl.rounds.setup import Setup
 from rayfl.run_directory.tracking import Stopped
 
+FLOPS = "flops/training"
 LONGEST_S = 30.0
 """Seconds after which no further round is played."""
 
@@ -60,7 +60,9 @@ class DryEngine:
                 self.spent_s += taken
                 self.example_s = taken / self.width / max(1, sum(one.num_examples for one in work.values()))
                 self.known[key] = task.begin(), trained
-            yield tree_map(_moved, carry, *self.known[key]), work
+            before, after = self.known[key]
+            is_alike = engines.shape_of(before) == engines.shape_of(after)
+            yield tree_map(_moved, carry, before, after) if is_alike else after, work
 
 
 # Any: leaves of a carry.
@@ -84,62 +86,61 @@ class DrySetup(Setup):
     @property
     def has_fixed_sizes(self) -> bool:
         """Whether the sizes of messages do not depend on their values."""
-        method, links = self.method, (self.uplink, self.downlink)
-        is_fixed = method.hands_over_trees and not (method.own_compression or method.may_be_silent)
-        return is_fixed and type(method).has_work is Method.has_work and all(isinstance(one, Dense) for one in links)
+        method, is_dense = self.method, isinstance(self.uplink, Dense) and isinstance(self.downlink, Dense)
+        free = method.own_compression or method.may_be_silent or type(method).has_work is not Method.has_work
+        return is_dense and method.hands_over_trees and not free
 
 
-def dry_run(experiment: Experiment) -> None:
+def foresee(experiment: Experiment, display: Display) -> None:
     """Print what a run of the experiment will do and take."""
-    plain, actors = prepare(experiment), experiment.runtime.actors
-    setup, driver = DrySetup(**{one.name: getattr(plain, one.name) for one in fields(Setup)}), psutil.Process()
-    driver_bytes, begun, sums, walls = driver.memory_info().rss, time.monotonic(), Counter[str](), list[float]()
+    display.stage("playing the rounds without training")
+    plain = prepare(experiment)
+    setup = DrySetup(**{one.name: getattr(plain, one.name) for one in fields(Setup)})
+    sums, walls, begun, driver = Counter[str](), list[float](), time.monotonic(), psutil.Process().memory_info().rss
 
     def add(record: ledger.RoundRecord, run_state: rounds.RunState) -> None:
         walls.append(record.row.wall_s)
         sums.update(record.row._asdict())
-        sums["steps"] += sum(one.num_steps for one in record.clients)
-        sums["examples"] += sum(one.num_samples for one in record.clients)
-        sums["flops"] += sum(
-            one.value or 0 for one in record.metrics if one.name == "flops/training" and one.client is not None
-        )
-        kept = (*run_state.states.values(), *run_state.server_memories.values())
-        sums["states"] = sum(map(tree.num_bytes, kept))
+        for one in record.clients:
+            sums.update(steps=one.num_steps, examples=one.num_samples)
+        sums["flops"] += sum(one.value or 0 for one in record.metrics if one[1] == FLOPS and one.client is not None)
+        sums["states"] = sum(map(tree.num_bytes, (*run_state.states.values(), *run_state.server_memories.values())))
         if time.monotonic() - begun > LONGEST_S:
             raise Stopped
 
     with suppress(Stopped):
         rounds.simulate(setup, executor.InlineExecutor(setup), add)
-    scale, engine = setup.rounds / len(walls), setup.engine
-    round_s = float(np.median(walls[1:] or walls))
-    evaluations_s = sum(map(plain.evaluated, range(setup.rounds))) * max(0.0, walls[0] - engine.spent_s - round_s)
-    actors = min(setup.most_actors, actors if isinstance(actors, int) else os.cpu_count() or 1)
+    scale, given = setup.rounds / len(walls), experiment.runtime.actors
+    actors = min(setup.most_actors, given if isinstance(given, int) else os.cpu_count() or 1)
     actors = 1 if experiment.runtime.executor == "inline" else actors
-    real_s = (scale * sums["examples"] * engine.example_s + evaluations_s) / actors + setup.rounds * round_s
-    data = [array for part in (setup.dataset.train, setup.dataset.test) for array in (part.inputs, part.labels)]
-    models = 3 + (sums["selected"] / len(walls) if setup.keeps_messages else actors)
-    store = sum(array.nbytes for array in data) + sums["states"] + models * tree.num_bytes(setup.initial_arrays)
-    how = "exact" if setup.has_fixed_sizes else "estimate"
-    how = how if scale == 1 else f"estimate from {len(walls)} rounds"
+    round_s = float(np.median(walls[1:] or walls))
+    evaluations_s = sum(map(plain.evaluated, range(setup.rounds))) * max(0.0, walls[0] - setup.engine.spent_s - round_s)
+    real_s = (scale * sums["examples"] * setup.engine.example_s + evaluations_s) / actors + setup.rounds * round_s
+    models = tree.num_bytes(setup.initial_arrays) * (
+        3 + (sums["selected"] / len(walls) if setup.keeps_messages else actors)
+    )
+    data = sum(one.nbytes for part in (setup.dataset.train, setup.dataset.test) for one in (part.inputs, part.labels))
+    counted = "exact" if scale == 1 else f"estimate from {len(walls)} rounds"
+    sized = counted if setup.has_fixed_sizes or scale > 1 else "estimate: the sizes of messages depend on their values"
     rows = [
-        ["rounds", f"{setup.rounds:,}", "exact"],
-        ["steps of all clients", f"{scale * sums['steps']:,.0f}", "exact" if scale == 1 else how],
-        ["bytes up", f"{scale * sums['uplink_bits'] / 8:,.0f}", how],
-        ["bytes down", f"{scale * sums['downlink_bits'] / 8:,.0f}", how],
-        ["operations of the training", f"{scale * sums['flops']:.4g}", how],
-        ["simulated time", wording.seconds(scale * sums["simulated_s"]), how],
+        ["steps of all clients", f"{scale * sums['steps']:,.0f}", counted],
+        ["bytes up", f"{scale * sums['uplink_bits'] / 8:,.0f}", sized],
+        ["bytes down", f"{scale * sums['downlink_bits'] / 8:,.0f}", sized],
+        ["operations of the training", f"{scale * sums['flops']:.4g}", sized],
+        ["simulated time", wording.seconds(scale * sums["simulated_s"]), sized],
         ["real time of the rounds", wording.seconds(real_s), f"estimate for {actors} actors, from one trained client"],
-        ["memory of the driver", decimal(driver_bytes), "this process before the rounds, without Ray"],
-        ["memory of each actor", decimal(1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss), "this process"],
-        ["object store", decimal(int(store)), "estimate: data, clients' states, models under way"],
+        ["memory of the driver", decimal(driver), "as in this process before the rounds; Ray needs more"],
+        [
+            "memory of an actor",
+            decimal(1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss),
+            "as in this process",
+        ],
+        [
+            "object store",
+            decimal(int(data + sums["states"] + models)),
+            "estimate: data, clients' states, models, messages",
+        ],
     ]
-    title = f"{experiment.name}: nothing was written"
-    print_table(rich_table(title, comparison.TextTable(["what", "value", "how"], rows)))
-
-
-# Any: tables of a file.
-def dry_runs(table: dict[str, Any], lists: Mapping[str, list[Any]] | None, overrides: Sequence[str]) -> None:
-    """Print what the run will do and take, or each run of a sweep."""
-    found = [Experiment(**table)] if lists is None else [one.experiment for one in combine(table, lists, overrides)]
-    for experiment in found:
-        dry_run(experiment)
+    display.close()
+    title = f"{experiment.name}: {wording.counted(setup.rounds, 'round')}; nothing was written"
+    standard_output.print_table(looking.rich_table(title, comparison.TextTable(["what", "value", "how"], rows)))

@@ -12,8 +12,6 @@ As its sampler is seeded, it draws the same values.
 """
 
 import itertools
-import math
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,19 +22,13 @@ import numpy as np
 from pydantic import Field
 
 from actors import parent_process, signals
-from jobs import earlier_run, run_page, sweep
-from jobs.console import Audience
-from jobs.display import Overall
-from jobs.standard_output import say
+from jobs import console, display, earlier_run, run_page, standard_output, sweep
 from rayfl.errors import RayflError
-from rayfl.experiment import identity, input_files, prepare, toml
-from rayfl.experiment.report_options import ReportOptions
-from rayfl.experiment.sweep import Combination, as_cases, case_of, combine, described
-from rayfl.experiment.table import copied, split_override, with_overrides
+from rayfl.experiment import identity, input_files, prepare, report_options, table, toml
+from rayfl.experiment import sweep as sweeps
 from rayfl.metrics import facts, fairness
 from rayfl.report import groups, series
-from rayfl.run_directory import disk, record
-from rayfl.run_directory.run_folder import RunFolder
+from rayfl.run_directory import disk, record, run_folder
 from rayfl.settings import Settings, dotted, shown
 
 try:
@@ -69,50 +61,57 @@ class Tuning:
     """
 
     def __init__(
-        self, table: Mapping[str, Any], lists: Mapping[str, list[Any]] | None, overrides: Sequence[str] = ()
+        self, given: Mapping[str, Any], lists: Mapping[str, list[Any]] | None, overrides: Sequence[str] = ()
     ) -> None:
-        self.table, self.overrides, lists = copied(table), overrides, lists or {}
-        given = dict(self.table.pop("tune", {}))
-        self.options = Options(**{key: given.pop(key) for key in Options.model_fields if key in given})
-        self.seeds, self.name = lists.get("seed", [self.table.get("seed", 1)]), self.table["name"]
+        keys = {one: ".".join(table.split_override(one)[0]) for one in overrides}
+        self.table, lists = table.copied(given), lists or {}
+        # The others are inside swept or tuned settings; every trial has these of its own.
+        self.overrides = [one for one, key in keys.items() if key not in ("label", "seed", "evaluation.split")]
+        tune, self.name = dict(self.table.pop("tune", {})), self.table["name"]
+        self.options = Options(**{key: tune.pop(key) for key in Options.model_fields if key in tune})
+        self.seeds = lists.get("seed", [self.table.get("seed", 1)])
         if self.options.seed in self.seeds:
             raise RayflError(f"tune.seed={self.options.seed} is a seed of the experiment too; give another one")
-        self.cases = {case.get("label", self.name): case for case in as_cases(lists) or [{}]}
-        self.ranges = {at: {**_ranges(given), **_ranges(case.pop("tune", {}))} for at, case in self.cases.items()}
-        combine(self.table, {"case": [{**case, "label": label} for label, case in self.cases.items()]}, overrides)
-        for ranges, one in itertools.product(self.ranges.values(), overrides):
-            ranges.pop(".".join(split_override(one)[0]), None)
+        self.cases = {case.get("label", self.name): case for case in sweeps.as_cases(lists) or [{}]}
+        self.ranges = {at: {**_ranges(tune), **_ranges(case.pop("tune", {}))} for at, case in self.cases.items()}
+        for ranges, key in itertools.product(self.ranges.values(), keys.values()):
+            ranges.pop(key, None)
+        named = [{**case, "label": label} for label, case in self.cases.items()]
+        sweeps.combine(table.copied(self.table), {"case": named}, overrides)
         for (label, ranges), end in itertools.product(self.ranges.items(), ("low", "high")):
-            if not ranges or {key.partition(".")[0] for key in ranges} & _FIXED:
-                raise RayflError(
-                    f"{', '.join(ranges) or 'nothing'} cannot be tuned; give tune.KEY={{low=..., high=...}} or "
-                    "tune.KEY=[VALUE, ...] for a KEY that changes how a model learns"
-                )
-            # The first and the last of a list.
-            ends = {key: of[-(end == "high")] if isinstance(of, list) else of.get(end) for key, of in ranges.items()}
-            self.trial(label, ends)
+            if not ranges:
+                raise RayflError(f"nothing is tuned for {label}: give tune.KEY={{low=..., high=...}} or tune.KEY=[...]")
+            if fixed := [key for key in ranges if key.partition(".")[0] in _FIXED]:
+                raise RayflError(f"tune.{fixed[0]} is not allowed, as it does not change how well a model learns")
+            at = {key: (len(of) - 1) * (end == "high") for key, of in ranges.items()}
+            ends = {key: at[key] if isinstance(of, list) else of.get(end) for key, of in ranges.items()}
+            self.trial(label, optuna.trial.FixedTrial(ends))
 
-    def values(self, label: str, drawn: optuna.trial.BaseTrial | Mapping[str, Any]) -> dict[str, Any]:
-        """The values of a trial by dotted key. `drawn`: a trial that draws them now, or what it has drawn."""
-        asked = optuna.trial.FixedTrial(dict(drawn)) if isinstance(drawn, Mapping) else drawn
+    def values(self, label: str, asked: optuna.trial.BaseTrial) -> dict[str, Any]:
+        """The values of a trial by dotted key."""
         return {key: _drawn(asked, key, of) for key, of in self.ranges[label].items()}
 
-    def trial(self, label: str, drawn: optuna.trial.BaseTrial | Mapping[str, Any]) -> Combination:
-        """The experiment of a trial, called by its case and its values; see `values`."""
-        values = self.values(label, drawn)
-        words = [f"{key.rpartition('.')[2]}={described(value)}" for key, value in values.items()]
-        values["label"] = ", ".join([label] * bool(self.cases[label]) + words)
-        values |= {"seed": self.options.seed, "evaluation.split": "validation"}
-        return case_of(self.table, with_overrides(copied(self.cases[label]), (), values)[0], self.overrides)
+    def trial(self, label: str, asked: optuna.trial.BaseTrial) -> sweeps.Combination:
+        """The experiment of a trial, called by its case and its values."""
+        values = self.values(label, asked)
+        words = [f"{key.rpartition('.')[2]}={sweeps.described(value)}" for key, value in values.items()]
+        title = ", ".join([label] * bool(self.cases[label]) + words)
+        values |= {"label": title, "seed": self.options.seed, "evaluation.split": "validation"}
+        return sweeps.case_of(self.table, _with(self.cases[label], values), self.overrides)
 
-    def best(self, drawn: Mapping[str, Mapping[str, Any]], note: str) -> str:
-        """The experiment file with the best values, by case. `note`: what its page says of them."""
-        values = {label: self.values(label, one) for label, one in drawn.items()}
-        cases = [with_overrides(copied(case), (), values[at])[0] for at, case in self.cases.items() if case]
-        changes = {"report.note": note, **({} if cases else values[self.name])}
-        sweep = {"seed": self.seeds if len(self.seeds) > 1 else None, "case": cases or None}
-        table = {**with_overrides(copied(self.table), (), changes)[0], "sweep": sweep if any(sweep.values()) else None}
-        return toml.dumps(input_files.absolute(table))
+    def best(self, studies: Mapping[str, optuna.Study], note: str) -> str:
+        """The experiment file with the best values. `note`: what its page says of them."""
+        best = {at: self.values(at, optuna.trial.FixedTrial(one.best_params)) for at, one in studies.items()}
+        cases = [_with(case, best[label]) for label, case in self.cases.items() if case]
+        lists = {"seed": self.seeds if len(self.seeds) > 1 else None, "case": cases or None}
+        found = _with(self.table, {"report.note": note, **({} if cases else best[self.name])})
+        return toml.dumps(input_files.absolute({**found, "sweep": lists if any(lists.values()) else None}))
+
+
+# Any: settings of any type.
+def _with(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The table with other settings, by dotted key."""
+    return table.with_overrides(table.copied(settings), (), changes)[0]
 
 
 # Any: what the user gave.
@@ -120,8 +119,8 @@ def _ranges(given: Mapping[str, Any]) -> dict[str, Any]:
     """The lists and ranges of a `[tune]` table by their dotted keys, whether nested or not."""
     found: dict[str, Any] = {}
     for key, value in dotted(given).items():
-        table, _, name = key.rpartition(".")
-        found |= {key: value} if isinstance(value, list) else {table: {**found.get(table, {}), name: value}}
+        outer, _, name = key.rpartition(".")
+        found |= {key: value} if isinstance(value, list) else {outer: {**found.get(outer, {}), name: value}}
     return found
 
 
@@ -130,7 +129,8 @@ def _drawn(asked: optuna.trial.BaseTrial, key: str, of: Any) -> Any:
     """A value from a list or a range; of numbers three digits, so that people can read and copy them."""
     try:
         if isinstance(of, list):
-            return asked.suggest_categorical(key, of)
+            # By its place, as Optuna stores no tables.
+            return of[asked.suggest_categorical(key, range(len(of)))]
         if isinstance(of["low"], int) and isinstance(of["high"], int):
             return asked.suggest_int(key, **of)
         return float(f"{asked.suggest_float(key, **of):.3g}")
@@ -141,7 +141,7 @@ def _drawn(asked: optuna.trial.BaseTrial, key: str, of: Any) -> Any:
         ) from None
 
 
-def tune(tuning: Tuning, budget: int, directory: Path | None, audience: Audience) -> int:
+def tune(tuning: Tuning, budget: int, directory: Path | None, audience: console.Audience) -> int:
     """Run `budget` trials of each case into `directory` (None: the next free one), or go on with them. Draw a page of
     all trials, write the experiment with the best values, and print where they are; returns the exit code.
 
@@ -149,39 +149,35 @@ def tune(tuning: Tuning, budget: int, directory: Path | None, audience: Audience
     """
     audience.display.stage("checking the experiments")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    first = {label: optuna.create_study().ask() for label in tuning.cases}
-    experiments = [tuning.trial(label, asked).experiment for label, asked in first.items()]
-    # What no file can hold, such as an object from Python, is refused here.
-    tuning.best({label: asked.params for label, asked in first.items()}, "")
+    experiments = [tuning.trial(label, optuna.create_study().ask()).experiment for label in tuning.cases]
     known, *_ = [prepare.prepare(one).metric_facts for one in experiments]
     options, ranks = experiments[0].report, next((name for name, one in known.items() if one.ranks), "loss")
     metric = options.metric or f"{'own' if experiments[0].evaluation.own else 'pooled'}/{ranks}"
     place, _, what = metric.partition("/")
     goal = metric, fairness.facts_over_clients(place, known.get(what, facts.LOSS)).sign, options.last
-    named = RunFolder.named(f"{tuning.name}-tune", experiments[0].output.directory).next_free().directory
-    home, studies = directory or named, {label: _study(tuning, label) for label in tuning.cases}
+    named = run_folder.RunFolder.named(f"{tuning.name}-tune", experiments[0].output.directory).next_free().directory
+    home, studies = directory or named, {label: _study(tuning, label, budget) for label in tuning.cases}
     parent_process.report(again=f"go on with --dir {home}")
     with sweep.one_session(experiments, audience):
-        overall = Overall(audience.display, budget * len(studies))
+        overall = display.Overall(audience.display, budget * len(studies))
         with signals.stoppable(overall.stopping) as stopping:
             for label, study in studies.items():
-                for _ in range(min(budget, len(study.trials) or budget)):
+                for _ in range(len(study.trials) or budget):
                     if stopping() or not _play_trial(tuning, label, study, goal, home, audience):
                         stopped, code = audience.stopped(experiments[0].runtime.limit_s)
                         audience.display.close()
-                        say(f"{stopped}; go on with --dir {home}")
+                        standard_output.say(f"{stopped}; go on with --dir {home}")
                         return code
                     overall.over()
     audience.display.stage(run_page.DRAWING)
-    _write(tuning, studies, metric, options, home)
+    note = _write(tuning, studies, metric, options, home)
     audience.display.close()
-    say(f"trials: {home / sweep.PAGE}")
-    say(f"best: {home / BEST}; run it with: rayfl run {shlex.quote(str(home / BEST))}")
+    standard_output.say(f"{note}\ntrials: {home / sweep.PAGE}\nbest:   {home / BEST}, for rayfl run")
     return 0
 
 
-def _study(tuning: Tuning, label: str) -> optuna.Study:
-    """The study of a case. Of lists alone all combinations wait in it, in an order drawn from the seed."""
+def _study(tuning: Tuning, label: str, budget: int) -> optuna.Study:
+    """The study of a case. Of lists alone combinations wait in it, in an order drawn from the seed."""
     pruners, ranges = optuna.pruners, tuning.ranges[label]
     asha = pruners.SuccessiveHalvingPruner(min_resource=1)
     study = optuna.create_study(
@@ -189,14 +185,14 @@ def _study(tuning: Tuning, label: str) -> optuna.Study:
         pruner={"median": pruners.MedianPruner(), "asha": asha, "none": pruners.NopPruner()}[tuning.options.pruner],
         direction="maximize",
     )
-    grid = [*itertools.product(*(of if isinstance(of, list) else () for of in ranges.values()))]
-    for place in np.random.default_rng(tuning.options.seed).permutation(len(grid)):
+    grid = [*itertools.product(*(range(len(of)) if isinstance(of, list) else () for of in ranges.values()))]
+    for place in np.random.default_rng(tuning.options.seed).permutation(len(grid))[:budget]:
         study.enqueue_trial(dict(zip(ranges, grid[place], strict=True)))
     return study
 
 
 def _play_trial(
-    tuning: Tuning, label: str, study: optuna.Study, goal: tuple[str, int, int], home: Path, audience: Audience
+    tuning: Tuning, label: str, study: optuna.Study, goal: tuple[str, int, int], home: Path, audience: console.Audience
 ) -> bool:
     """Play the next trial of a study, or what is left of it, and tell the study how it ended. False if it was stopped.
 
@@ -219,7 +215,6 @@ def _play_trial(
     if run is not None:
         see(zip(*(series.series(run, metric) or ((), ())), strict=True))
     if run is None or not (run.finished or pruned.is_set()):
-        say(f"[{len(study.trials)}] {one.title}")
         watched = replace(
             audience,
             on_round=lambda row, means: see([(row.round, means.get(metric))]),
@@ -228,7 +223,7 @@ def _play_trial(
         outcome = sweep.attempt(one, directory, False, watched)
         if outcome.status == "failed":
             asked.set_user_attr("error", outcome.error)
-            study.tell(asked, -math.inf)
+            study.tell(asked, -np.inf)
             return True
         run = record.read_run(directory)
     if pruned.is_set():
@@ -236,29 +231,31 @@ def _play_trial(
     elif run.finished:
         value = groups.last_mean(run, metric, last)
         # A model that has diverged is the worst.
-        study.tell(asked, sign * value if math.isfinite(value) else -math.inf)
+        study.tell(asked, sign * value if np.isfinite(value) else -np.inf)
     return run.finished or pruned.is_set()
 
 
 def _write(
-    tuning: Tuning, studies: Mapping[str, optuna.Study], metric: str, options: ReportOptions, home: Path
-) -> None:
-    """Draw the page of all trials, and write the experiment with the best values."""
-    runs, words = dict[Path, int](), list[str]()
+    tuning: Tuning,
+    studies: Mapping[str, optuna.Study],
+    metric: str,
+    options: report_options.ReportOptions,
+    home: Path,
+) -> str:
+    """Draw the page of all trials, and write the experiment with the best values; returns what both say of them."""
+    runs = dict[Path, int]()
     for label, study in studies.items():
-        if study.best_value == -math.inf:
-            raise RayflError(
-                f"no trial of {label} has a {metric}: {study.best_trial.user_attrs.get('error', 'diverged')}"
-            )
-        places = (home / tuning.trial(label, one.params).directory for one in study.trials)
-        played = {one: len(record.read_run(one).rounds) for one in places if record.is_run(one)}
-        runs |= played
-        words.append(f"{label}: {len(study.trials)} trials, {sum(played.values())} rounds")
+        best = study.best_trial
+        if best.value == -np.inf:
+            raise RayflError(f"no trial of {label} has a value of {metric}: {best.user_attrs.get('error', 'diverged')}")
+        places = (home / tuning.trial(label, optuna.trial.FixedTrial(one.params)).directory for one in study.trials)
+        runs |= {one: len(record.read_run(one).rounds) for one in places if record.is_run(one)}
     note = (
         f"Tuned by rayfl tune: {', '.join(dict.fromkeys(itertools.chain(*tuning.ranges.values())))} by {metric} on "
-        f"validation data of seed {tuning.options.seed}, pruner {tuning.options.pruner}; {'; '.join(words)}."
+        f"validation data of seed {tuning.options.seed}, pruner {tuning.options.pruner}, {sum(runs.values())} rounds; "
+        f"trials: {', '.join(f'{len(one.trials)} of {label}' for label, one in studies.items())}."
     )
     shown = options.model_copy(update={"note": note, "metric": metric})
     run_page.draw(home, [*runs], sweep.PAGE, shown, overwrite=True)
-    best = tuning.best({label: study.best_params for label, study in studies.items()}, note)
-    disk.write_text(home / BEST, f"# {note}\n\n{best}")
+    disk.write_text(home / BEST, f"# {note}\n\n{tuning.best(studies, note)}")
+    return note

@@ -16,7 +16,7 @@ from rayfl.choices import plugins
 from rayfl.choices.kinds import Kind
 from rayfl.data.batches import Batch
 from rayfl.data.check import read_dataset
-from rayfl.data.datasets import Dataset
+from rayfl.data.datasets import Dataset, Samples
 from rayfl.data.partition import Partition, Shards
 from rayfl.determinism import seeding, torch_flags
 from rayfl.determinism.process import prepare_process
@@ -277,22 +277,10 @@ def with_flipped_labels(experiment: Experiment, dataset: Dataset, partition: Par
 
 
 def split_data(experiment: Experiment, dataset: Dataset) -> tuple[Dataset, Partition]:
-    """The dataset and the samples of each client; both have those of `evaluation.split` as their test samples."""
-    partition = make_partition(experiment, dataset)
-    if experiment.evaluation.split == "test":
-        return dataset, partition
-    rows, train = partition.test.indices, dataset.train
-    groups = None if train.groups is None else train.groups[rows]
-    test = replace(train, inputs=train.inputs[rows], labels=train.labels[rows], groups=groups)
-    judged = Shards(np.arange(len(rows)), partition.test.offsets)
-    return replace(dataset, test=test), replace(partition, test=judged)
+    """The samples of each client, without the splits that the experiment or the method sets aside, and the dataset.
 
-
-def make_partition(experiment: Experiment, dataset: Dataset) -> Partition:
-    """The samples of each client, without the splits that the experiment or the method sets aside.
-
-    With `evaluation.split` "validation", `test` has indices of train samples, which are in no other split. Which of the
-    partition's clients are the unseen ones is drawn from the seed; they get the last numbers.
+    With `evaluation.split` "validation" a further share of the train samples takes the place of the test samples. Which
+    of the partition's clients are the unseen ones is drawn from the seed; they get the last numbers.
     """
     if experiment.partition.by_class and not dataset.has_classes:
         raise RayflError(
@@ -313,13 +301,15 @@ def make_partition(experiment: Experiment, dataset: Dataset) -> Partition:
     }
     validation, heldout = (defaults.get(name, 0.0) if ratio is None else ratio for name, ratio in ratios.items())
     if experiment.evaluation.split == "validation":
-        judged = JUDGED_RATIO if ratios["validation"] is None else ratios["validation"]
-        if not judged:
+        if ratios["validation"] == 0:
             raise RayflError("=0 leaves no data for evaluation.split='validation'", ("splits", "validation_ratio"))
-        cut = partition.hold_out(judged, 0.0, seeding.generator(experiment.seed, purpose="judged split"))
-        partition = replace(cut, test=cut.validation)
+        judged = seeding.generator(experiment.seed, purpose="judged split")
+        partition = partition.hold_out(ratios["validation"] or JUDGED_RATIO, 0.0, judged)
+        rows, train = partition.validation.indices, dataset.train
+        dataset = replace(dataset, test=Samples(train.inputs[rows], train.labels[rows], place=train.place))
+        partition = replace(partition, test=Shards(np.arange(len(rows)), partition.validation.offsets))
         # What is left is cut again only for a method that chooses by validation data itself.
         validation = validation if "validation" in defaults else 0.0
     partition = partition.hold_out(validation, heldout, seeding.generator(experiment.seed, purpose="splits"))
     unseen = experiment.clients.unseen_numbers(experiment.seed)
-    return partition.with_last(unseen) if unseen else partition
+    return dataset, partition.with_last(unseen) if unseen else partition

@@ -1,0 +1,222 @@
+"""`rayfl tune`: what its trials are judged by, what it writes, and that a killed one goes on as if it had not been."""
+
+import itertools
+import json
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import jobs
+from jobs.console import Audience
+from jobs.display import Display
+from jobs.failures import INTERRUPTED
+from jobs.tune import BEST, Tuning, tune
+from rayfl.experiment.experiment import read
+from rayfl.experiment.sweep import read_sweep
+from rayfl.experiment.table import read_table, with_overrides
+from rayfl.report.groups import last_mean
+from rayfl.run_directory.record import Run, read_run
+from tests.jobs.commands import rayfl
+from tests.refusals import line_with, refused
+
+pytestmark = pytest.mark.usefixtures("undrawn")
+
+TABLE = """
+name = "small"
+rounds = 4
+data = {name = "synthetic", num_groups = 6, samples_per_group = 20, num_classes = 4, dim = 8}
+partition = "natural"
+model = "logistic"
+clients = {count = 6}
+method = {name = "fedprox", steps = 2, batch_size = 5}
+checkpoint = {every = 1}
+runtime = {executor = "inline"}
+output = {report = false, save_models = false}
+"""
+RANGES = """
+[tune]
+method.lr = {low = 0.001, high = 1.0, log = true}
+method.steps = {low = 1, high = 5}
+method.mu = [0.1, 1.0]
+"""
+CASES = """
+[sweep]
+seed = [1, 2]
+
+[[sweep.case]]
+label = "FedAvg"
+method = {name = "fedavg", steps = 2}
+
+[[sweep.case]]
+label = "FedProx"
+method = "fedprox"
+tune.method.mu = [0.1, 1.0]
+
+[tune]
+method.lr = [0.01, 0.5]
+"""
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "small.toml"
+    path.write_text(TABLE + text)
+    return path
+
+
+def trials(directory: Path) -> dict[str, Run]:
+    return {path.parent.name: read_run(path.parent) for path in directory.glob("*/experiment.json")}
+
+
+def tried(file: Path, directory: Path, budget: int, *overrides: str, after: int | None = None) -> int:
+    """A tune in this process; it is stopped once it has asked `after` times whether to stop."""
+    asked = itertools.count()
+    stopping = Audience(display=Display(hidden=True), stopping=lambda: after is not None and next(asked) >= after)
+    return tune(Tuning(*with_overrides(read_table(file), overrides), overrides), budget, directory, stopping)
+
+
+def test_the_best_values_are_those_of_the_best_run_on_validation_data(tmp_path):
+    file, place = written(tmp_path, RANGES), tmp_path / "tuned"
+    result = rayfl("tune", file, "--budget", 6, "--dir", place, "tune.pruner=none", "seed=7")
+    assert result.exit_code == 0, result.output
+    runs = trials(place)
+    assert len(runs) == 6
+    for run in runs.values():
+        assert (run.experiment["seed"], run.experiment["evaluation"]["split"]) == (100, "validation")
+        method = run.experiment["method"]
+        assert 0.001 <= method["lr"] <= 1 and 1 <= method["steps"] <= 5 and method["mu"] in (0.1, 1.0)
+        assert run.finished and method["lr"] == float(f"{method['lr']:.3g}")
+    # 6 rounds of 4, which the page and the file say.
+    line_with(
+        result.output, ["method.lr, method.steps, method.mu", "own/accuracy", "seed 100", "24 rounds", "6 of small"]
+    )
+    best = max(runs.values(), key=lambda run: last_mean(run, "own/accuracy", 3)).experiment["method"]
+    experiment = read(place / BEST)
+    assert {key: getattr(experiment.method.hyper, key) for key in ("lr", "steps", "mu")} == {
+        key: best[key] for key in ("lr", "steps", "mu")
+    }
+    # What is reported is as the file has it.
+    assert (experiment.seed, experiment.evaluation.split, experiment.rounds) == (7, "test", 4)
+    assert experiment.report.note and experiment.report.note in (place / "comparison.html").read_text()
+
+
+def test_a_tune_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path):
+    file = written(tmp_path, RANGES)
+    # Five trials before the median prunes, so that some of these are pruned.
+    assert tried(file, tmp_path / "whole", 9) == 0
+    whole = trials(tmp_path / "whole")
+    pruned = [name for name, run in whole.items() if not run.finished]
+    assert pruned and all(0 < len(whole[name].rounds) < 4 for name in pruned)
+    # Stopped in a round of the third trial, and again in the one that was pruned or in its neighbour.
+    assert tried(file, tmp_path / "parts", 9, after=7) == INTERRUPTED
+    assert not (tmp_path / "parts" / BEST).exists() and len(trials(tmp_path / "parts")) == 3
+    assert tried(file, tmp_path / "parts", 9, after=14) == INTERRUPTED
+    assert tried(file, tmp_path / "parts", 9) == 0
+    parts = trials(tmp_path / "parts")
+    assert parts.keys() == whole.keys()
+    for name, run in parts.items():
+        assert (run.finished, run.metrics) == (whole[name].finished, whole[name].metrics)
+    assert (tmp_path / "parts" / BEST).read_text() == (tmp_path / "whole" / BEST).read_text()
+
+
+def test_a_larger_budget_goes_on_with_the_same_trials(tmp_path):
+    file, place = written(tmp_path, RANGES), tmp_path / "tuned"
+    tried(file, place, 2)
+    before = {name: run.directory.stat().st_ino for name, run in trials(place).items()}
+    tried(file, place, 4)
+    after = {name: run.directory.stat().st_ino for name, run in trials(place).items()}
+    assert len(before) == 2 and len(after) == 4 and before.items() <= after.items()
+
+
+def test_lists_alone_are_tried_once_each(tmp_path):
+    file, place = (
+        written(tmp_path, "[tune]\nmethod.lr = [0.01, 0.1, 1.0]\nmodel = ['logistic', {name = 'mlp', hidden = [4]}]\n"),
+        tmp_path / "tuned",
+    )
+    assert tried(file, place, 20) == 0
+    found = {(run.experiment["method"]["lr"], run.experiment["model"]["name"]) for run in trials(place).values()}
+    assert found == set(itertools.product([0.01, 0.1, 1.0], ["logistic", "mlp"]))
+
+
+def test_each_case_is_tuned_by_itself_and_all_are_in_one_sweep(tmp_path):
+    file, place = written(tmp_path, CASES), tmp_path / "tuned"
+    assert tried(file, place, 2) == 0
+    runs = trials(place)
+    assert len(runs) == 4 and sum(name.startswith("FedAvg") for name in runs) == 2
+    assert all("mu" in name for name in runs if name.startswith("FedProx"))
+    combinations = read_sweep(place / BEST)
+    assert combinations is not None
+    assert [one.title for one in combinations] == [
+        "seed=1, FedAvg",
+        "seed=1, FedProx",
+        "seed=2, FedAvg",
+        "seed=2, FedProx",
+    ]
+    for one in combinations:
+        label = one.title.partition(", ")[2]
+        own = [run for name, run in runs.items() if name.startswith(label)]
+        best = max(own, key=lambda run: last_mean(run, "own/accuracy", 3)).experiment["method"]
+        method = json.loads(json.dumps(one.experiment.as_dict()["method"]))
+        assert method == best and one.experiment.evaluation.split == "test"
+        assert one.experiment.report.note and "2 of FedAvg, 2 of FedProx" in one.experiment.report.note
+
+
+def test_a_trial_that_fails_or_diverges_is_the_worst(tmp_path):
+    # Top k refuses values that are not finite.
+    file = written(tmp_path, "uplink = 'topk'\n[tune]\nmethod.lr = [0.1, 1e30]\n")
+    assert tried(file, tmp_path / "tuned", 2) == 0
+    assert tomllib.loads((tmp_path / "tuned" / BEST).read_text())["method"]["lr"] == 0.1
+    file = written(tmp_path, "uplink = 'topk'\n[tune]\nmethod.lr = [2e30, 1e30]\n")
+    refused(lambda: tried(file, tmp_path / "failed", 2), names=["small", "own/accuracy", "NaN"])
+
+
+def test_a_loss_is_minimized(tmp_path):
+    file, place = written(tmp_path, "[tune]\nmethod.lr = [1e-6, 0.3]\n"), tmp_path / "tuned"
+    assert tried(file, place, 2, "report.metric=own/loss") == 0
+    losses = {run.experiment["method"]["lr"]: last_mean(run, "own/loss", 3) for run in trials(place).values()}
+    assert tomllib.loads((place / BEST).read_text())["method"]["lr"] == min(losses, key=losses.__getitem__)
+    assert len({*losses.values()}) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "settings", "names"),
+    [
+        ("", [], ["tune.KEY", "small"]),
+        (RANGES, ["method.lr=0.1", "method.mu=1.0", "method.steps=1"], ["tune.KEY"]),
+        (RANGES, ["seed=100"], ["tune.seed=100"]),
+        (RANGES, ["tune.pruner=best"], ["pruner='best'", "'asha'"]),
+        (RANGES, ["tune.method.lrr={low=0.1, high=1.0}"], ["method.lrr", "lr"]),
+        (RANGES, ["tune.method.lr={low=-1.0, high=1.0}"], ["method.lr=-1.0"]),
+        ("", ["tune.method.lr={low=1.0, high=0.1}"], ["tune.method.lr", "low", "high"]),
+        ("", ["tune.method.lr={lo=0.1, high=1.0}"], ["tune.method.lr", "low = ..."]),
+        ("", ["tune.method.lr=0.1"], ["tune.method", "0.1"]),
+        ("", ["tune.method.lr=[]"], ["tune.method.lr=[]"]),
+        ("", ["tune.evaluation.split=['test', 'validation']"], ["tune.evaluation.split"]),
+        ("", ["tune.seed=[1, 2]"], ["seed=[1, 2]"]),
+        (RANGES, ["splits.validation_ratio=0"], ["splits.validation_ratio=0"]),
+        (RANGES, ["report.metric=own/f1"], ["report.metric='own/f1'"]),
+    ],
+)
+def test_what_cannot_be_tuned_is_refused_before_anything_is_written(tmp_path, text, settings, names):
+    refused(rayfl("tune", written(tmp_path, text), "--budget", 2, "--dir", tmp_path / "tuned", *settings), names=names)
+    assert not (tmp_path / "tuned").exists()
+
+
+def test_a_directory_of_other_runs_is_refused(tmp_path):
+    file, place = written(tmp_path, "[tune]\nmethod.lr = [0.1, 0.2]\n"), tmp_path / "tuned"
+    tried(file, place, 2)
+    names = [place / "lr=0.1", "rounds=4 -> 5", "--dir"]
+    refused(rayfl("tune", file, "--budget", 2, "--dir", place, "rounds=5", "method.steps=2"), names=names[1:])
+
+
+def test_a_file_to_tune_is_no_file_to_run(tmp_path):
+    file = written(tmp_path, RANGES)
+    refused(rayfl("run", file), names=["[tune]", "rayfl tune FILE"])
+
+
+def test_without_optuna_the_sentence_says_how_to_install_it(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    monkeypatch.delitem(sys.modules, "jobs.tune")
+    monkeypatch.delattr(jobs, "tune")
+    refused(rayfl("tune", written(tmp_path, RANGES), "--budget", 2), names=["optuna", "pip install 'rayfl[tune]'"])
