@@ -120,7 +120,7 @@ def foresee(experiment: Experiment, display: Display) -> None:
         3 + (sums["selected"] / len(walls) if setup.keeps_messages else actors)
     )
     data = sum(one.nbytes for part in (setup.dataset.train, setup.dataset.test) for one in (part.inputs, part.labels))
-    counted = "exact" if scale == 1 else f"estimate from {len(walls)} rounds"
+    counted = "exact" if scale == 1 else f"estimate from {wording.counted(len(walls), 'round')}"
     sized = counted if setup.has_fixed_sizes or scale > 1 else "estimate: the sizes of messages depend on their values"
     rows = [
         ["steps of all clients", f"{scale * sums['steps']:,.0f}", counted],

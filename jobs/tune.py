@@ -63,8 +63,8 @@ class Tuning:
     def __init__(
         self, given: Mapping[str, Any], lists: Mapping[str, list[Any]] | None, overrides: Sequence[str] = ()
     ) -> None:
-        keys = {one: ".".join(table.split_override(one)[0]) for one in overrides}
-        self.table, lists = table.copied(given), lists or {}
+        lists, keys = lists or {}, {one: ".".join(table.split_override(one)[0]) for one in overrides}
+        self.table = table.copied(given)
         # The others are inside swept or tuned settings; every trial has these of its own.
         self.overrides = [one for one, key in keys.items() if key not in ("label", "seed", "evaluation.split")]
         tune, self.name = dict(self.table.pop("tune", {})), self.table["name"]
@@ -73,18 +73,23 @@ class Tuning:
         if self.options.seed in self.seeds:
             raise RayflError(f"tune.seed={self.options.seed} is a seed of the experiment too; give another one")
         self.cases = {case.get("label", self.name): case for case in sweeps.as_cases(lists) or [{}]}
-        self.ranges = {at: {**_ranges(tune), **_ranges(case.pop("tune", {}))} for at, case in self.cases.items()}
-        for ranges, key in itertools.product(self.ranges.values(), keys.values()):
-            ranges.pop(key, None)
+        ranges = {at: {**_ranges(tune), **_ranges(case.pop("tune", {}))} for at, case in self.cases.items()}
+        self.ranges = {
+            label: {key: of for key, of in one.items() if key not in keys.values()} for label, one in ranges.items()
+        }
         named = [{**case, "label": label} for label, case in self.cases.items()]
         sweeps.combine(table.copied(self.table), {"case": named}, overrides)
-        for (label, ranges), end in itertools.product(self.ranges.items(), ("low", "high")):
-            if not ranges:
-                raise RayflError(f"nothing is tuned for {label}: give tune.KEY={{low=..., high=...}} or tune.KEY=[...]")
-            if fixed := [key for key in ranges if key.partition(".")[0] in _FIXED]:
-                raise RayflError(f"tune.{fixed[0]} is not allowed, as it does not change how well a model learns")
-            at = {key: (len(of) - 1) * (end == "high") for key, of in ranges.items()}
-            ends = {key: at[key] if isinstance(of, list) else of.get(end) for key, of in ranges.items()}
+        for (label, one), end in itertools.product(self.ranges.items(), ("low", "high")):
+            if (fixed := {key for key in one if key.partition(".")[0] in _FIXED}) or not one:
+                raise RayflError(
+                    f"tune.{min(fixed)} is not allowed, as it does not change how well a model learns"
+                    if fixed
+                    else f"nothing is tuned for {label}: give tune.KEY={{low=..., high=...}} or tune.KEY=[VALUE, ...]"
+                )
+            place = {"low": 0, "high": -1}[end]
+            ends = {
+                key: range(len(of))[place] if isinstance(of, list) else of.get(end) for key, of in one.items() if of
+            }
             self.trial(label, optuna.trial.FixedTrial(ends))
 
     def values(self, label: str, asked: optuna.trial.BaseTrial) -> dict[str, Any]:
@@ -215,6 +220,8 @@ def _play_trial(
     if run is not None:
         see(zip(*(series.series(run, metric) or ((), ())), strict=True))
     if run is None or not (run.finished or pruned.is_set()):
+        if not audience.display.hidden:
+            standard_output.say(f"trial {asked.number + 1}: {one.title}")
         watched = replace(
             audience,
             on_round=lambda row, means: see([(row.round, means.get(metric))]),

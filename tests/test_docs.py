@@ -10,13 +10,14 @@ import inspect
 import re
 import shlex
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
+import optuna
 import pytest
 import yaml
 from click.testing import CliRunner
@@ -28,11 +29,13 @@ from jobs.arguments import WithSettings
 from jobs.cli import main
 from jobs.reproduce import Paper
 from jobs.shipped import experiment_file
+from jobs.tune import Tuning
 from rayfl.choices.kinds import find, named
 from rayfl.experiment import toml
 from rayfl.experiment.experiment import Experiment, read
 from rayfl.experiment.prepare import prepare
 from rayfl.experiment.sweep import read_sweep
+from rayfl.experiment.table import read_table, with_overrides
 from rayfl.experiment.unknown_keys import CHOSEN
 from rayfl.methods.base import Method, PeerHalf
 from rayfl.testing.executors import play
@@ -189,6 +192,15 @@ def test_every_command_shown_is_one(page: Path, folder: Path):
             assert find(kind, words[1]) is not None
 
 
+def experiments(file: Path, overrides: Sequence[str] = ()) -> list[Experiment]:
+    """The experiments of a file; of one with a [tune] table a trial of each case. Raise RayflError for a wrong one."""
+    table, lists = with_overrides(read_table(file), overrides)
+    if "tune" in table:
+        tuning = Tuning(table, lists, overrides)
+        return [tuning.trial(label, optuna.create_study().ask()).experiment for label in tuning.cases]
+    return [one.experiment for one in read_sweep(file, overrides) or ()] or [read(file, overrides)]
+
+
 def settings_exist(command: click.Command, context: click.Context, words: list[str]) -> None:
     """The experiment of a command, where it is one that is there, is valid with the command's settings."""
     values, _, _ = command.make_parser(context).parse_args(list(words))
@@ -198,7 +210,7 @@ def settings_exist(command: click.Command, context: click.Context, words: list[s
     file = experiment_file(Path(given))
     expected = ("unknown key",) if "keep_rato" in "".join(overrides) else ()
     try:
-        assert read_sweep(file, overrides) or read(file, overrides)
+        assert experiments(file, overrides)
     except ValueError as error:
         assert any(word in str(error) for word in expected), (words, error)
     else:
@@ -264,7 +276,7 @@ def test_every_table_of_settings_is_valid(page: Path, folder: Path):
         file = folder / (block.title or "piece.toml")
         if not block.title:
             file.write_text(toml.dumps(merged(piece)))
-        assert read_sweep(file) or read(file), block.text
+        assert experiments(file), block.text
 
 
 def test_the_experiment_shown_is_valid_with_its_commented_settings_too():
@@ -313,9 +325,7 @@ def test_every_experiment_shown_plays_a_round(page: Path, folder: Path):
         if not block.title or block.title in OTHER_FILES or "fashion" in block.text:
             continue
         # The first of a sweep stands for the others, which are valid.
-        combinations = read_sweep(folder / block.title, ["rounds=1"])
-        experiment = combinations[0].experiment if combinations else read(folder / block.title, ["rounds=1"])
-        records, _ = play(prepare(experiment))
+        records, _ = play(prepare(experiments(folder / block.title, ["rounds=1"])[0]))
         assert len(records) == 1 and records[0].metrics
 
 

@@ -76,7 +76,9 @@ def explained(error: UnknownKey, experiment: type[Settings], tables: Mapping[str
     """A better sentence about an unknown key of an experiment (`tables`) if there is one; else `error`."""
     keys = list(error.key)
     if keys == ["tune"]:
-        return RayflError("a file with a [tune] table is for: rayfl tune FILE --budget N, which writes one for rayfl run")
+        return RayflError(
+            "a file with a [tune] table is for: rayfl tune FILE --budget N, which writes one for rayfl run"
+        )
     if len(keys) > 2:
         return error
     table, word = keys[0], keys[-1]
