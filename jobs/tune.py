@@ -79,30 +79,28 @@ class Tuning:
         }
         named = [{**case, "label": label} for label, case in self.cases.items()]
         sweeps.combine(table.copied(self.table), {"case": named}, overrides)
-        for (label, one), end in itertools.product(self.ranges.items(), ("low", "high")):
+        for label, one in self.ranges.items():
             if (fixed := {key for key in one if key.partition(".")[0] in _FIXED}) or not one:
                 raise RayflError(
                     f"tune.{min(fixed)} is not allowed, as it does not change how well a model learns"
                     if fixed
                     else f"nothing is tuned for {label}: give tune.KEY={{low=..., high=...}} or tune.KEY=[VALUE, ...]"
                 )
-            place = {"low": 0, "high": -1}[end]
-            ends = {
-                key: range(len(of))[place] if isinstance(of, list) else of.get(end) for key, of in one.items() if of
-            }
-            self.trial(label, optuna.trial.FixedTrial(ends))
+            for key, of in one.items():
+                ends = range(len(of)) if isinstance(of, list) else (of.get("low"), of.get("high"))
+                for end in ends or (0,):
+                    self.trial(label, {key: _drawn(optuna.trial.FixedTrial({key: end}), key, of)})
 
     def values(self, label: str, asked: optuna.trial.BaseTrial) -> dict[str, Any]:
         """The values of a trial by dotted key."""
         return {key: _drawn(asked, key, of) for key, of in self.ranges[label].items()}
 
-    def trial(self, label: str, asked: optuna.trial.BaseTrial) -> sweeps.Combination:
-        """The experiment of a trial, called by its case and its values."""
-        values = self.values(label, asked)
+    def trial(self, label: str, values: Mapping[str, Any]) -> sweeps.Combination:
+        """The experiment of a trial, called by its case and its values. Raise RayflError if they do not go together."""
         words = [f"{key.rpartition('.')[2]}={sweeps.described(value)}" for key, value in values.items()]
-        title = ", ".join([label] * bool(self.cases[label]) + words)
-        values |= {"label": title, "seed": self.options.seed, "evaluation.split": "validation"}
-        return sweeps.case_of(self.table, _with(self.cases[label], values), self.overrides)
+        title = ", ".join([label] * bool(self.cases[label] or not words) + words)
+        own = {"label": title, "seed": self.options.seed, "evaluation.split": "validation"}
+        return sweeps.case_of(self.table, _with(self.cases[label], {**values, **own}), self.overrides)
 
     def best(self, studies: Mapping[str, optuna.Study], note: str) -> str:
         """The experiment file with the best values. `note`: what its page says of them."""
@@ -154,7 +152,7 @@ def tune(tuning: Tuning, budget: int, directory: Path | None, audience: console.
     """
     audience.display.stage("checking the experiments")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    experiments = [tuning.trial(label, optuna.create_study().ask()).experiment for label in tuning.cases]
+    experiments = [tuning.trial(label, {}).experiment for label in tuning.cases]
     known, *_ = [prepare.prepare(one).metric_facts for one in experiments]
     options, ranks = experiments[0].report, next((name for name, one in known.items() if one.ranks), "loss")
     metric = options.metric or f"{'own' if experiments[0].evaluation.own else 'pooled'}/{ranks}"
@@ -204,7 +202,10 @@ def _play_trial(
     goal: a metric; 1, or -1 if less of it is better; and the number of last evaluations whose mean counts.
     """
     asked, pruned, seen, (metric, sign, last) = study.ask(), Event(), set[int](), goal
-    one = tuning.trial(label, asked)
+    try:
+        one = tuning.trial(label, tuning.values(label, asked))
+    except RayflError as error:
+        return _failed(study, asked, str(error))
     directory = home / one.directory
 
     def see(values: Iterable[tuple[int, float | None]]) -> None:
@@ -229,10 +230,9 @@ def _play_trial(
         )
         outcome = sweep.attempt(one, directory, False, watched)
         if outcome.status == "failed":
-            asked.set_user_attr("error", outcome.error)
-            study.tell(asked, -np.inf)
-            return True
+            return _failed(study, asked, outcome.error)
         run = record.read_run(directory)
+    asked.set_user_attr("run", directory)
     if pruned.is_set():
         study.tell(asked, state=optuna.trial.TrialState.PRUNED)
     elif run.finished:
@@ -240,6 +240,13 @@ def _play_trial(
         # A model that has diverged is the worst.
         study.tell(asked, sign * value if np.isfinite(value) else -np.inf)
     return run.finished or pruned.is_set()
+
+
+def _failed(study: optuna.Study, asked: optuna.Trial, error: str) -> bool:
+    """Tell the study of a trial that has no result, which is then the worst. Returns True."""
+    asked.set_user_attr("error", error)
+    study.tell(asked, -np.inf)
+    return True
 
 
 def _write(
@@ -255,8 +262,8 @@ def _write(
         best = study.best_trial
         if best.value == -np.inf:
             raise RayflError(f"no trial of {label} has a value of {metric}: {best.user_attrs.get('error', 'diverged')}")
-        places = (home / tuning.trial(label, optuna.trial.FixedTrial(one.params)).directory for one in study.trials)
-        runs |= {one: len(record.read_run(one).rounds) for one in places if record.is_run(one)}
+        places = [one.user_attrs["run"] for one in study.trials if "run" in one.user_attrs]
+        runs |= {one: len(record.read_run(one).rounds) for one in places}
     note = (
         f"Tuned by rayfl tune: {', '.join(dict.fromkeys(itertools.chain(*tuning.ranges.values())))} by {metric} on "
         f"validation data of seed {tuning.options.seed}, pruner {tuning.options.pruner}, {sum(runs.values())} rounds; "

@@ -125,7 +125,7 @@ def as_cases(lists: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
     swept, cases = _items({key: values for key, values in lists.items() if key != _SEED}), list[dict[str, Any]]()
     for items in itertools.product(*swept) if swept else ():
         cases.append({"label": ", ".join(item.words for item in items)})
-        for key, value in (setting for item in items for setting in item.settings.items()):
+        for key, value in _settings(items):
             put(cases[-1], key.split("."), copied(value), key)
     return cases
 
@@ -205,14 +205,20 @@ def _is_named(value: Any) -> bool:
     return isinstance(value, Mapping) and "name" in value
 
 
+# Any: values of settings.
+def _settings(items: Sequence[_Item]) -> list[tuple[str, Any]]:
+    """The settings that items change, by dotted key. Whole tables come first, as a case's method must not replace the
+    method.lr of another list."""
+    return sorted((one for item in items for one in item.settings.items()), key=lambda one: one[0].count("."))
+
+
 def _combination(table: Mapping[str, Any], items: Sequence[_Item], inside: Sequence[str]) -> Combination:
     own: dict[str, Any] = copied(table)
     title = ", ".join(item.words for item in items) or own["name"]
     label = ", ".join(item.words for item in items if item.key != _SEED)
     try:
-        swept = [setting for item in items for setting in item.settings.items()]
-        # Whole tables first: a case's method must not replace the method.lr of another list.
-        for key, value in sorted(swept, key=lambda one: one[0].count(".")):
+        swept = _settings(items)
+        for key, value in swept:
             put(own, key.split("."), copied(value), key)
         for one in inside:
             override(own, one)

@@ -220,3 +220,11 @@ def test_without_optuna_the_sentence_says_how_to_install_it(tmp_path, monkeypatc
     monkeypatch.delitem(sys.modules, "jobs.tune")
     monkeypatch.delattr(jobs, "tune")
     refused(rayfl("tune", written(tmp_path, RANGES), "--budget", 2), names=["optuna", "pip install 'rayfl[tune]'"])
+
+
+def test_values_that_do_not_go_together_are_a_failed_trial(tmp_path):
+    # Ditto: lr times lam must be below 1.
+    text = "[tune]\nmethod.personal_lr = [0.1, 0.5]\nmethod.lam = [0.1, 5.0]\n"
+    file, place = written(tmp_path, text), tmp_path / "tuned"
+    assert tried(file, place, 4, "method={name='ditto', steps=1}") == 0
+    assert {*trials(place)} == {"personal_lr=0.1,lam=0.1", "personal_lr=0.5,lam=0.1", "personal_lr=0.1,lam=5.0"}
