@@ -1,5 +1,6 @@
 """The command `rayfl`: run, resume, sweep, compare, and list what an experiment can choose."""
 
+import functools
 import json
 import shlex
 import time
@@ -152,37 +153,49 @@ def _settings(rounds: int | None, actors: str | None, inline: bool) -> list[str]
     return [f"{key}={value}" for key, value in given.items() if value is not None]
 
 
-def _given(options: Mapping[str, object]) -> dict[str, object]:
-    """The options of `_comparing` that were given, by their names in the table `[report]`."""
-    return {key: value for key, value in options.items() if value not in (None, ())}
+def _given(options: Mapping[str, object], axes: Sequence[str] = ("rows", "columns", "baseline")) -> dict[str, object]:
+    """The options of `_COMPARING` and `_PIVOT` that were given, by their names in the table `[report]`.
+
+    axes: those that make a table of `[[report.tables]]`, in which its values are then shown.
+    """
+    found = {key: value for key, value in options.items() if value not in (None, ())}
+    table = {key: found.pop(key) for key in axes if key in found}
+    values = {"values": found["values"]} if table and "values" in found else {}
+    return {**found, "tables": [table | values]} if table else found
 
 
-# Any: the options of a command.
-def _comparing(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that set values of `[report]` to a command."""
-    for option in (
-        click.option(
-            "--metric",
-            help="The metric to compare by, as own/accuracy; default: the first, own/... if a method is personal.",
-        ),
-        click.option(
-            "--last", type=int, help="Number of last evaluations whose mean is the smoothed final value; default: 3."
-        ),
-        click.option(
-            "--best-over", multiple=True, metavar="KEY", help="Show only the best value of a setting, as method.lr."
-        ),
-        click.option(
-            "--target", type=float, multiple=True, help="Value whose cost in rounds and megabytes is compared, as 0.8."
-        ),
-        click.option(
-            "--values",
-            metavar="NAME,...",
-            callback=lambda context, option, given: tuple(given.split(",")) if given else (),
-            help="Further numbers to show, as own/accuracy:best,comm/busiest_megabytes,rounds@0.8.",
-        ),
-    ):
-        command = option(command)
-    return command
+# Any: a command of click.
+def _taking(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Add options to a command."""
+    return lambda command: functools.reduce(lambda found, option: option(found), options, command)
+
+
+_RANKING = (
+    click.option(
+        "--metric",
+        help="The metric to compare by, as own/accuracy; default: the first, own/... if a method is personal.",
+    ),
+    click.option(
+        "--last", type=int, help="Number of last evaluations whose mean is the smoothed final value; default: 3."
+    ),
+    click.option("--best-over", multiple=True, metavar="KEY", help="Show only the best value of a setting."),
+    click.option(
+        "--values",
+        metavar="NAME,...",
+        help="Numbers to show, as own/accuracy:best,comm/busiest_megabytes,rounds@0.8.",
+    ),
+)
+_COMPARING = (
+    *_RANKING,
+    click.option(
+        "--target", type=float, multiple=True, help="Value whose cost in rounds and megabytes is compared, as 0.8."
+    ),
+)
+_PIVOT = (
+    click.option("--rows", metavar="KEY", help="Swept setting of a table's rows, as method.lr, case or label."),
+    click.option("--columns", metavar="KEY", help="Swept setting of its columns; default: a column per value."),
+    click.option("--baseline", metavar="ITEM", help="Row or column with which the others are compared, seed by seed."),
+)
 
 
 @main.command(cls=WithSettings)
@@ -194,7 +207,7 @@ def _comparing(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--parallel", type=int, default=1, metavar="N", help="Number of runs at once, on one machine or cluster.")
 @click.option("--rounds", type=int, help="Number of rounds, instead of the file's.")
 @click.option("--actors", metavar="N", help="Number of client actors of each run, or all.")
-@_comparing
+@_taking(*_COMPARING)
 @click.option("--overwrite", is_flag=True, help="Repeat the runs that finished in --dir.")
 @click.option("--inline", is_flag=True, help="Run without Ray (for debugging).")
 def sweep(
@@ -206,7 +219,7 @@ def sweep(
     actors: str | None,
     overwrite: bool,
     inline: bool,
-    # Any: the options of `_comparing`.
+    # Any: the options of `_COMPARING`.
     **given: Any,
 ) -> None:
     """Run all combinations of the [sweep] table in FILE and compare them on one page.
@@ -293,12 +306,19 @@ def tune(
 @click.option(
     "--output", type=ABSOLUTE, help="The page; default: report.html, or comparison.html, in the one directory, or here."
 )
-@_comparing
+@_taking(*_COMPARING, *_PIVOT)
+@click.option("--figures", type=ABSOLUTE, help="Folder for the figures as SVG and PDF, and tables as CSV and LaTeX.")
+@click.option("--mask-clients", multiple=True, type=int, metavar="N", help="Client whose mask is drawn.")
 @click.option("--overwrite", is_flag=True, help="Replace the file even if rayfl did not write it.")
 @click.option("--json", "as_json", is_flag=True, help="Print the runs' numbers as JSON instead of writing a page.")
-# Any: the options of `_comparing`.
+# Any: the options of `_COMPARING`.
 def report(
-    directories: Sequence[Path | str], output: Path | None, overwrite: bool, as_json: bool, **given: Any
+    directories: Sequence[Path | str],
+    output: Path | None,
+    figures: Path | None,
+    overwrite: bool,
+    as_json: bool,
+    **given: Any,
 ) -> None:
     """Write a page about one run, or one that compares several. The directory of a sweep stands for all its runs.
 
@@ -310,19 +330,42 @@ def report(
         if as_json:
             looking.print_json(directories, display)
         else:
-            looking.write_page(directories, output, _given(given), overwrite, display)
+            looking.write_page(directories, output, figures, _given(given), overwrite, display)
 
 
 @main.command()
 @click.argument("directories", nargs=-1, required=True, type=PLACE)
-@_comparing
-# Any: the options of `_comparing`.
+@_taking(*_COMPARING)
+# Any: the options of `_COMPARING`.
 def compare(directories: Sequence[Path | str], **given: Any) -> None:
     """Show runs side by side, the best first: the tables of `rayfl report` without its page."""
     with Display("loading") as display:
         from jobs import looking
 
         looking.compare(directories, _given(given), display)
+
+
+@main.command()
+@click.argument("directories", nargs=-1, required=True, type=PLACE)
+@_taking(*_RANKING, *_PIVOT)
+@click.option(
+    "--format", "written", type=click.Choice(["text", "csv", "md", "latex"]), help="Default: as --output ends."
+)
+@click.option("--output", type=ABSOLUTE, help="The file; default: the table is printed.")
+@click.option("--overwrite", is_flag=True, help="Replace the file if there is one.")
+# Any: the options of `_RANKING` and `_PIVOT`.
+def table(
+    directories: Sequence[Path | str], written: str | None, output: Path | None, overwrite: bool, **given: Any
+) -> None:
+    """Show numbers by the items of swept settings: means over seeds, and paired differences to a baseline.
+
+    By default the tables of [report], or those that fit the sweep.
+    """
+    with Display("loading") as display:
+        from jobs import looking
+
+        axes = ("rows", "columns", "baseline", "values")
+        looking.print_tables(directories, written, output, _given(given, axes), overwrite, display)
 
 
 @main.command()

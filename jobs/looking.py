@@ -20,6 +20,7 @@ from rayfl.report.groups import groups
 from rayfl.report.overview import run_list, state_of
 from rayfl.report.summary import Summary, summary
 from rayfl.run_directory.copies import copy_for_reading
+from rayfl.run_directory.outputs import OutputKind, write_output
 from rayfl.run_directory.record import Run, read_run, run_directories
 from rayfl.settings import dotted
 
@@ -33,24 +34,59 @@ def print_json(places: Sequence[Path | str], display: Display) -> None:
 
 
 def write_page(
-    places: Sequence[Path | str], output: Path | None, given: Mapping[str, object], overwrite: bool, display: Display
+    places: Sequence[Path | str],
+    output: Path | None,
+    figures: Path | None,
+    given: Mapping[str, object],
+    overwrite: bool,
+    display: Display,
 ) -> None:
-    """Write a page about runs, and print its tables and its path. `given`: options of `[report]`."""
+    """Write a page about runs, and print its tables and its path. `given`: options of `[report]`; `figures`: a folder
+    for its figures and tables as files."""
     found = _runs(places, display)
     options = _agreed(found, given)
     display.stage("drawing the page")
-    from rayfl.report.page import report
+    from rayfl.report.page import report, write_figures
 
     # The folder of the one run or sweep, else the working directory.
     here = places[0] if len(places) == 1 and isinstance(places[0], Path) else Path().absolute()
     place = output or here / ("report.html" if len(found) == 1 else "comparison.html")
+    if figures is not None:
+        write_figures(found, figures, options, overwrite)
     page = report([run.directory for run in found], place, options, overwrite)
     display.close()
     if len(found) > 1:
         print_comparison(found, options)
     else:
         print_table(result_table(summary(found[0])), 100)
-    say(f"report: {page}")
+    say(f"report: {page}" + f"\nfigures: {figures}" * (figures is not None))
+
+
+def print_tables(
+    places: Sequence[Path | str],
+    written: str | None,
+    output: Path | None,
+    given: Mapping[str, object],
+    overwrite: bool,
+    display: Display,
+) -> None:
+    """Print tables by swept settings, or write them to `output`. written: "text", "csv", "md" or "latex"; by default
+    what the ending of `output` says, else text. `given`: options of `[report]`."""
+    from rayfl.report.pivot import Pivot, pivots
+
+    found = _runs(places, display)
+    tables = pivots(groups(found), _agreed(found, given))
+    if not tables:
+        raise RayflError("no table fits the sweep by itself: name its --rows, and its --columns")
+    ways = {"csv": Pivot.to_csv, "md": Pivot.to_markdown, "latex": Pivot.to_latex, "tex": Pivot.to_latex}
+    write = ways.get(written or ("" if output is None else output.suffix.removeprefix(".")), str)
+    content = "\n\n".join(write(table).rstrip() for table in tables)
+    display.close()
+    if output is None:
+        say(content)
+    else:
+        write_output(output, f"{content}\n".encode(), OutputKind("a table"), overwrite)
+        say(f"table: {output}")
 
 
 def compare(places: Sequence[Path | str], given: Mapping[str, object], display: Display) -> None:

@@ -114,7 +114,8 @@ def run_all(
     if directory.exists() and (not directory.is_dir() or (directory / "experiment.json").exists()):
         raise RayflError(f"{directory} is a file or a run, no directory of a sweep; name another one")
     require_replaceable(directory / PAGE, REPORT, overwrite)
-    require_settings([one.experiment.as_dict() for one in combinations], first.report.best_over)
+    named = [*first.report.best_over, *(key for one in first.report.tables for key in (*one.rows, *one.columns))]
+    require_settings([one.experiment.as_dict() for one in combinations], named)
     # Held, so that it is loaded once. Its mistakes are reported with the first experiment that has it.
     with suppress(ValueError):
         _held = read_dataset(first.data)

@@ -62,12 +62,18 @@ def identity(experiment: "Experiment", table: Mapping[str, object]) -> str:
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
 
 
-def require_settings(experiments: Iterable[Mapping[str, object]], tuned: Sequence[str]) -> None:
-    """Raise RayflError unless each of `tuned` is a setting, or a table of settings, of an experiment."""
-    known = {setting for one in experiments for setting in determining_settings(one)}
-    for name in tuned:
+def swept_items(experiment: Mapping[str, object]) -> Mapping[str, str]:
+    """The items of a sweep that make a run, by swept key; empty if it is of no sweep."""
+    found = experiment.get("swept")
+    return found if isinstance(found, Mapping) else {}
+
+
+def require_settings(experiments: Iterable[Mapping[str, object]], names: Sequence[str]) -> None:
+    """Raise RayflError unless each of `names` is a setting, a table of settings or a swept key of an experiment."""
+    known = {key for one in experiments for key in ("label", *determining_settings(one), *swept_items(one))}
+    for name in names:
         if not any(lies_in(setting, name) for setting in known):
-            raise RayflError(f"best_over={name!r} is not allowed: no run has that setting; {did_you_mean(name, known)}")
+            raise RayflError(f"no run has the setting {name!r}; {did_you_mean(name, known)}")
 
 
 def lies_in(setting: str, name: str) -> bool:

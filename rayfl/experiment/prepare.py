@@ -248,7 +248,7 @@ def check(setup: Setup, experiment: Experiment, task: NetworkTask) -> None:
         checked(one.check)(
             setup, 10**6 * (experiment.runtime.object_store_memory_mb or 0) or int(STORE_SHARE * memory.machine_bytes())
         )
-    check_report(experiment.report, setup.metric_facts)
+    check_report(experiment.report, setup.metric_facts, setup.num_clients)
     stacked = setup.work_width * tree.num_bytes(setup.initial_arrays)
     memory.require(stacked, f"runtime.stack_width={setup.work_width} copies of the model", "lower it")
     runtime = experiment.runtime

@@ -1,13 +1,33 @@
 """Options of a page that compares runs: an experiment's `[report]` table, or flags."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from rayfl.errors import RayflError, did_you_mean
 from rayfl.metrics.facts import PLACES, Facts
 from rayfl.metrics.fairness import OVER_CLIENTS, facts_over_clients
 from rayfl.settings import Settings
+
+Names = Annotated[
+    tuple[str, ...], BeforeValidator(lambda given: tuple(given.split(",")) if isinstance(given, str) else given)
+]
+"""Names; as text with commas between them."""
+
+
+class TableOptions(Settings):
+    """A `[[report.tables]]` table: numbers by the items of one swept setting, or of two.
+
+    An axis is a dotted key such as "method.lr", "case", or several keys: "case,method.lr".
+    """
+
+    rows: Names = Field(default=("label",), description="swept settings of the rows; label: a row for each label")
+    columns: Names = Field(default=(), description="swept settings of the columns; none: a column for each value")
+    values: Names = Field(
+        default=(), description="numbers to show, as in report.values; default: the metric that ranks the runs"
+    )
+    baseline: str | None = Field(default=None, description="row or column with which the others are compared")
 
 
 class ReportOptions(Settings):
@@ -16,7 +36,7 @@ class ReportOptions(Settings):
     target: float | tuple[float, ...] | None = Field(
         default=None, description="value of the metric, or list of values, whose cost in rounds and bytes is compared"
     )
-    values: tuple[str, ...] = Field(
+    values: Names = Field(
         default=(), description="further numbers to show, such as comm/busiest_megabytes, own/accuracy:best, rounds@0.8"
     )
     best_over: tuple[str, ...] = Field(
@@ -29,6 +49,15 @@ class ReportOptions(Settings):
     )
     note: str | None = Field(
         default=None, description="sentence at the top of the page, such as how the runs' settings were chosen"
+    )
+
+    tables: tuple[TableOptions, ...] = Field(
+        default=(),
+        description="tables by swept settings, charts against numbers; default: those that fit the sweep",
+    )
+    mask_clients: tuple[int, ...] = Field(
+        default=(),
+        description="clients whose masks the page of a run draws, as [2, 4, 6, 8]; default: the first",
     )
 
     @property
@@ -45,11 +74,19 @@ def require_targets(targets: Iterable[float], name: str, facts: Facts) -> None:
             raise RayflError(f"={target:g} is outside the range of {name}, {facts.range_words}", key)
 
 
-def check_report(options: ReportOptions, known: Mapping[str, Facts]) -> None:
-    """Raise RayflError for a metric that no run of an experiment can record, or a target that it cannot reach.
+def require_clients(clients: Iterable[int], count: int) -> None:
+    """Raise RayflError for a number of a client that `count` clients lack."""
+    if wrong := [one for one in clients if not 0 <= one < count]:
+        raise RayflError(f" has {wrong[0]}, which is no client: they are 0 to {count - 1}", ("report", "mask_clients"))
+
+
+def check_report(options: ReportOptions, known: Mapping[str, Facts], num_clients: int) -> None:
+    """Raise RayflError for a client that is none, a metric that no run of an experiment can record, or a target that
+    it cannot reach.
 
     known: the facts of the experiment's values, without their places.
     """
+    require_clients(options.mask_clients, num_clients)
     ways = {name: facts for name, facts in known.items() if facts.higher_is_better is not None}
     places = [*PLACES, *(f"{place}_{word}" for word in OVER_CLIENTS for place in PLACES)]
     names = [f"{place}/{name}" for name in ways for place in [*places, *["train"] * (name == "loss")]]

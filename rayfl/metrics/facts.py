@@ -45,10 +45,6 @@ class Facts(Settings):
         """Sorts values: of two, the better one has the larger product with it. 1 where neither way is better."""
         return -1 if self.higher_is_better is False else 1
 
-    def reaches(self, value: float, target: float) -> bool:
-        """Whether a value is at least as good as the target; False for NaN."""
-        return self.sign * value >= self.sign * target
-
     def words(self, value: float, decimals: int | None = None) -> str:
         """A value with its unit: "81.2 %", "0.4312", "12.3 nats". decimals: of a value in percent, by default 1."""
         percent = f"{100 * value:.{1 if decimals is None else decimals}f} %"

@@ -73,12 +73,13 @@ def lines_chart(
     percent: bool = False,
     from_zero: bool = False,
     marked: bool = False,
+    log_x: bool = False,
 ) -> Spec:
     """Lines, whose x axis, scales and smoothing the reader chooses by inputs below the chart.
 
     labels: all series of the page, which give each its colour. from_zero: the y axis begins at zero, and is logarithmic
     at first if the largest values of the lines differ by a factor of 10 or more. marked: each point is a dot, as it is
-    in charts of short lines.
+    in charts of short lines. log_x: the x axis is logarithmic at first.
     """
     # Vega-Lite writes titles into expressions and does not escape them.
     y = re.sub(r'["\\]', "'", y)
@@ -94,7 +95,7 @@ def lines_chart(
         "width": "container",
         "height": 270,
         "title": {"text": {"expr": "against"}},
-        "params": _inputs(against, log),
+        "params": _inputs(against, {"log_x": log_x, "log_y": log, "smooth": False}),
         "transform": [
             {"flatten": [*against, "value", *sides]},
             {"window": [{"op": "mean", "field": "value", "as": "mean"}], "frame": [-2, 2], "groupby": ["series"]},
@@ -144,14 +145,13 @@ def _row(line: Line, against: Sequence[str], sides: Sequence[str]) -> dict[str, 
     return {"series": line.label, **{name: thinned(values, MOST_POINTS) for name, values in lists.items()}}
 
 
-def _inputs(against: Sequence[str], log: bool) -> list[Spec]:
+def _inputs(against: Sequence[str], boxes: Mapping[str, bool]) -> list[Spec]:
     choice = {"input": "select", "options": list(against), "name": "Against "}
-    boxes = {"log_x": "log x ", "log_y": "log y ", "smooth": "smooth "}
     return [
         {"name": "against", "value": against[0], **({"bind": choice} if len(against) > 1 else {})},
         *(
-            {"name": name, "value": log and name == "log_y", "bind": {"input": "checkbox", "name": words}}
-            for name, words in boxes.items()
+            {"name": name, "value": value, "bind": {"input": "checkbox", "name": f"{name.replace('_', ' ')} "}}
+            for name, value in boxes.items()
         ),
     ]
 

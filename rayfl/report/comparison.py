@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from rayfl.errors import RayflError, did_you_mean
 from rayfl.experiment.identity import require_settings
-from rayfl.experiment.report_options import ReportOptions, require_targets
+from rayfl.experiment.report_options import ReportOptions, require_clients, require_targets
 from rayfl.report import wording
 from rayfl.report.fairness import fairness_tables
 from rayfl.report.groups import Group, facts_of, groups, has_seeds, ranked_names
@@ -14,6 +14,7 @@ from rayfl.report.page_tables import Column, cost_columns, differing, metric_col
 from rayfl.report.targets import cost_to_target
 from rayfl.report.tuning import compared
 from rayfl.run_directory.record import Run
+from rayfl.settings import dotted
 
 _MOST_DIFFERENCES = 12
 """The most differing settings that a terminal shows."""
@@ -31,6 +32,10 @@ class TextTable(NamedTuple):
 def require(runs: Sequence[Run], options: ReportOptions) -> None:
     """Raise RayflError if `options` names a setting or a metric that no run has, or a target that it cannot reach."""
     require_settings([run.experiment for run in runs], options.best_over)
+    if options.mask_clients:
+        if len(runs) > 1:
+            raise RayflError("mask_clients does nothing for several runs: masks are drawn on the page of one run")
+        require_clients(options.mask_clients, int(str(dotted(runs[0].experiment).get("clients.count", 0))))
     found = groups(runs)
     known = ranked_names(found, options.metric)
     if options.metric is not None and options.metric not in known:

@@ -11,8 +11,9 @@ from rayfl.report.charts import Dot, Figure, Line, Section, dots_chart, lines_ch
 from rayfl.report.groups import Group, curve, facts_of, has_seeds, last_of_clients
 from rayfl.report.mask_figures import mask_section
 from rayfl.report.metric_figures import drawn_section, is_drawn
+from rayfl.report.pivot import FEWEST_NUMBERS, Pivot, as_number, item_title, short
 from rayfl.report.series import MEGABYTE_BITS, cost, metric_names, spread
-from rayfl.report.wording import metric, title
+from rayfl.report.wording import axis_title, metric, title
 from rayfl.rounds.mask_comparison import CORRELATION, HAMMING, SIMILARITY
 
 _MASKS = (CORRELATION, HAMMING, SIMILARITY)
@@ -25,8 +26,13 @@ _DOTS = "Each dot is a client at the last evaluation; the box holds the middle h
 _QUANTILES = "half of the clients lie in the dark band, 8 of 10 in the light one."
 
 
-def sections(groups: Sequence[Group], names: Sequence[str]) -> list[Section]:
-    """All charts of a page, the metrics that rank runs in the order of `names`; sections without data are left out."""
+def sections(
+    groups: Sequence[Group], names: Sequence[str], tables: Sequence[Pivot] = (), clients: Sequence[int] = ()
+) -> list[Section]:
+    """All charts of a page, the metrics that rank runs in the order of `names`; sections without data are left out.
+
+    tables: those of the page, of which numbers are drawn against settings. clients: those whose masks are drawn.
+    """
     note = _seeds_note(groups)
     every = ((group.runs[0], name) for group in groups for name in metric_names(group.runs[0]))
     others = [name for run, name in every if name not in names and not is_drawn(run, name)]
@@ -38,6 +44,11 @@ def sections(groups: Sequence[Group], names: Sequence[str]) -> list[Section]:
         by_class.setdefault(match[1], {})[float(match[2])] = match[0]
     clients_note = f"Lines are means over clients; {_QUANTILES}" if len(groups) == 1 else ""
     everything = [
+        Section(
+            "Against swept settings",
+            f"The numbers of the tables above. {note}".strip(),
+            [figure for table in tables for figure in _against(table)],
+        ),
         *(_metrics_of_one(groups, names, note) if len(groups) == 1 else _metrics(groups, names, note)),
         drawn_section(groups),
         Section(
@@ -45,7 +56,7 @@ def sections(groups: Sequence[Group], names: Sequence[str]) -> list[Section]:
             "A mean can hide clients that do badly: these charts show each client.",
             [*_clients(groups, names), *_by_retention(groups, names)],
         ),
-        mask_section(groups),
+        mask_section(groups, clients),
         Section(
             "Messages",
             "Sizes of the messages as encoded, summed over clients.",
@@ -116,13 +127,8 @@ def _figure(
     marked: bool = False,
 ) -> list[Figure]:
     """A chart of a metric's lines; none without lines."""
-    chart = lines_chart(lines, _axis(facts), labels, percent=facts.is_percent, marked=marked) if lines else {}
+    chart = lines_chart(lines, axis_title(facts), labels, percent=facts.is_percent, marked=marked) if lines else {}
     return [Figure(heading, caption, chart, wide)] if lines else []
-
-
-def _axis(facts: Facts) -> str:
-    """The title of an axis: "Accuracy, %"."""
-    return f"{facts.title}, {facts.unit}" if facts.unit not in ("", facts.title) else facts.title
 
 
 def _tradeoff(groups: Sequence[Group], name: str) -> Section:
@@ -144,7 +150,7 @@ def _tradeoff(groups: Sequence[Group], name: str) -> Section:
         + " Dots are means over seeds, bars one standard deviation." * has_seeds(groups)
         + f" Runs that sent nothing up have no dot: {silent}." * bool(silent)
     )
-    chart = dots_chart(dots, "Sent up, MB", _axis(facts), _labels(groups), percent=facts.is_percent)
+    chart = dots_chart(dots, "Sent up, MB", axis_title(facts), _labels(groups), percent=facts.is_percent)
     return Section(heading, intro, [Figure("", "1 MB is a million bytes.", chart, wide=True)])
 
 
@@ -221,6 +227,29 @@ def _across(groups: Sequence[Group], axis: str, parts: Mapping[float, str]) -> l
         if not np.isnan(means).all():
             lines.append(Line(group.label, {axis: np.array(sorted(parts))}, means, bands))
     return lines
+
+
+def _against(table: Pivot) -> list[Figure]:
+    """A chart of each number of a table against its columns, or else its rows, if they have three numbers or more."""
+    for axis, other in (("column", "row"), ("row", "column")):
+        cells = table.frame.assign(x=[as_number(item) for item in table.frame[axis]])
+        cells = cells.query("x == x and count > 0").sort_values(by="x", kind="stable")
+        places, along, across = sorted({*cells["x"]}), *(getattr(table.options, f"{one}s") for one in (axis, other))
+        if len(places) < FEWEST_NUMBERS:
+            continue
+        figures, log_x = [], places[0] > 0 and places[-1] >= 10 * places[0]
+        for number, facts in table.facts.items():
+            lines = [
+                Line(label, {short(along): x}, mean, [(mean - sd, mean + sd)] * bool(sd.any()))
+                for item, points in cells[cells["number"] == number].groupby(other, sort=False)
+                for label in [item_title(across, str(item)) or facts.title]
+                for x, mean, sd in [np.array([points[one] for one in ("x", "mean", "deviation")])]
+            ]
+            options = {"percent": facts.is_percent, "marked": True, "log_x": log_x}
+            chart = lines_chart(lines, axis_title(facts), [line.label for line in lines], **options)
+            figures.append(Figure(f"{facts.title} against {short(along)}", "", chart, wide=True))
+        return figures
+    return []
 
 
 def _communication(groups: Sequence[Group]) -> list[Figure]:

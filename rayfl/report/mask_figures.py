@@ -2,6 +2,7 @@
 drawn (MCE-PL, Figures 8 and 9)."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -24,15 +25,19 @@ _INPUTS = 6
 """The number of inputs whose kernels are drawn, the first ones."""
 
 
-def mask_section(groups: Sequence[Group]) -> Section:
-    """The distances of masks for several runs; for one run also matrices and drawn masks. No figure without masks."""
+def mask_section(groups: Sequence[Group], clients: Sequence[int] = ()) -> Section:
+    """The distances of masks for several runs; for one run also matrices and the masks of `clients`, by default of the
+    first ones. No figure without masks."""
     found = {group.label: [one for run in group.runs if (one := series(run, CORRELATION))] for group in groups}
     numbers = [f"{label}: {np.mean([one.final for one in some]):.2f}" for label, some in found.items() if some]
     intro = "A distance is the share of entries that one client keeps and the other does not."
     if numbers:
         intro += f" Its correlation with the likeness of labels, over pairs of clients: {'; '.join(numbers)}."
     run, is_one = groups[0].runs[0], len(groups) == 1 and len(groups[0].runs) == 1
-    return Section("Masks", intro, [*_distances(groups), *([*_matrices(run), *_drawn(run)] if is_one else [])])
+    drawn = _drawn(run, clients) if is_one else {}
+    if missing := [str(client) for client in clients if drawn and client not in drawn]:
+        intro += f" No model was saved of client {', '.join(missing)}."
+    return Section("Masks", intro, [*_distances(groups), *(_matrices(run) if is_one else []), *drawn.values()])
 
 
 def _distances(groups: Sequence[Group]) -> list[Figure]:
@@ -62,26 +67,30 @@ def _matrices(run: Run) -> list[Figure]:
     return figures
 
 
-def _drawn(run: Run) -> list[Figure]:
-    """What the first clients keep of the first layer with a mask, read from the saved personal models."""
-    paths = model_files(run.directory, "personal")
-    if not paths:
-        return []
+def _drawn(run: Run, clients: Sequence[int]) -> dict[int, Figure]:
+    """What clients keep of the first layer with a mask, read from the saved personal models."""
+    # The first file holds the first clients.
+    paths = model_files(run.directory, "personal")[: None if clients else 1]
     try:
-        # The first file holds the first clients.
-        require_regular(paths[0])
-        with safe_open(paths[0], "numpy") as models:
-            shapes = {name: tuple(models.get_slice(name).get_shape()) for name in models.keys()}  # noqa: SIM118
-            clients = sorted(map(int, {name.partition("/")[0] for name in shapes} - {CONSTANTS}))[:_DRAWN_CLIENTS]
-            own = f"{clients[0]}/"
+        with ExitStack() as opened:
+            found = {}
+            for path in paths:
+                require_regular(path)
+                models = opened.enter_context(safe_open(path, "numpy"))
+                found |= dict.fromkeys(models.keys(), models)
+            saved = sorted(map(int, {name.partition("/")[0] for name in found} - {CONSTANTS}))
+            drawn = [client for client in clients or saved[:_DRAWN_CLIENTS] if client in saved]
+            own = f"{drawn[0]}/"
+            shapes = {name: tuple(file.get_slice(name).get_shape()) for name, file in found.items()}
             for layer in _layers({name[len(own) :]: shape for name, shape in shapes.items() if name.startswith(own)}):
-                kept = {client: models.get_tensor(f"{client}/{layer}") != 0 for client in clients}
+                names = {client: f"{client}/{layer}" for client in drawn}
+                kept = {client: found[name].get_tensor(name) != 0 for client, name in names.items()}
                 if not all(mask.all() for mask in kept.values()):
-                    return [_mask_figure(client, layer, mask) for client, mask in kept.items()]
+                    return {client: _mask_figure(client, layer, mask) for client, mask in kept.items()}
     except (OSError, ValueError, IndexError, SafetensorError):
-        # If a file is damaged, the page only lacks these figures.
+        # If there is no file or one is damaged, the page only lacks these figures.
         pass
-    return []
+    return {}
 
 
 def _layers(shapes: Mapping[str, tuple[int, ...]]) -> list[str]:

@@ -76,7 +76,7 @@
     const written = (cell) => cell.replace(/[\\~^<>\u00b1\u2212\u2013&%$#_{}]/g, (one) => LATEX[one] ?? `\\${one}`);
     const [head, ...body] = rows.map((row) => `${row.map(written).join(" & ")} \\\\`);
     const begin = `\\begin{tabular}{l${"r".repeat(rows[0].length - 1)}}`;
-    return [begin, "\\hline", head, "\\hline", ...body, "\\hline", "\\end{tabular}", ""].join("\n");
+    return [begin, "\\toprule", head, "\\midrule", ...body, "\\bottomrule", "\\end{tabular}", ""].join("\n");
   };
   const markdown = (rows) => {
     const written = (cell) => cell.replace(/[\\|*_<`]/g, "\\$&");

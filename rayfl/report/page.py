@@ -1,14 +1,17 @@
-"""Write one self-contained HTML page about run directories: settings, results and costs.
+"""Write one self-contained HTML page about run directories: settings, results and costs; and its figures as files.
 
 The page contains its numbers, its style and all of its JavaScript, and does not let the browser load anything else.
 """
 
 import json
+import re
+from base64 import b64decode
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jinja2
+import pandas as pd
 from markupsafe import Markup
 
 from rayfl.choices import plugins
@@ -16,8 +19,9 @@ from rayfl.determinism.platform import kinds_besides
 from rayfl.errors import RayflError
 from rayfl.experiment.report_options import ReportOptions, agreed_options
 from rayfl.report import wording
-from rayfl.report.charts import MOST_POINTS
+from rayfl.report.charts import MOST_POINTS, Figure, Spec
 from rayfl.report.colors import DARK, LIGHT, config
+from rayfl.report.comparison import comparison
 from rayfl.report.fairness import fairness_tables
 from rayfl.report.figures import sections
 from rayfl.report.groups import Group, groups
@@ -32,14 +36,21 @@ from rayfl.report.page_tables import (
     statuses,
     work_columns,
 )
+from rayfl.report.pivot import Pivot, latex, pivots
 from rayfl.report.series import facts, run_label, run_name, table_name
 from rayfl.report.summary import summary
 from rayfl.report.targets import targets
 from rayfl.report.tuning import compared, tuning
-from rayfl.report.vega_script import vega_javascript
-from rayfl.run_directory.outputs import REPORT, require_replaceable, write_output
+from rayfl.report.vega_script import converted, vega_javascript
+from rayfl.run_directory.outputs import REPORT, OutputKind, require_replaceable, write_output
 from rayfl.run_directory.record import Run, read_run
 from rayfl.settings import dotted
+
+_STILL = """
+import base64, json, sys, vl_convert
+both = [[vl_convert.vegalite_to_svg(one), vl_convert.vegalite_to_pdf(one)] for one in json.load(sys.stdin)]
+print(json.dumps([[svg, base64.b64encode(pdf).decode()] for svg, pdf in both]))
+"""
 
 
 def report(
@@ -86,10 +97,46 @@ def _rendered(shown: Mapping[str, Any]) -> str:
     )
 
 
-def page(found: Sequence[Group], options: ReportOptions) -> dict[str, object]:
+def write_figures(runs: Sequence[Run], folder: Path, options: ReportOptions, overwrite: bool = False) -> list[Path]:
+    """Write each figure of the page about runs as SVG and PDF, and its main tables as CSV and LaTeX (booktabs).
+
+    Return the paths. Raise RayflError if the folder has files and `overwrite` is false.
+    """
+    if not overwrite and folder.is_dir() and any(folder.iterdir()):
+        raise RayflError(f"{folder} has files already: name another folder, or give --overwrite")
+    every, files = groups(runs), dict[str, bytes]()
+    drawn = {
+        f"{one.title} {figure.title}": figure for one in page(every, options)["sections"] for figure in one.figures
+    }
+    both = json.loads(converted(_STILL, json.dumps([*map(_still, drawn.values())]).encode()))
+    for title, (svg, pdf) in zip(drawn, both, strict=True):
+        files |= {f"{title}.svg": svg.encode(), f"{title}.pdf": b64decode(pdf)}
+    for title, table in comparison(runs, options):
+        text = pd.DataFrame(table.rows, columns=pd.Index(table.heads))
+        files |= {f"{title}.csv": text.to_csv(index=False).encode(), f"{title}.tex": latex(text).encode()}
+    for table in _tables(every, options)[0]:
+        files |= {f"{table.title}.csv": table.to_csv().encode(), f"{table.title}.tex": table.to_latex().encode()}
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / re.sub(r"[^\w.]+", "-", name) for name in files]
+    for path, content in zip(paths, files.values(), strict=True):
+        write_output(path, content, OutputKind("a figure or a table"), overwrite)
+    return paths
+
+
+def _still(figure: Figure) -> Spec:
+    """The chart for a file: with a width in pixels, and as many columns of the legend as there is room for."""
+    width, color = 640 if figure.wide else 360, figure.chart.get("encoding", {}).get("color", {})
+    labels, style = (color.get("legend") or {}).get("values", [""]), config(LIGHT)
+    style["legend"]["columns"] = max(1, width // (8 * max(map(len, labels)) + 45))
+    return {**figure.chart, "width": width, "config": style}
+
+
+# Any: the values of a template.
+def page(found: Sequence[Group], options: ReportOptions) -> dict[str, Any]:
     """The values that the template shows."""
     runs = [run for group in found for run in group.runs]
     several = len(runs) > 1
+    tables, problem = _tables(found, options)
     found, names, choices = compared(found, options)
     more = further_columns(found, names[0] if names else None, options)
     return {
@@ -112,8 +159,22 @@ def page(found: Sequence[Group], options: ReportOptions) -> dict[str, object]:
         "origins": origins(found),
         "settings": shared_settings(found),
         "differences": differences(found) if len(found) > 1 else None,
-        "sections": sections(found, names),
+        "tables": [
+            {"title": one.title, "note": one.note, "head": head, "rows": [(row, cells) for row, *cells in rows]}
+            for one in tables
+            for head, rows in [one.flat()]
+        ],
+        "problem": problem,
+        "sections": sections(found, names, tables, options.mask_clients),
     }
+
+
+def _tables(found: Sequence[Group], options: ReportOptions) -> tuple[list[Pivot], str | None]:
+    """The tables of several runs by swept settings, or why there are none: those with a setting may have failed."""
+    try:
+        return pivots(found, options) if sum(len(group.runs) for group in found) > 1 else [], None
+    except RayflError as error:
+        return [], str(error)
 
 
 def _lede(found: Sequence[Group]) -> str:

@@ -14,6 +14,7 @@ import pandas as pd
 
 from rayfl.errors import RayflError, one_line
 from rayfl.experiment.identity import determining_settings
+from rayfl.experiment.report_options import ReportOptions, agreed_options
 from rayfl.limits.regular_files import path_of
 from rayfl.report.groups import groups, ranked_names
 from rayfl.report.numbers import number
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from rayfl.experiment.experiment import Experiment
     from rayfl.models.base import Architecture
     from rayfl.models.predictor import Predictor
+    from rayfl.report.pivot import Pivot
     from rayfl.tree import Tree
 
 _PREDICTED_AT_ONCE = 1000
@@ -49,6 +51,17 @@ def load(directory: str | Path) -> "RunResults | SweepResults":
     place = path_of(directory, "directory").absolute()
     found = [RunResults(read_run(one)) for one in run_directories(place)]
     return found[0] if found[0].directory == place else SweepResults(place, found)
+
+
+def _save_figures(self: "RunResults | SweepResults", folder: str | Path, overwrite: bool = False) -> list[Path]:
+    """Write each figure of the page as SVG and PDF, and its main tables as CSV and LaTeX; return the paths.
+
+    Raise RayflError if the folder has files and `overwrite` is false.
+    """
+    from rayfl.report.page import write_figures
+
+    runs = [one.arrow for one in ([self] if isinstance(self, RunResults) else self.runs)]
+    return write_figures(runs, path_of(folder, "folder"), agreed_options([run.experiment for run in runs]), overwrite)
 
 
 class RunResults:
@@ -166,6 +179,8 @@ class RunResults:
         weights |= {name.removeprefix(f"{CONSTANTS}/"): tensor for name, tensor in constants.items()}
         return self._built(weights, "personal")
 
+    save_figures = _save_figures
+
     def _built(self, weights: "Tree", name: str) -> "Predictor":
         import torch
 
@@ -260,6 +275,31 @@ class SweepResults:
         ranked = ranked_names(found, metric)
         every = [number(name, found, ranked[0] if ranked else None, last) for name in names]
         return self.settings.assign(**{one.name: [one.read(run.arrow) for run in self.runs] for one in every})
+
+    # Any: further options of `[report]`.
+    def table(
+        self,
+        rows: str | Sequence[str] = "label",
+        columns: str | Sequence[str] = (),
+        values: str | Sequence[str] = (),
+        baseline: object = None,
+        **options: Any,
+    ) -> "Pivot":
+        """Numbers by the items of one or two swept settings ("method.lr", "case", "case,method.lr"): an object with
+        `frame`, `to_csv()`, `to_markdown()` and `to_latex()`; `print(table)` shows it.
+
+        values: numbers as `numbers` names them, by default the metric that ranks the runs. baseline: the row or column
+        with which the others are compared, seed by seed. options: best_over, metric and last, as in `[report]`. Raise
+        RayflError for what no run has, and if the runs of a cell differ in another setting.
+        """
+        from rayfl.report.pivot import pivots
+
+        table = {"rows": rows, "columns": columns, "values": values} | (
+            {} if baseline is None else {"baseline": str(baseline)}
+        )
+        return pivots(groups([one.arrow for one in self.runs]), ReportOptions(**{**options, "tables": [table]}))[0]
+
+    save_figures = _save_figures
 
     def __len__(self) -> int:
         return len(self.runs)

@@ -48,14 +48,14 @@ def choose(found: Sequence[Group], tuned: Sequence[str], name: str, last: int) -
         # Numbers by size; other values keep their order.
         grid = sorted(
             family,
-            key=lambda one: [value if isinstance(value := _value(one, key), int | float) else 0 for key in tuned],
+            key=lambda one: [value if isinstance(value := setting(one, key), int | float) else 0 for key in tuned],
         )
         best = max(grid, key=lambda group: rank_value(smoothed(group, name, last), facts))
         choices.append(TunedGroups(best, tuple(grid)))
     return choices
 
 
-def _value(group: Group, name: str) -> object:
+def setting(group: Group, name: str) -> object:
     """The value of one setting; for a table, its settings as text."""
     found = {key: value for key, value in group.settings.items() if lies_in(key, name)}
     if set(found) == {name}:
@@ -73,7 +73,7 @@ def tuning(choices: Sequence[TunedGroups], tuned: Sequence[str], name: str, last
     rows = []
     for choice in sorted(choices, key=lambda choice: place[id(choice.winner)]):
         tried = [
-            f"{', '.join(wording.value(_value(group, one)) for one in tuned)}: "
+            f"{', '.join(wording.value(setting(group, one)) for one in tuned)}: "
             f"{in_words(smoothed(group, name, last), facts)}{' *' * (group is choice.winner)}"
             for group in choice.grid
         ]
@@ -90,7 +90,7 @@ def tuning(choices: Sequence[TunedGroups], tuned: Sequence[str], name: str, last
 
 def _cell(choice: TunedGroups, name: str) -> str:
     """The winning value, and whether the best value may lie beyond the values that were tried."""
-    value, tried = _value(choice.winner, name), [_value(group, name) for group in choice.grid]
+    value, tried = setting(choice.winner, name), [setting(group, name) for group in choice.grid]
     numbers = {one for one in tried if isinstance(one, int | float) and not isinstance(one, bool)}
     edge = ""
     if len(numbers) > 1 and value in (min(numbers), max(numbers)):

@@ -11,6 +11,8 @@ from rayfl.errors import RayflError
 from rayfl.limits.regular_files import expanded, read_text
 from rayfl.run_directory.disk import write_text
 
+_SCRIPT = "import sys, vl_convert; sys.stdout.buffer.write(vl_convert.javascript_bundle().encode())"
+
 
 @functools.cache
 def vega_javascript() -> str:
@@ -23,7 +25,7 @@ def vega_javascript() -> str:
     place = CACHE / "charts" / f"vega-{version('vl-convert-python')}.js"
     with suppress(OSError, ValueError):
         return read_text(expanded(place))
-    made = _made().replace("</script", "<\\/script").replace("<!--", "<\\!--")
+    made = converted(_SCRIPT).decode().replace("</script", "<\\/script").replace("<!--", "<\\!--")
     with suppress(OSError, ValueError):
         path = expanded(place)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -31,14 +33,16 @@ def vega_javascript() -> str:
     return made
 
 
-def _made() -> str:
-    """Make the script in another process, because vl-convert starts threads of a JavaScript engine."""
-    code = "import sys, vl_convert; sys.stdout.buffer.write(vl_convert.javascript_bundle().encode())"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+def converted(code: str, given: bytes = b"") -> bytes:
+    """Run `code`, which uses vl_convert and writes to standard output, with `given` as its standard input.
+
+    It runs in another process, because vl-convert starts threads of a JavaScript engine. Raise RayflError if it fails.
+    """
+    done = subprocess.run([sys.executable, "-c", code], input=given, capture_output=True, check=False)
     if done.returncode:
         why = (done.stderr.decode(errors="replace").strip().splitlines() or ["no message"])[-1]
         raise RayflError(
-            f"the JavaScript of a page's charts cannot be made (vl_convert ended with code {done.returncode}: {why}): "
+            f"the charts of a page cannot be made (vl_convert ended with code {done.returncode}: {why}): "
             "reinstall vl-convert-python, or leave the page out by output.report=false"
         )
-    return done.stdout.decode()
+    return done.stdout

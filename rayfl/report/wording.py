@@ -245,6 +245,11 @@ def title(name: str, facts: Facts | None = None) -> str:
     return metric(name, facts).title
 
 
+def axis_title(facts: Facts) -> str:
+    """A value with its unit: "Accuracy, %"."""
+    return f"{facts.title}, {facts.unit}" if facts.unit not in ("", facts.title) else facts.title
+
+
 def value(given: object) -> str:
     """A setting: yes, no, none, a list's items, a class with its options, a short number."""
     if isinstance(given, bool) or given is None:

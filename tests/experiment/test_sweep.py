@@ -8,6 +8,7 @@ from rayfl.compress.dense import Dense
 from rayfl.compress.feedback import ErrorFeedback
 from rayfl.compress.sparse import TopK
 from rayfl.experiment.experiment import read
+from rayfl.experiment.identity import determining_settings
 from rayfl.experiment.sweep import Combination, directory_name, read_sweep
 from tests.refusals import refused
 
@@ -77,6 +78,16 @@ def test_items_may_be_tables_with_labels(tmp_path):
     labels = ["dense", "half", "topk(keep_ratio=0.1)", "feedback(topk(keep_ratio=0.2))"]
     assert [one.experiment.label for one in found] == labels == [one.title for one in found]
     assert [one.directory for one in found] == ["dense", "half", "topk-keep_ratio=0.1", "feedback-topk-keep_ratio=0.2"]
+
+
+def test_each_run_records_its_items_by_which_tables_place_it(tmp_path):
+    sweep = 'seed = [1]\nmethod.lr = [0.1]\nuplink = ["dense", {name = "topk", label = "few"}, {name = "topk"}]\n'
+    found = swept(tmp_path, sweep + '[[sweep.case]]\nlabel = "two"\nclients.count = 2')
+    assert [one.experiment.swept for one in found] == [
+        {"method.lr": "0.1", "uplink": uplink, "case": "two"} for uplink in ("dense", "few", "topk")
+    ]
+    first = found[0].experiment.as_dict()
+    assert determining_settings(first) == determining_settings({**first, "swept": {}})
 
 
 def test_two_keys_with_names_are_told_apart(tmp_path):

@@ -120,6 +120,7 @@ def test_another_experiment_in_the_directory_is_not_mistaken_for_the_same(file):
         (["sweep.clients.count=[4, 5000]"], ["count=5000"]),
         (["--parallel", "0"], ["--parallel 0", "at least 1"]),
         (["sweep.uplink=3"], ["sweep.uplink=3", "list"]),
+        (["report.tables=[{rows='uplink', columns='method.lrr'}]"], ["'method.lrr'", "'method.lr'"]),
     ],
 )
 def test_all_combinations_are_validated_before_anything_starts(file, arguments, words):

@@ -15,7 +15,7 @@ SAFE = 'var tag = "<\\/script><\\!--";'
 def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How often it was made."""
     calls: list[int] = []
-    monkeypatch.setattr(vega_script, "_made", lambda: calls.append(1) or MADE)
+    monkeypatch.setattr(vega_script, "converted", lambda code: calls.append(1) or MADE.encode())
     return calls
 
 
@@ -38,4 +38,4 @@ def test_it_does_without_a_place_for_it(tmp_path: Path, monkeypatch, made):
 def test_a_failure_gets_a_sentence(monkeypatch):
     monkeypatch.setattr(vega_script.sys, "executable", "/bin/false")
     with refused(names=["code 1", "vl-convert-python"]):
-        vega_script._made()
+        vega_script.converted("")

@@ -1,0 +1,246 @@
+"""Tables of numbers by the items of one or two swept settings, with paired differences to a baseline."""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from rayfl.errors import RayflError, did_you_mean
+from rayfl.experiment.identity import require_settings, swept_items
+from rayfl.experiment.report_options import ReportOptions, TableOptions
+from rayfl.metrics.facts import Facts
+from rayfl.report import wording
+from rayfl.report.groups import Group, over
+from rayfl.report.numbers import number
+from rayfl.report.page_tables import differing
+from rayfl.report.statistics import holm, paired
+from rayfl.report.tuning import compared, setting
+
+FEWEST_NUMBERS = 3
+"""The fewest numbers of an axis against which a chart is drawn."""
+_MEAN = f"mean {wording.PLUS_MINUS} sd"
+_MARKS = {"": "{}", "best": "\1{}\2", "worst": "\3{}\4"}
+"""How `Pivot.text` marks a cell; each format writes these control characters in its own way."""
+_PLAIN = {1: "", 2: " (best)", 3: "", 4: " (worst)"}
+_MARKDOWN = {1: "**", 2: "**", 3: "*", 4: "*", **{ord(one): f"\\{one}" for one in "\\|*_<`["}}
+_LATEX = {1: r"\textbf{", 2: "}", 3: r"\underline{", 4: "}", 0xB1: r"$\pm$", 0x2212: "$-$", 60: "$<$", 62: "$>$"}
+"""What LaTeX has for the marks, and for plus-minus, minus, < and >, which pandas does not escape."""
+
+
+@dataclass(frozen=True)
+class Pivot:
+    """A table of numbers, whose facts are `facts` by name, by the items of its `options`' rows and columns.
+
+    frame: a row per row, column ("" where there are none) and number: mean, deviation and count over the seeds; the
+    paired difference to the baseline, with the other fields of `statistics.Paired`, p_holm (p adjusted for the rows of
+    the column) and mark ("best", "worst" or ""). What is shown in percent is a share of 1 there.
+    """
+
+    options: TableOptions
+    facts: Mapping[str, Facts]
+    frame: pd.DataFrame
+
+    @property
+    def title(self) -> str:
+        """ "Accuracy: own, %, by method and alpha"."""
+        numbers, axes = map(wording.axis_title, self.facts.values()), (self.options.rows, self.options.columns)
+        return f"{'; '.join(numbers)}, by {' and '.join(short(axis) for axis in axes if axis)}"
+
+    @property
+    def note(self) -> str:
+        """What the table shows, in sentences."""
+        most, base = max(self.frame["count"]), self.options.baseline
+        sentences = {
+            f"Mean {wording.PLUS_MINUS} standard deviation over {most} seeds.": most > 1,
+            f"vs {base}: mean difference of runs with the same seed [its 95 % interval by Student's t]. p: of the "
+            "paired t-test, after Holm's correction over the rows. detectable: the smallest true difference that the "
+            "test finds in 80 % of such experiments.": base is not None,
+            "Best, worst: the 95 % interval of the paired difference to the next one in the column leaves out 0.": any(
+                self.frame["mark"]
+            ),
+        }
+        return " ".join(sentence for sentence, holds in sentences.items() if holds)
+
+    @property
+    def text(self) -> pd.DataFrame:
+        """The table as text, with headings of two levels and `_MARKS`."""
+        rows, columns = list(dict.fromkeys(self.frame["row"])), self.frame.to_dict("list")
+        table = {(short(self.options.rows), ""): rows}
+        for start in range(0, len(self.frame), len(rows)):
+            cells = {name: every[start : start + len(rows)] for name, every in columns.items()}
+            column, facts = cells["column"][0], self.facts[cells["number"][0]]
+            title = wording.axis_title(facts) * (len(self.facts) > 1 or not column)
+            head = ": ".join(filter(None, [item_title(self.options.columns, column), title]))
+            table |= {(head, part): words for part, words in self._parts(cells, facts).items()}
+        return pd.DataFrame(table)
+
+    # Any: numbers and marks, by the names of `frame`.
+    def _parts(self, cells: Mapping[Any, list[Any]], facts: Facts) -> dict[str, list[str]]:
+        """A column's cells in words: the means, and the parts of the differences if it has any, by their headings."""
+        scale, size = 100 if facts.is_percent else 1, np.nanmax([0, *np.abs(cells["mean"])])
+        decimals = min(max(3 - math.floor(math.log10(size)), 0), 6) if 0 < size < math.inf and scale == 1 else 2
+        uneven = len({*cells["count"]}) > 1
+
+        def words(value: float, sign: str = "") -> str:
+            return wording.NONE if math.isnan(value) else f"{scale * value:{sign},.{decimals}f}"
+
+        means = [
+            _MARKS[mark].format(
+                words(mean) + f" {wording.PLUS_MINUS} {words(sd)}" * (n > 1) + f" ({n})" * (uneven and n > 0)
+            )
+            for mean, sd, n, mark in zip(*(cells[one] for one in ("mean", "deviation", "count", "mark")), strict=True)
+        ]
+        if self.options.baseline is None:
+            return {"": means}
+        more = {
+            f"vs {self.options.baseline}": [
+                words(mean, "+") + f" [{words(low, '+')}, {words(high, '+')}]" * (not math.isnan(low))
+                for mean, low, high in zip(cells["difference"], cells["low"], cells["high"], strict=True)
+            ],
+            "p": [wording.NONE if math.isnan(p) else f"{p:.2g}" for p in cells["p_holm"]],
+            "detectable": [*map(words, cells["detectable"])],
+        }
+        return {_MEAN: means, **(more if any(cells["num_pairs"]) else {})}
+
+    def flat(self, written: Mapping[int, str] = _PLAIN) -> tuple[list[str], list[list[str]]]:
+        """Headings of one level, and rows; parts of differences follow the mean, without its heading.
+
+        written: what is written for a character, by its code.
+        """
+        heads = [upper if lower in ("", _MEAN) else lower for upper, lower in self.text.columns]
+        heads, *rows = [[cell.translate(written) for cell in row] for row in (heads, *self.text.to_numpy().tolist())]
+        return heads, rows
+
+    def __str__(self) -> str:
+        heads, rows = self.flat()
+        return "\n".join([self.title, pd.DataFrame(rows, columns=pd.Index(heads)).to_string(index=False), self.note])
+
+    def to_csv(self) -> str:
+        """`frame` as CSV."""
+        return self.frame.to_csv(index=False)
+
+    def to_markdown(self) -> str:
+        """The table in Markdown, the best of a column bold and the worst in italics."""
+        heads, rows = self.flat(_MARKDOWN)
+        return "".join(f"| {' | '.join(row)} |\n" for row in (heads, ["---"] * len(heads), *rows))
+
+    def to_latex(self) -> str:
+        """The table in LaTeX, for the package booktabs, the best of a column bold and the worst underlined."""
+        return latex(self.text if self.options.baseline is not None else self.text.droplevel(1, axis=1))
+
+
+def latex(text: pd.DataFrame) -> str:
+    """A `tabular` for the package booktabs of a table of text."""
+    columns = "l" + "r" * (text.shape[1] - 1)
+    found = text.to_latex(index=False, escape=True, column_format=columns, multicolumn_format="c")
+    return re.sub(r"(?<![\w.-])-(?=\d)", "\u2212", found).translate(_LATEX)
+
+
+def short(axis: Sequence[str]) -> str:
+    """The name of an axis: "lr" for method.lr."""
+    return ", ".join(key.rpartition(".")[2] for key in axis)
+
+
+def item_title(axis: Sequence[str], item: str) -> str:
+    """ "lr = 0.1" for a number, else the item."""
+    return item if math.isnan(as_number(item)) else f"{short(axis)} = {item}"
+
+
+def as_number(item: str) -> float:
+    """The number that an item of an axis is; NaN if it is none."""
+    return float(item) if re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", item) else math.nan
+
+
+def pivots(every: Sequence[Group], options: ReportOptions) -> list[Pivot]:
+    """The tables of `[report]`, or those that fit the sweep. Raise RayflError as `pivot` does."""
+    found, names, _ = compared(every, options)
+    shown = {group.label: group for group in found}
+    found = [shown[group.label] for group in every if group.label in shown]
+    tables = options.tables or (default_tables(found, options.best_over) if names else [])
+    return [pivot(found, one, names[0] if names else None, options.last) for one in tables]
+
+
+def default_tables(found: Sequence[Group], tuned: Sequence[str]) -> list[TableOptions]:
+    """A table by the two swept settings, or one for each swept setting with at least three numbers."""
+    swept = pd.DataFrame([swept_items(group.runs[0].experiment) for group in found])
+    items = {str(key): [*swept[key].dropna().unique()] for key in swept}
+    axes = [key for key, some in items.items() if len(some) > 1 and key not in tuned]
+    if len(axes) == 2:
+        return [TableOptions(rows=(axes[0],), columns=(axes[1],))]
+    numeric = [key for key in axes if np.isfinite([*map(as_number, items[key])]).sum() >= FEWEST_NUMBERS]
+    others = {key: tuple(other for other in axes if other != key) for key in numeric}
+    return [TableOptions(rows=rest or (key,), columns=(key,) if rest else ()) for key, rest in others.items()]
+
+
+def pivot(found: Sequence[Group], options: TableOptions, metric: str | None, last: int) -> Pivot:
+    """Make a table of groups. metric: the one that ranks them, which is shown if the options name no values.
+
+    Raise RayflError if no run has an axis, a number or the baseline, or if the runs of a cell have different settings.
+    """
+    numbers = [number(name, found, metric, last) for name in options.values or [metric or ""]]
+    placed, base = _placed(found, options), options.baseline
+    # Numbers by size; then the others, in the order of the groups.
+    rows, columns = (
+        sorted(dict.fromkeys(items), key=lambda item: (math.isnan(as_number(item)), np.nan_to_num(as_number(item))))
+        for items in zip(*placed, strict=True)
+    )
+    if base not in (None, *rows, *columns):
+        raise RayflError(f"no row or column is {base!r}; {did_you_mean(str(base), filter(None, [*rows, *columns]))}")
+    # A row per seed.
+    values = pd.DataFrame(
+        {
+            (column, one.name, row): {run.experiment.get("seed"): one.read(run) for run in group.runs}
+            for one in numbers
+            for (row, column), group in placed.items()
+        }
+    )
+    records = []
+    for column, one in product(columns, numbers):
+        keys = [(column, one.name, row) for row in rows]
+        bases = [(column, one.name, base) if base in rows else (base, one.name, row) for row in rows]
+        own, others = (values.reindex(columns=pd.MultiIndex.from_tuples(every)).to_numpy().T for every in (keys, bases))
+        itself = [[key == other] for key, other in zip(keys, bases, strict=True)]
+        pairs = [*map(paired, np.where(itself, np.nan, own - others))]
+        marks = _marks({key[2]: line for key, line in zip(keys, own, strict=True) if key in values}, one.facts)
+        records += [
+            {"row": row, "column": column, "number": one.name, **vars(over(line)), "difference": pair.mean}
+            | {**dict(zip(pair._fields[1:], pair[1:], strict=True)), "p_holm": p_holm, "mark": marks.get(row, "")}
+            for row, line, pair, p_holm in zip(rows, own, pairs, holm([pair.p for pair in pairs]), strict=True)
+        ]
+    return Pivot(options, {one.name: one.facts for one in numbers}, pd.DataFrame(records))
+
+
+def _placed(found: Sequence[Group], options: TableOptions) -> dict[tuple[str, str], Group]:
+    """The groups by their rows and columns. Raise RayflError as `pivot` does."""
+    require_settings([run.experiment for group in found for run in group.runs], [*options.rows, *options.columns])
+    placed: dict[tuple[str, str], Group] = {}
+    for group in found:
+        place = _item(group, options.rows), _item(group, options.columns)
+        if (other := placed.setdefault(place, group)) is not group:
+            keys = [key for key, _ in differing([group.settings, other.settings])] or ["their directories alone"]
+            raise RayflError(
+                f"the runs of {', '.join(filter(None, place))!r} differ in {', '.join(keys[:3])}: add a setting to the "
+                "rows or columns, as in case,method.lr, or show its best value by best_over"
+            )
+    return placed
+
+
+def _item(group: Group, axis: Sequence[str]) -> str:
+    """The group's item of an axis as its sweep calls it, else the value of the setting."""
+    words = {"label": group.label, **swept_items(group.runs[0].experiment)}
+    return ", ".join(words.get(key) or wording.value(setting(group, key)) for key in axis)
+
+
+def _marks(values: Mapping[str, np.ndarray], facts: Facts) -> dict[str, str]:
+    """The best and the worst row of values per seed, if the 95 % interval of its paired difference to the next row
+    leaves out 0. None if neither way is better, or if a seed lacks a value, which a mean would hide."""
+    order = sorted(values, key=lambda row: -facts.sign * values[row].mean())
+    if facts.higher_is_better is None or len(order) < 2 or np.isnan([*values.values()]).any():
+        return {}
+    ends = (("best", *order[:2]), ("worst", *order[:-3:-1]))
+    return {end: mark for mark, end, other in ends if paired(values[end] - values[other]).sign}
