@@ -45,6 +45,8 @@ def write_page(
     for its figures and tables as files."""
     found = _runs(places, display)
     options = _agreed(found, given)
+    if len(found) == 1 and "tables" in given:
+        raise RayflError("--rows, --columns and --baseline compare several runs; use: rayfl table")
     display.stage("drawing the page")
     from rayfl.report.page import report, write_figures
 

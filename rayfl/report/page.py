@@ -136,7 +136,7 @@ def page(found: Sequence[Group], options: ReportOptions) -> dict[str, Any]:
     """The values that the template shows."""
     runs = [run for group in found for run in group.runs]
     several = len(runs) > 1
-    tables, problem = _tables(found, options)
+    tables, problems = _tables(found, options)
     found, names, choices = compared(found, options)
     more = further_columns(found, names[0] if names else None, options)
     return {
@@ -164,17 +164,21 @@ def page(found: Sequence[Group], options: ReportOptions) -> dict[str, Any]:
             for one in tables
             for head, rows in [one.flat()]
         ],
-        "problem": problem,
+        "problems": problems,
         "sections": sections(found, names, tables, options.mask_clients),
     }
 
 
-def _tables(found: Sequence[Group], options: ReportOptions) -> tuple[list[Pivot], str | None]:
-    """The tables of several runs by swept settings, or why there are none: those with a setting may have failed."""
-    try:
-        return pivots(found, options) if sum(len(group.runs) for group in found) > 1 else [], None
-    except RayflError as error:
-        return [], str(error)
+def _tables(found: Sequence[Group], options: ReportOptions) -> tuple[list[Pivot], list[str]]:
+    """The tables of several runs by swept settings, and why others are left out: runs may have failed."""
+    tables, problems = [], []
+    several = sum(len(group.runs) for group in found) > 1
+    for one in ([(table,) for table in options.tables] or [()]) * several:
+        try:
+            tables += pivots(found, options.model_copy(update={"tables": one}))
+        except RayflError as error:
+            problems.append(str(error))
+    return tables, problems
 
 
 def _lede(found: Sequence[Group]) -> str:

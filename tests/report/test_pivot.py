@@ -267,13 +267,15 @@ def test_a_command_without_a_table_to_show_says_what_to_name(tmp_path):
     runs = [run_of(tmp_path / str(seed), {0: 0.5}, seed=seed) for seed in range(2)]
     refused(rayfl("table", tmp_path), names=["--rows", "--columns"])
     assert rayfl("table", runs[0].directory, "--values", "rounds").exit_code == 0
+    refused(rayfl("report", runs[0].directory, "--rows", "label"), names=["--rows", "rayfl table"])
 
 
 def test_a_page_says_why_its_tables_are_left_out(tmp_path, runs):
-    options = ReportOptions(tables=(TableOptions(rows=("topology",)),))
+    options = ReportOptions(tables=(TableOptions(rows=("topology",)), TableOptions()))
     html = report([run.directory for run in runs], tmp_path / "page.html", options).read_text(encoding="utf-8")
-    (line,) = [line for line in html.splitlines() if "tables by swept settings" in line]
-    assert mentions(line, "topology") and heading(html, "table1") == ""
+    (line,) = [line for line in html.splitlines() if "[[report.tables]]" in line]
+    assert mentions(line, "topology") and mentions(heading(html, "table1"), "by label")
+    assert heading(html, "table2") == ""
 
 
 def test_figures_and_tables_become_files(tmp_path, runs):
