@@ -35,8 +35,8 @@ def mask_section(groups: Sequence[Group], clients: Sequence[int] = ()) -> Sectio
         intro += f" Its correlation with the likeness of labels, over pairs of clients: {'; '.join(numbers)}."
     run, is_one = groups[0].runs[0], len(groups) == 1 and len(groups[0].runs) == 1
     drawn = _drawn(run, clients) if is_one else {}
-    if missing := [str(client) for client in clients if drawn and client not in drawn]:
-        intro += f" No model was saved of client {', '.join(missing)}."
+    if missing := [str(client) for client in clients if is_one and client not in drawn]:
+        intro += f" Without a saved model that has a mask: client {', '.join(missing)}."
     return Section("Masks", intro, [*_distances(groups), *(_matrices(run) if is_one else []), *drawn.values()])
 
 

@@ -79,8 +79,9 @@ def number(name: str, found: Sequence[Group], metric: str | None = None, last: i
     if at is not None:
         (title, unit, _), place = COSTS[at[1]], _TO_TARGET.index(at[1])
         title += f" to {target_words(float(at[3]), facts)}" + f" ({wording.title(base, facts)})" * bool(at[2])
-        read = partial(_spent, place, base, float(at[3]), facts)
-        return Number(name, Facts(title=title, unit=unit, higher_is_better=False), read)
+        cost_of = partial(spent, name=base, target=float(at[3]), facts=facts)
+        own = Facts(title=title, unit=unit, higher_is_better=False)
+        return Number(name, own, lambda run: np.nan if (costs := cost_of(run)) is None else costs[place])
     text = wording.metric(base, facts)
     own = facts.model_copy(update={"title": text.title + f", {way}" * bool(way), "unit": facts.unit or text.unit})
     chosen = _WAYS[way or "mean" * text.unit.endswith("per round")]
@@ -111,11 +112,6 @@ def spent(run: Run, name: str, target: float, facts: Facts) -> tuple[float, ...]
     at = np.empty(0) if found is None else found.rounds[facts.sign * found.values >= facts.sign * target][:1]
     total, done = cost(run).at(at), np.searchsorted(run.rounds["round"].to_numpy(), at, side="right")
     return (float(done[0]), *(float(amount[0]) for amount in total[1:])) if len(at) else None
-
-
-def _spent(place: int, name: str, target: float, facts: Facts, run: Run) -> float:
-    costs = spent(run, name, target, facts)
-    return np.nan if costs is None else costs[place]
 
 
 def target_words(target: float, facts: Facts) -> str:

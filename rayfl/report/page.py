@@ -160,9 +160,14 @@ def page(found: Sequence[Group], options: ReportOptions) -> dict[str, Any]:
         "settings": shared_settings(found),
         "differences": differences(found) if len(found) > 1 else None,
         "tables": [
-            {"title": one.title, "note": one.note, "head": head, "rows": [(row, cells) for row, *cells in rows]}
+            {
+                "title": one.title,
+                "note": one.note,
+                "head": [*flat],
+                "rows": [(row[0], row[1:]) for row in flat.to_numpy()],
+            }
             for one in tables
-            for head, rows in [one.flat()]
+            for flat in [one.flat()]
         ],
         "problems": problems,
         "sections": sections(found, names, tables, options.mask_clients),

@@ -107,18 +107,17 @@ class Pivot:
         }
         return {_MEAN: means, **(more if any(cells["num_pairs"]) else {})}
 
-    def flat(self, written: Mapping[int, str] = _PLAIN) -> tuple[list[str], list[list[str]]]:
-        """Headings of one level, and rows; parts of differences follow the mean, without its heading.
+    def flat(self, written: Mapping[int, str] = _PLAIN) -> pd.DataFrame:
+        """`text` with headings of one level; parts of differences follow the mean, without its heading.
 
         written: what is written for a character, by its code.
         """
         heads = [upper if lower in ("", _MEAN) else lower for upper, lower in self.text.columns]
-        heads, *rows = [[cell.translate(written) for cell in row] for row in (heads, *self.text.to_numpy().tolist())]
-        return heads, rows
+        columns = pd.Index([head.translate(written) for head in heads])
+        return self.text.set_axis(columns, axis=1).map(lambda cell: cell.translate(written))
 
     def __str__(self) -> str:
-        heads, rows = self.flat()
-        return "\n".join([self.title, pd.DataFrame(rows, columns=pd.Index(heads)).to_string(index=False), self.note])
+        return "\n".join([self.title, self.flat().to_string(index=False), self.note])
 
     def to_csv(self) -> str:
         """`frame` as CSV."""
@@ -126,8 +125,8 @@ class Pivot:
 
     def to_markdown(self) -> str:
         """The table in Markdown, the best of a column bold and the worst in italics."""
-        heads, rows = self.flat(_MARKDOWN)
-        return "".join(f"| {' | '.join(row)} |\n" for row in (heads, ["---"] * len(heads), *rows))
+        flat = self.flat(_MARKDOWN)
+        return "".join(f"| {' | '.join(row)} |\n" for row in (flat, ["---"] * flat.shape[1], *flat.to_numpy().tolist()))
 
     def to_latex(self) -> str:
         """The table in LaTeX, for the package booktabs, the best of a column bold and the worst underlined."""
@@ -159,8 +158,7 @@ def as_number(item: str) -> float:
 def pivots(every: Sequence[Group], options: ReportOptions) -> list[Pivot]:
     """The tables of `[report]`, or those that fit the sweep. Raise RayflError as `pivot` does."""
     found, names, _ = compared(every, options)
-    shown = {group.label: group for group in found}
-    found = [shown[group.label] for group in every if group.label in shown]
+    found = sorted(found, key=lambda group: [one.label for one in every].index(group.label))
     tables = options.tables or (default_tables(found, options.best_over) if names else [])
     return [pivot(found, one, names[0] if names else None, options.last) for one in tables]
 

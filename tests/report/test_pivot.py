@@ -63,6 +63,11 @@ def table_of(runs, **options) -> Pivot:
     return found
 
 
+def written(table: Pivot) -> tuple[list[str], list[list[str]]]:
+    """Headings and rows as text."""
+    return [*table.flat()], table.flat().to_numpy().tolist()
+
+
 def cell(table: Pivot, row: str, column: str, number: str = ACCURACY) -> pd.Series:
     frame = table.frame
     (found,) = frame[(frame["row"] == row) & (frame["column"] == column) & (frame["number"] == number)].index
@@ -71,7 +76,7 @@ def cell(table: Pivot, row: str, column: str, number: str = ACCURACY) -> pd.Seri
 
 def test_cells_have_means_and_deviations_over_seeds_and_numbers_are_sorted_by_size(runs):
     table = table_of(runs[::-1])
-    heads, rows = table.flat()
+    heads, rows = written(table)
     assert heads == ["case", "mu = 0.1", "mu = 2.0", "mu = 10.0"]
     assert rows[0][:3] == ["prox", "49.00 ± 9.00 (worst)", "59.67 ± 12.86"] and rows[1][0] == "plain"
     for (row, column), values in VALUES.items():
@@ -104,7 +109,7 @@ def test_a_baseline_column_is_subtracted_from_the_others_of_its_row(runs):
     table = table_of(runs, baseline="0.1")
     found, values = cell(table, "prox", "2.0"), np.subtract(VALUES["prox", 2.0], VALUES["prox", 0.1])
     assert found["difference"] == pytest.approx(values.mean()) and found["num_pairs"] == 3
-    heads, rows = table.flat()
+    heads, rows = written(table)
     assert heads == ["case", "mu = 0.1", "mu = 2.0", "vs 0.1", "p", "detectable", *["mu = 10.0", *heads[3:6]]]
     # The deviation is 5.508 points, and Student's t with 2 degrees of freedom 4.303: 13.68 = 4.303 * 5.508 / sqrt(3).
     assert rows[1][3] == "+10.67 [-3.01, +24.35]"
@@ -116,7 +121,7 @@ def test_pairs_are_matched_by_seed(tmp_path):
     # Without the first seed of a and the last of b one pair is left, whose difference is 0.
     table = table_of([*runs[1:3], *runs[3:5]], baseline="a")
     assert cell(table, "b", "1.0")[["difference", "num_pairs"]].tolist() == [0.0, 1]
-    assert table.flat()[1][1][1:] == ["30.00 ± 28.28", "+0.00", wording.NONE, wording.NONE]
+    assert written(table)[1][1][1:] == ["30.00 ± 28.28", "+0.00", wording.NONE, wording.NONE]
 
 
 def test_best_and_worst_are_marked_where_the_interval_to_the_next_one_leaves_out_zero(runs):
@@ -141,7 +146,7 @@ def test_of_a_cost_the_smallest_is_the_best_and_a_seed_without_value_ends_the_ma
     assert [cell(table, row, "1.0", "uplink_megabytes")["mark"] for row in values_of(values)] == ["worst", "best"]
     # One seed of b never reached 0.5, so its mean over the other says little.
     assert [cell(table, row, "1.0", "rounds@0.5")["mark"] for row in values_of(values)] == ["", ""]
-    heads, rows = table.flat()
+    heads, rows = written(table)
     assert heads == ["case", "mu = 1.0: Sent up, MB", "mu = 1.0: Rounds to 50 %"]
     assert rows[1] == ["b", "1.000 ± 0.000 (best)", "1.000 (1)"]
 
@@ -216,7 +221,7 @@ def test_the_formats_write_marks_and_escape_what_they_must(tmp_path):
     table = table_of(swept_runs(tmp_path, {(name, 1.0): [0.5, 0.6], ("b", 1.0): [0.2, 0.31]}), baseline="b")
     assert table.to_markdown().splitlines()[2] == (
         r"| 50% of {a\_b} & ~^\\ \<x>\|\* | **55.00 ± 7.07** | +29.50 \[+23.15, +35.85] | 0.011 | 2.58 |"
-    ).replace("2.58", table.flat()[1][0][-1])
+    ).replace("2.58", written(table)[1][0][-1])
     latex = table.to_latex().splitlines()
     assert latex[:4] == [
         r"\begin{tabular}{lrrrr}",

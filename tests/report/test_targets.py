@@ -5,7 +5,7 @@ import math
 import pytest
 
 from rayfl.metrics.facts import ACCURACY as FACTS
-from rayfl.report.groups import Group, Score, groups, in_words, last_mean, over, smoothed
+from rayfl.report.groups import Group, Score, groups, in_words, over, smoothed
 from rayfl.report.page_tables import Column, sortable
 from rayfl.report.targets import cost_to_target, targets
 from tests.hand_written import ACCURACY, group_of, run_of
@@ -15,9 +15,9 @@ from tests.refusals import mentions
 def test_the_smoothed_final_is_the_mean_of_the_last_evaluations_of_each_seed(tmp_path):
     one = run_of(tmp_path / "1", {0: 0.1, 2: 0.4, 4: 0.5, 6: 0.9}, seed=1)
     two = run_of(tmp_path / "2", {0: 0.2, 2: 0.4}, seed=2)
-    assert last_mean(one, ACCURACY, 3) == pytest.approx((0.4 + 0.5 + 0.9) / 3)
-    assert last_mean(two, ACCURACY, 3) == pytest.approx(0.3)
-    assert math.isnan(last_mean(one, "own/accuracy", 3))
+    assert smoothed(group_of(one), ACCURACY, 3).mean == pytest.approx((0.4 + 0.5 + 0.9) / 3)
+    assert smoothed(group_of(two), ACCURACY, 3).mean == pytest.approx(0.3)
+    assert smoothed(group_of(one), "own/accuracy", 3).count == 0
     group = group_of(one, two)
     # 0.6 and 0.3: their deviation is 0.3 / sqrt(2).
     found = smoothed(group, ACCURACY, 3)
