@@ -1,6 +1,7 @@
 """Tables by swept settings: their numbers, differences and marks, and how they are written."""
 
 import io
+import math
 import shutil
 import subprocess
 from html import unescape
@@ -153,6 +154,13 @@ def test_of_a_cost_the_smallest_is_the_best_and_a_seed_without_value_ends_the_ma
 
 def values_of(values) -> list[str]:
     return [case for case, _ in values]
+
+
+def test_runs_that_diverged_have_no_interval_and_no_mark(tmp_path):
+    values = {("a", 1.0): [math.inf, math.inf], ("b", 1.0): [0.5, 0.4]}
+    table = table_of(swept_runs(tmp_path, values), baseline="b")
+    assert written(table)[1][0][1:4] == [f"inf ± {wording.NONE}", "+inf", wording.NONE]
+    assert not any(table.frame["mark"])
 
 
 def test_runs_of_different_settings_do_not_share_a_cell(runs):
