@@ -178,13 +178,13 @@ class NetworkTask(BoundTask):
         # Under autocast the layer's input may be bf16.
         return self.task.mean_loss(outputs, batch.labels, batch.weights), seen[-1].float()
 
+    @torch.no_grad()
     def losses(self, params: Tree, batch: Batch) -> tuple[Tensor, Tensor]:
-        with torch.no_grad():
-            return self.task.loss(self.evaluated(params, batch), batch.labels)
+        return self.task.loss(self.evaluated(params, batch), batch.labels)
 
+    @torch.no_grad()
     def score(self, params: Tree, batch: Batch) -> Tensor:
-        with torch.no_grad():
-            return self.task.score(self.evaluated(params, batch), batch.labels)
+        return self.task.score(self.evaluated(params, batch), batch.labels)
 
 
 def leaves(params: Tree) -> Tree:

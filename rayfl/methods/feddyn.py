@@ -13,13 +13,16 @@ minimiser of the plain mean of the f_i. So the mean is uniform, and there is no 
   keeps its h_i. A lossy uplink sends C(delta_i), with error feedback or without, and h_i moves by alpha C(delta_i).
 - A round in which nothing arrives changes nothing.
 - The authors' code divides alpha by a client's share of the examples; here all clients have the same alpha.
-- x is judged. The paper also judges the mean of the models of S, x + h / alpha after the update, which varies less
-  under partial participation.
+- The model that is judged and saved is the mean of the models of S in the last round, x + h / alpha after the update,
+  as in the paper's tables: it varies less under partial participation. `judged="cloud"` takes x; the training is the
+  same to the bit.
 - Any local optimizer that comes near the minimum will do. Weight decay is a part of f_i.
 - The recorded training loss is f_i, without the other two terms.
 - The message is called "shift" and not "delta", so that no rule that rescales a delta at the server (elastic) moves h
   without the h_i. Robust rules and central noise change the mean that arrives, and h moves by the changed one.
 """
+
+from typing import Literal
 
 from pydantic import Field
 
@@ -45,6 +48,10 @@ class FedDynHyper(LocalWork):
     """Hyper-parameters of FedDyn."""
 
     alpha: float = Field(default=0.1, gt=0, description="strength of the dynamic regularization")
+    judged: Literal["active_mean", "cloud"] = Field(
+        default="active_mean",
+        description="the global model: the mean of the clients' last models, or x, which goes down",
+    )
 
 
 class FedDynCarry(LocalCarry, ShiftState):
@@ -85,3 +92,6 @@ class FedDyn(GradientMethod, ModelServer, on_device=True, keeps_parts=True):
         mean, share = received["shift"].result, received["shift"].count / ctx.num_clients
         shift = tree.add(server["shift"], mean, share)
         return {"params": tree.sub(tree.sub(server["params"], mean), shift), "shift": shift}
+
+    def model(self, server: FedDynServer) -> Tree:
+        return server["params"] if self.hyper.judged == "cloud" else tree.add(server["params"], server["shift"])

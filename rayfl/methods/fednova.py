@@ -14,7 +14,8 @@ d_i = (x - x_i) / a_i,   x <- x - tau_eff sum_i p_i d_i,   tau_eff = sum_i p_i a
 - With mu, tau_eff is sum_i p_i tau_i, as in the authors' code.
 - If all clients take the same number of steps, this is FedAvg up to rounding. `clients.work = "capacity"` gives
   clients unequal numbers of steps.
-- Clients and server remember nothing of a round, so an absent client or a lost upload only changes the p_i.
+- The server may keep momentum over tau_eff sum_i p_i d_i, as FedAvgM does over its mean (`server_momentum`).
+- Clients remember nothing of a round, so an absent client or a lost upload only changes the p_i.
 """
 
 from typing import Literal
@@ -23,21 +24,23 @@ from pydantic import Field
 
 from rayfl import tree
 from rayfl.compress.scalar import scalar_packet
-from rayfl.methods.base import Context, Finished, ModelState, RayflError, Received, State, WeightedMean
+from rayfl.methods.base import Aggregate, Context, Finished, RayflError, Received, State, WeightedMean
+from rayfl.methods.fedavgm import FedAvgM, FedAvgMHyper
 from rayfl.methods.fedprox import FedProx, FedProxHyper
 from rayfl.methods.shared.local_training import LocalCarry
 
 
-class FedNovaHyper(FedProxHyper):
+class FedNovaHyper(FedProxHyper, FedAvgMHyper):
     """Hyper-parameters of FedNova."""
 
     optimizer: Literal["sgd", "nesterov"] = Field(
         default="sgd", description="client optimizer, fresh every round: one that is linear in gradients"
     )
     mu: float = Field(default=0.0, ge=0, description="weight of the proximal term mu / 2 ||y - x_t||^2")
+    server_momentum: float = Field(default=0.0, ge=0, lt=1, description="momentum of the server, beta")
 
 
-class FedNova(FedProx, on_device=True, keeps_parts=True):
+class FedNova(FedProx, FedAvgM, on_device=True, keeps_parts=True):
     """Up: d_i, and a_i (or tau_i) in 4 bytes."""
 
     hyper: FedNovaHyper
@@ -69,6 +72,6 @@ class FedNova(FedProx, on_device=True, keeps_parts=True):
             moved += gradient + momentum * velocity if self.hyper.optimizer == "nesterov" else velocity
         return moved
 
-    def update(self, server: ModelState, received: Received, ctx: Context) -> ModelState:
-        effective_steps = float(received["steps"].result["steps"])
-        return {"params": tree.add(server["params"], received["direction"].result, -effective_steps)}
+    def update(self, server: State, received: Received, ctx: Context) -> State:
+        delta = tree.scale(received["direction"].result, float(received["steps"].result["steps"]))
+        return super().update(server, {"delta": Aggregate(WeightedMean(), known=delta)}, ctx)

@@ -5,8 +5,9 @@ The server has k models x^1, ..., x^k. A client downloads all of them, chooses j
 split (the lowest number if several are equal), and trains x^{j_i}. Up: delta_i, and j_i in 1 byte (none if k = 1).
 Server: x^j <- x^j - sum_{j_i = j} w_i delta_i / sum_{j_i = j} w_i, with w_i by samples or uniform.
 
-- This is the paper's model averaging. Its gradient averaging divides by the weights of all participants instead, and
-  the paper's shared layers below k heads are not here.
+- This is the paper's model averaging. Its gradient averaging (`averaging="gradient"`) divides by the weights of all who
+  delivered, so a small cluster moves less; the paper's clients then take one step on all examples (`steps=1`,
+  `batch_size=0`). The paper's shared layers below k heads are not here.
 - The models begin at different draws, because equal models are never told apart: x^1 is the experiment's first model,
   and the others are drawn in the same way. So `model.start` is refused. Adapters start at 0: without another trained
   layer all models begin equal, and every client chooses the first one.
@@ -21,10 +22,12 @@ Server: x^j <- x^j - sum_{j_i = j} w_i delta_i / sum_{j_i = j} w_i, with w_i by 
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Literal
 
 import torch
 from pydantic import Field
 
+from rayfl import tree
 from rayfl.compress.scalar import CountCodec
 from rayfl.methods.base import (
     Batch,
@@ -50,6 +53,9 @@ class IFCAHyper(LocalTraining):
     """Hyper-parameters of IFCA."""
 
     num_clusters: int = Field(default=2, ge=1, le=256, description="models of the server, k")
+    averaging: Literal["model", "gradient"] = Field(
+        default="model", description="the weights that a sum of deltas is divided by: its cluster's, or those of all"
+    )
 
 
 class IFCACarry(LocalCarry):
@@ -114,15 +120,16 @@ class IFCA(GradientMethod, ModelServer, on_device=True):
     def end_stage(self, carry: IFCACarry, *, stage: Stage) -> IFCACarry:
         if stage.name == "train":
             return carry
-        # As a tensor, so that on a GPU nobody waits for the number.
-        cluster, models = carry["losses"].argmin(dim=0, keepdim=True), carry["models"].values()
-        params = {name: torch.stack([one[name] for one in models])[cluster][0] for name in carry["params"]}
+        # As a tensor, so that on a GPU nobody waits for the number. A model that has diverged is chosen last.
+        cluster = carry["losses"].nan_to_num(nan=torch.inf, posinf=torch.inf).argmin(dim=0, keepdim=True)
+        params = {
+            name: torch.stack([one[name] for one in carry["models"].values()])[cluster][0] for name in carry["params"]
+        }
         return {**carry, "params": params, "received": params, "cluster": cluster, "models": {}}
 
     def finish(self, state: State, carry: IFCACarry, ctx: Context) -> Finished:
-        cluster = int(carry["cluster"])
         # Of one model nothing is chosen.
-        choice = carry["cluster"].cpu().byte().numpy()[: self.hyper.num_clusters - 1]
+        cluster, choice = int(carry["cluster"]), carry["cluster"].cpu().byte().numpy()[: self.hyper.num_clusters - 1]
         message = {
             f"delta {cluster}": self.delta(carry),
             "cluster": Packet({"cluster": choice}, CountCodec((("cluster", ()),))),
@@ -131,9 +138,11 @@ class IFCA(GradientMethod, ModelServer, on_device=True):
         return replace(finished, metrics={**finished.metrics, "ifca/cluster": cluster})
 
     def update(self, server: ModelState, received: Received, ctx: Context) -> ModelState:
-        params = dict(server["params"])
-        for cluster, arrived in enumerate(received[name] for name in self.gather):
-            moved = arrived.taken_from(of_cluster(params, cluster)) if arrived.count else {}
+        found = {cluster: received[name] for cluster, name in enumerate(self.gather) if received[name].count}
+        params, total = dict(server["params"]), sum(one.weight for one in found.values())
+        for cluster, one in found.items():
+            x, mean = of_cluster(params, cluster), self.hyper.averaging == "model"
+            moved = one.taken_from(x) if mean else tree.add(x, one.result, -one.weight / total)
             params |= {named(name, cluster): tensor for name, tensor in moved.items()}
         return {"params": params}
 

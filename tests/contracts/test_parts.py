@@ -1,5 +1,6 @@
 """What every method holds whose clients keep parts of a model: the same numbers, and nothing personal in a message."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,12 @@ PARTS: Mapping[str, Mapping[str, object]] = {
 def test_methods_keep_parts():
     assert {"fedavg", "scaffold", "fedpse", "dpsgd", "local"} <= {case.name for case in KEEPING}
     assert not {"ditto", "pfedme", "perfedavg", "fedfomo", "stem"} & {case.name for case in KEEPING}
+
+
+def test_the_page_names_the_methods_that_keep_parts():
+    page = (Path(__file__).resolve().parents[2] / "docs" / "how-to" / "parts.md").read_text(encoding="utf-8")
+    named = re.findall(r"`(\w+)`", page.partition("by one gradient a step:")[2].partition("elastic aggregation")[0])
+    assert sorted(named) == sorted(case.name for case in KEEPING if case.kind.gather)
 
 
 @cases(SHARING)

@@ -31,6 +31,20 @@ def test_an_example_runs_and_learns(name: str, accuracy: float, tmp_path: Path, 
     assert run.finished and pooled[-1] >= accuracy
 
 
+@pytest.mark.parametrize("name", ["fedper", "fedrep", "lg_fedavg", "fedbabu"])
+def test_an_example_of_parts_runs_and_its_personal_models_learn(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    shutil.copytree(EXAMPLES, tmp_path / "examples")
+    monkeypatch.chdir(tmp_path)
+    result = rayfl("run", f"examples/{name}.toml", "--inline", "--output", "run", "rounds=4", "output.report=false")
+    assert result.exit_code == 0, result.output
+    run = read_run(Path("run"))
+    found = {row["name"]: row["value"] for row in run.metrics.to_pylist() if row["client"] is None}
+    assert run.finished and found["own/accuracy"] >= 0.8
+    assert ("pooled/accuracy" in found) == (name == "fedbabu")
+
+
 @pytest.mark.slow
 def test_fedbn_on_a_strangers_resnet_learns_and_sends_no_norm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     shutil.copytree(EXAMPLES, tmp_path / "examples")

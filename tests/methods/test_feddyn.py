@@ -10,9 +10,9 @@ from rayfl.compress.dense import Dense
 from rayfl.compress.feedback import ErrorFeedback
 from rayfl.compress.sparse import TopK
 from rayfl.methods.feddyn import FedDyn
-from rayfl.rounds.setup import Setup
+from rayfl.rounds.setup import Evaluation, Setup
 from rayfl.testing.executors import play
-from tests.contracts.seams.closed_form import flat, start
+from tests.contracts.seams.closed_form import flat, points, start
 from tests.methods.averaging import ABSENCES, made, optima, rate, train_batches, wells
 from tests.methods.personal import data, personal
 from tests.population.fates import with_fate
@@ -98,6 +98,28 @@ def test_converges_to_the_minimum_with_three_of_four_clients():
     np.testing.assert_allclose(own, [client.gradient(minimum) for client in data(here)], atol=1e-5)
     assert np.abs(own).max() > 0.1
     np.testing.assert_allclose(0.5 * flat(run_state.server["shift"]), own.mean(axis=0), atol=1e-4 * np.abs(own).max())
+
+
+def test_the_mean_of_the_clients_last_models_is_judged():
+    """Of those who delivered last, y_i = x - delta_i; a round in which nothing arrives leaves it. `cloud` judges x."""
+    hyper = {**HYPER, "alpha": 0.5}
+    options = {"rounds": 8, "clients": ABSENCES[2], "evaluation": Evaluation()}
+    here, cloud = made("feddyn", hyper, **options), made("feddyn", {**hyper, "judged": "cloud"}, **options)
+    (records, run_states), (others, other_states) = play(here), play(cloud)
+    x, before, mean, empty = start(here), np.zeros((4, 10)), start(here), 0
+    for round, (run_state, other) in enumerate(zip(run_states, other_states, strict=True)):
+        own, delivered = personal(here, run_state, "shift"), with_fate(here.population.sample_round(round), "delivered")
+        empty += not delivered
+        if delivered:
+            mean = np.mean([x - (own[i] - before[i]) for i in delivered], axis=0)
+        x, before = flat(run_state.server["params"]), own
+        assert flat(other.server["params"]).tolist() == x.tolist()
+        np.testing.assert_allclose(flat(here.server_half.model(run_state.server)), mean, atol=2e-6)
+        assert flat(cloud.server_half.model(other.server)).tolist() == x.tolist()
+    assert empty and np.abs(mean - x).max() > 0.01
+    for found, model in ((records, mean), (others, x)):
+        losses = {m.client: m.value for m in found[-1].metrics if m.name == "own/loss" and m.client is not None}
+        assert losses == pytest.approx({i: points(here, i, "test").loss(model) for i in range(4)}, rel=1e-4)
 
 
 def test_it_has_no_weights_and_needs_alpha():

@@ -33,7 +33,7 @@ def impulses(num_steps: int, momentum: float, nesterov: bool, pull: float) -> np
 
 def normalised(here: Setup, mu: float, momentum: float, nesterov: bool, by_steps: bool) -> list[np.ndarray]:
     """x after every round: each client's change over the sum of its impulses, and their effective number of steps."""
-    x, path = start(here), []
+    x, v, path, server = start(here), np.zeros(10), [], here.method.hyper.model_dump()
     for round in range(here.rounds):
         delivered, lr = with_fate(here.population.sample_round(round), "delivered"), rate(here, round)
         directions, counts = [], []
@@ -49,7 +49,8 @@ def normalised(here: Setup, mu: float, momentum: float, nesterov: bool, by_steps
         if delivered:
             p = np.array([share(here, client) for client in delivered])
             p /= p.sum()
-            x = x - (p @ counts) * (p @ directions)
+            v = server["server_momentum"] * v + (p @ counts) * (p @ directions)
+            x = x - server["server_lr"] * v
         path.append(x)
     return path
 
@@ -63,6 +64,7 @@ def normalised(here: Setup, mu: float, momentum: float, nesterov: bool, by_steps
         ({"momentum": 0.5, "mu": 0.7, "epochs": 2}, True),
         ({"optimizer": "nesterov", "momentum": 0.4, "epochs": 2}, False),
         ({"mu": 0.7, "optimizer": "nesterov", "momentum": 0.4}, True),
+        ({"server_momentum": 0.7, "server_lr": 0.5, "epochs": 2}, False),
     ],
     ids=str,
 )

@@ -50,6 +50,7 @@ def chosen(here: Setup, x: np.ndarray, client: int) -> int:
 def expected(here: Setup, num_clusters: int) -> tuple[list[np.ndarray], list[dict[int, int]]]:
     """The models after every round, and the choices of those who delivered."""
     x, path, choices = models(here.initial, num_clusters), [], []
+    by_all = here.method.hyper.model_dump()["averaging"] == "gradient"
     for round in range(here.rounds):
         here_now = with_fate(here.population.sample_round(round), "delivered")
         choice = {client: chosen(here, x, client) for client in here_now}
@@ -62,7 +63,8 @@ def expected(here: Setup, num_clusters: int) -> tuple[list[np.ndarray], list[dic
                     y = y - rate(here, round) * batch.gradient(y)
                 ends.append(y)
                 weights.append(share(here, client))
-            moved[cluster] = np.average(ends, axis=0, weights=weights)
+            whole = sum(share(here, client) for client in here_now) if by_all else sum(weights)
+            moved[cluster] = x[cluster] - weights @ (x[cluster] - np.array(ends)) / whole
         x = moved
         path.append(x)
         choices.append(choice)
@@ -75,7 +77,13 @@ def found(run_states: list[RunState], num_clusters: int) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("clients", ABSENCES, ids=str)
 @pytest.mark.parametrize(
-    "hyper", [{"num_clusters": 3}, {"num_clusters": 4, "weighting": "uniform", "epochs": 2}], ids=str
+    "hyper",
+    [
+        {"num_clusters": 3},
+        {"num_clusters": 4, "weighting": "uniform", "epochs": 2},
+        {"num_clusters": 3, "averaging": "gradient", "steps": 1, "batch_size": 0},
+    ],
+    ids=str,
 )
 @pytest.mark.parametrize("engine", ENGINES)
 def test_follows_its_equations(engine: str, hyper: dict[str, Any], clients: dict[str, Any]):
@@ -144,6 +152,18 @@ def test_two_planted_clusters_separate_in_one_round_and_equal_models_never():
     same, own_states = play(begun(here, [0.5, 0.5]))
     assert same[0].means["ifca/cluster"] == 0
     np.testing.assert_array_equal(models(own_states[0].server["params"], 2)[1], 0.5)
+
+
+def test_a_model_whose_loss_is_not_a_number_is_chosen_last():
+    """Weights of 1e30 make infinite logits, of which the cross-entropy is NaN."""
+    here = on_digits("ifca")(rounds=1)
+    first = {
+        name: np.full_like(array, 1e30) if "cluster" not in name else array
+        for name, array in here.initial_arrays.items()
+    }
+    record, run_state = (part[0] for part in play(replace(here, initial_arrays=first)))
+    assert record.means["ifca/cluster"] == 1
+    assert all(torch.isfinite(tensor).all() for tensor in of_cluster(run_state.server["params"], 1).values())
 
 
 def test_permuted_models_permute_everything():

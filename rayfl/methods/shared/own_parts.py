@@ -186,8 +186,9 @@ class OwnParts(WrappingClients, on_device=True, keeps_parts=True):
         trains_own = network.personal if self.hyper.order != "shared-only" else ()
         self.kept = (*trains_own, *(self.buffers if keeps_buffers else ()))
         self.personalized = inner.personalized or bool(self.kept)
-        own_buffers = self.hyper.buffers == "personal" and bool(self.buffers)
-        self.has_global_model = not own_buffers and self.trains.isdisjoint(self.kept)
+        self.has_global_model = self.trains.isdisjoint(self.kept) and not (
+            self.buffers and self.hyper.buffers == "personal"
+        )
         self.gather = {**inner.gather, BUFFERS: WeightedMean()} if self.averaged else inner.gather
         # A mean of buffers cannot be scaled.
         self.takes_stale = self.takes_stale and not self.averaged
@@ -235,8 +236,9 @@ class OwnParts(WrappingClients, on_device=True, keeps_parts=True):
         kept, is_judging = carry[KEPT], stage.name in self.judging
         if stage.name == PERSONAL or (is_judging and self.hyper.finetune == "personal"):
             own = {name: kept["local"][name] for name in self.trains}
-            others = {name: tensor for name, tensor in kept["local"].items() if name not in own}
-            task = ClientTask(self.task, {**carry["params"], **others})
+            task = ClientTask(
+                self.task, {**carry["params"], **{n: t for n, t in kept["local"].items() if n not in own}}
+            )
             _, gradient = task.value_and_grad(own, batch)
             return {**carry, KEPT: self._moved(kept, gradient, task, stage)}
         joint = stage.lr and (self.hyper.finetune == "all" if is_judging else self.hyper.order == "joint")
@@ -286,8 +288,7 @@ class OwnParts(WrappingClients, on_device=True, keeps_parts=True):
 
     def _opened(self, local: Tree) -> Carry:
         """The wrapper's part of a carry before the first step."""
-        own = {name: local[name] for name in self.trains}
-        begun = {"begun": local} if self.judging else {}
+        own, begun = {name: local[name] for name in self.trains}, {"begun": local} if self.judging else {}
         return {"local": local, "optimizer": self.optimizer.init(own), **begun}
 
     def _moved(self, kept: Carry, gradient: Tree, task: ClientTask, stage: Stage) -> Carry:
@@ -317,10 +318,8 @@ class OwnPartsOfClients(OwnParts, Wrapping, on_device=True, keeps_parts=True, ta
         return {**shared, **self.start, **server.get(BUFFERS, {})} if shared else shared
 
     def download(self, server: State, ctx: Context) -> Download:
-        download = super().download(server, ctx)
-        if not self.averaged:
-            return download
-        return {**download, BUFFERS: Dense().encode(server[BUFFERS], {}, ctx.generator)[0]}
+        buffers = {BUFFERS: Dense().encode(server[BUFFERS], {}, ctx.generator)[0]} if self.averaged else {}
+        return {**super().download(server, ctx), **buffers}
 
     def server_update(
         self, server: State, received: Received, delivered: Delivered, ctx: Context
@@ -348,8 +347,7 @@ class OwnPartsOfPeers(OwnParts, PeerHalf, on_device=True, keeps_parts=True):
     def mix(self, state: State, received: Received, ctx: Context) -> State:
         assert isinstance(self.inner, PeerHalf), "see __init__"
         mixed, kept = self.inner.mix(self.inside(state), self.inside(received), self.inside(ctx)), state.get(KEPT, {})
-        heard = received[BUFFERS].result if BUFFERS in received else {}
-        return self._with_kept(mixed, {**kept, **heard})
+        return self._with_kept(mixed, {**kept, **(received[BUFFERS].result if BUFFERS in received else {})})
 
 
 def with_parts(method: Method, parts: Parts) -> Method:
