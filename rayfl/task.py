@@ -111,9 +111,8 @@ class BoundTask(ABC):
     def hvp(self, params: Tree, batch: Batch, vector: Tree) -> Tree:
         """Hessian of the loss at `params` times `vector`."""
         if self.uses_functorch:
-            gradient = torch.func.grad(self.loss)
             # Backward twice: forward mode supports fewer operators and warns of torch.jit at its first use.
-            return torch.func.grad(lambda p: inner(gradient(p, batch), vector))(params)
+            return torch.func.grad(lambda p: inner(torch.func.grad(self.loss)(p, batch), vector))(params)
         own = leaves(params)
         values = list(own.values())
         with torch.enable_grad():

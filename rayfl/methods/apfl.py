@@ -9,9 +9,9 @@ and in the first step of a round alpha_i <- alpha_i - eta_alpha <g(vbar_i), v_i 
 those before the step. The server averages w as FedAvg does, and v_i and alpha_i never leave the client.
 
 - Parameters are mixed, as the paper says. The authors' code mixes outputs and adds 0.02 alpha_i to its gradient.
-- The step of v_i has the factor alpha_i: at 0 v_i stands still, but for a `weight_decay`. With v_i = w, as at the start,
-  alpha_i does not move. So alpha_i begins at 0.5, and eta_alpha is eta unless `alpha_lr` is given; 0 keeps alpha_i as
-  it is.
+- The step of v_i has the factor alpha_i: at 0 v_i stands still, but for a `weight_decay`. With v_i = w, as at the
+  start, alpha_i does not move. So alpha_i begins at 0.5, and eta_alpha is eta unless `alpha_lr` is given; 0 keeps
+  alpha_i as it is.
 - Both trainings have the client's optimizer, each with a state of its own, fresh every round.
 - A client is judged by vbar_i: right after its training with the w that it has trained, else with the server's x. The
   global model is x.

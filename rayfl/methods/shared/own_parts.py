@@ -296,8 +296,9 @@ class OwnParts(WrappingClients, on_device=True, keeps_parts=True):
         local, optimizer = {**kept["local"], **task.moved}, kept["optimizer"]
         if gradient:
             gradient = clip(gradient, getattr(self.innermost.hyper, "clip_norm", None))
-            own = {name: local[name] for name in gradient}
-            own, optimizer = self.optimizer.update(own, gradient, optimizer, stage.lr)
+            own, optimizer = self.optimizer.update(
+                {name: local[name] for name in gradient}, gradient, optimizer, stage.lr
+            )
             local |= own
         return {**kept, "local": local, "optimizer": optimizer}
 
