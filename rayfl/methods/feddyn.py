@@ -14,8 +14,8 @@ minimiser of the plain mean of the f_i. So the mean is uniform, and there is no 
 - A round in which nothing arrives changes nothing.
 - The authors' code divides alpha by a client's share of the examples; here all clients have the same alpha.
 - The model that is judged and saved is the mean of the models of S in the last round, x + h / alpha after the update,
-  as in the paper's tables: it varies less under partial participation. `judged="cloud"` takes x; the training is the
-  same to the bit.
+  which varies less under partial participation than x. The authors' code judges both; `judged="cloud"` takes x. The
+  training is the same to the bit.
 - Any local optimizer that comes near the minimum will do. Weight decay is a part of f_i.
 - The recorded training loss is f_i, without the other two terms.
 - The message is called "shift" and not "delta", so that no rule that rescales a delta at the server (elastic) moves h
