@@ -11,11 +11,15 @@ E <- E + eta U, Delta = TopK(Estimate(E)), E <- E without Delta, x <- x - Delta.
   eta is a part of E, so that the error keeps its size if eta changes.
 - Defaults: R = 5, C = a fiftieth of the P entries, k = a hundredth of them.
 - A client's round is one gradient, on its whole train split (batch_size = 0) or on one minibatch.
-- Up: 32 R C bits. Down: x, 32 P bits. (A client that was there in the round before would need Delta alone.)
-- Anyone may be away: the mean is over those who delivered, uniform by default. A round in which nothing arrives changes
-  nothing; momentum and error wait too.
+- Up: 32 R C bits. Down: the Delta of the round before, k values and their positions; nothing in round 0, as x^0 comes
+  from the seed. A client that missed rounds gets all Delta that it missed, or x (4 bytes an entry), whichever is
+  smaller, and is billed for it.
+- Anyone may be away: the mean is over those who delivered, uniform by default. After a round in which nothing arrived
+  Delta is 0; momentum and error wait too.
 """
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 from pydantic import Field
@@ -23,9 +27,22 @@ from torch import Tensor
 
 from rayfl import tree
 from rayfl.compress.countsketch import Sketching, largest
+from rayfl.compress.sparse import TopK
 from rayfl.determinism.seeding import torch_seed
-from rayfl.methods.base import Context, Finished, ModelState, Received, State, Tree, WeightedMean, uncompressed
-from rayfl.methods.shared.distributed_gradient import DistributedGradient, GradientCarry, GradientStep
+from rayfl.methods.base import (
+    Context,
+    Delivered,
+    Finished,
+    Metrics,
+    ModelState,
+    Packet,
+    Received,
+    State,
+    Tree,
+    WeightedMean,
+    uncompressed,
+)
+from rayfl.methods.shared.distributed_gradient import GradientCarry, GradientStep, SteppingServer
 
 
 class FetchSGDHyper(GradientStep, Sketching):
@@ -39,13 +56,14 @@ class FetchSGDHyper(GradientStep, Sketching):
 
 
 class FetchSGDServer(ModelState):
-    """Server state, beside x; both are tables, float32 [R, C]."""
+    """Server state, beside what x was before the last Delta; the first two are tables, float32 [R, C]."""
 
     momentum: Tensor  # U
     error: Tensor  # E
+    step: Tree  # the last Delta, which goes down next
 
 
-class FetchSGD(DistributedGradient, on_device=True):
+class FetchSGD(SteppingServer, on_device=True):
     """Up: the sketch of the gradient. Server: x, and the sketches of momentum and error. The hashes follow from the
     experiment's seed, and stay for the whole run."""
 
@@ -60,16 +78,29 @@ class FetchSGD(DistributedGradient, on_device=True):
 
     def init_server(self, params: Tree) -> FetchSGDServer:
         nothing = self.hyper.table(tree.zeros_like(params), 0)
-        return {"params": params, "momentum": nothing, "error": nothing}
+        return {"params": params, "momentum": nothing, "error": nothing, "step": tree.zeros_like(params)}
 
-    def update(self, server: FetchSGDServer, received: Received, ctx: Context) -> FetchSGDServer:
-        hyper, params, seed = self.hyper, server["params"], torch_seed(ctx.seed, purpose="sketch")
+    def model(self, server: FetchSGDServer) -> Tree:
+        return tree.sub(server["params"], server["step"])
+
+    def steps(self, server: FetchSGDServer, ctx: Context) -> Sequence[Packet]:
+        """Delta, as a packet that decodes to x."""
+        top_k = TopK(keep_ratio=self.hyper.keep_ratio, scope="model")
+        return self.encoded(server["step"], replace(ctx, downlink=top_k), (server["params"], -1.0))
+
+    def server_update(
+        self, server: FetchSGDServer, received: Received, delivered: Delivered, ctx: Context
+    ) -> tuple[FetchSGDServer, Metrics]:
+        hyper, x, seed = self.hyper, self.model(server), torch_seed(ctx.seed, purpose="sketch")
+        if not received["sketch"].count:
+            return {**server, "params": x, "step": tree.zeros_like(x)}, {}
         momentum = hyper.momentum * server["momentum"] + received["sketch"].result["table"]
         error = server["error"] + hyper.rate(ctx.round) * momentum
-        delta = tree.unvector(largest(error.numpy(), tree.num_entries(params), hyper.keep_ratio, seed), params)
+        delta = tree.unvector(largest(error.numpy(), tree.num_entries(x), hyper.keep_ratio, seed), x)
         sent = hyper.table(delta, seed)
         return {
-            "params": tree.sub(params, delta),
+            "params": x,
             "momentum": momentum * (sent == 0) if hyper.mask_momentum else momentum,
             "error": error - sent if hyper.error == "subtract" else error * (sent == 0),
-        }
+            "step": delta,
+        }, {}

@@ -1,17 +1,22 @@
-"""FetchSGD against its equations in float64, and against momentum and top k on the server where nothing collides."""
+"""FetchSGD against its equations in float64, against momentum and top k on the server where nothing collides, and the
+bill of who missed steps."""
 
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from rayfl.compress.base import Packet
 from rayfl.compress.countsketch import hashes
-from rayfl.determinism.seeding import torch_seed
+from rayfl.compress.sparse import TopK
+from rayfl.determinism.seeding import NOBODY, torch_seed
 from rayfl.rounds.setup import Setup
 from rayfl.testing.executors import play
 from tests.contracts.seams.closed_form import batches, flat, start
 from tests.contracts.seams.quadratic import TRAIN
 from tests.methods.averaging import made
+from tests.methods.convex import CLIENTS
 from tests.population.fates import with_fate
 from tests.refusals import refused
 
@@ -66,14 +71,46 @@ def test_follows_algorithm_1(hyper: dict[str, Any], clients: dict[str, Any]):
     records, run_states = play(here)
     expected = followed(here)
     for run_state, (x, u, e) in zip(run_states, expected, strict=True):
-        np.testing.assert_allclose(flat(run_state.server["params"]), x, atol=5e-6)
+        np.testing.assert_allclose(flat(here.server_half.model(run_state.server)), x, atol=5e-6)
         np.testing.assert_allclose(run_state.server["momentum"], u, atol=5e-6)
         np.testing.assert_allclose(run_state.server["error"], e, atol=5e-6)
     assert np.abs(expected[-1][0] - start(here)).max() > 0.1
     # A count of examples where they are the weights.
     bits = 32 * hyper["rows"] * hyper["columns"] + (64 if hyper.get("weighting") else 0)
     sent = [row for record in records for row in record.clients if row.status == "delivered"]
-    assert {(row.uplink_bits, row.downlink_bits) for row in sent} == {(bits, 32 * 10)}
+    assert {row.uplink_bits for row in sent} == {bits}
+
+
+@pytest.mark.parametrize("keep_ratio", [0.1, 0.9])
+def test_who_was_away_is_billed_the_steps_that_it_missed_or_x(keep_ratio: float):
+    clients = {"per_round": 2, "dropout_before_download": 0.2, "dropout_after_training": 0.3}
+    here = made("fetchsgd", {"columns": 7, "keep_ratio": keep_ratio}, rounds=20, clients=clients)
+    records, run_states = play(here)
+    top_k, draws = TopK(keep_ratio=keep_ratio, scope="model"), np.random.default_rng(0)
+    # Nothing goes down in round 0, and then what the round before has found.
+    sizes = [0, *(top_k.encode(one.server["step"], {}, draws)[0].num_bits for one in run_states[:-1])]
+    assert all(32 * 10 * keep_ratio < size < 32 * 10 * keep_ratio + 64 for size in sizes[1:])
+    had, late = dict.fromkeys(CLIENTS, 0), set[int]()
+    for round, record in enumerate(records):
+        for row in record.clients:
+            if row.status == "dropped_before_download":
+                assert row.downlink_bits == 0
+                continue
+            late.add(round - had[row.client])
+            assert row.downlink_bits == min(sum(sizes[had[row.client] + 1 : round + 1]), 32 * 10), (round, row)
+            had[row.client] = round
+    assert {1, 2, 3} <= late
+
+
+def test_clients_compute_their_gradients_at_x():
+    """What goes down, added to what a client held before, has the bits of x."""
+    here = made("fetchsgd", {"columns": 7, "keep_ratio": 0.3}, rounds=6, clients=LOSSES)
+    for round, run_state in enumerate(play(here)[1]):
+        ctx = here.context(round + 1, here.plan(round + 1), NOBODY, "server")
+        packet = here.server_half.download(run_state.server, ctx)["step"]
+        assert isinstance(packet, Packet)
+        x = here.server_half.model(run_state.server)
+        assert all(torch.equal(tensor, x[name]) for name, tensor in packet.decode().items())
 
 
 @pytest.mark.parametrize("mask_momentum", [True, False])
@@ -82,7 +119,7 @@ def test_without_collisions_it_is_top_k_with_momentum_and_an_error_memory(error:
     hyper = {"lr": 0.1, "keep_ratio": 0.2, "rows": 3, "columns": 20_011, "error": error, "mask_momentum": mask_momentum}
     here = made("fetchsgd", hyper, rounds=12, clients=LOSSES)
     for run_state, (x, _, _) in zip(play(here)[1], followed(here, exact=True), strict=True):
-        np.testing.assert_allclose(flat(run_state.server["params"]), x, atol=5e-6)
+        np.testing.assert_allclose(flat(here.server_half.model(run_state.server)), x, atol=5e-6)
 
 
 def test_a_round_without_messages_changes_nothing():
@@ -92,6 +129,8 @@ def test_a_round_without_messages_changes_nothing():
     for record, before, after in zip(records[1:], run_states, run_states[1:], strict=False):
         if not record.row.delivered:
             assert all(before.server[name] is after.server[name] for name in ("momentum", "error"))
+            x, now = (here.server_half.model(one.server) for one in (before, after))
+            assert all(torch.equal(x[name], now[name]) for name in x)
 
 
 def test_sizes_that_are_none():
