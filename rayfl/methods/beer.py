@@ -16,7 +16,8 @@ z_i += sum_j w_ij r_j, h_i += q_i, s_i += sum_j w_ij q_j.
 - A link costs two messages a round and direction, in round 0 one.
 - gamma is half of the uplink's delta unless given (delta as in `choco`); theory: gamma = c delta rho and
   eta = c' gamma rho^2 / L, with rho the spectral gap of W.
-- h_i begins at the common model, g_i at 0. All that CHOCO refuses is refused here too.
+- h_i begins at the common model (with `hats="zero"` at the paper's 0), g_i at 0. All that CHOCO refuses is refused
+  here too.
 """
 
 from pydantic import Field
@@ -24,11 +25,11 @@ from pydantic import Field
 from rayfl import tree
 from rayfl.methods.base import Context, Finished, FirstDraws, State, Traits, Tree, WeightedMean
 from rayfl.methods.shared.distributed_gradient import GradientCarry, OneBatch, OneGradient
-from rayfl.methods.shared.gossip import Gossip, GossipStep, PublicCopies
+from rayfl.methods.shared.gossip import CopiedStep, Gossip, PublicCopies
 from rayfl.methods.shared.local_training import LearningRate
 
 
-class BEERHyper(OneBatch, LearningRate, GossipStep):
+class BEERHyper(OneBatch, LearningRate, CopiedStep):
     """Hyper-parameters of BEER; its mixing weights are the topology's."""
 
     lr: float = Field(default=0.01, gt=0, description="step size, eta")

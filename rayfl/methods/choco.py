@@ -13,10 +13,11 @@ s_i += sum_j w_ij q_j; x_i = y_i + gamma (s_i - h_i).
 - gamma is the uplink's delta unless given (papers tune it), 1 / (1 + omega) of an unbiased one, 0.1 if it states
   neither: gossip then converges on rings of 6 and of 20 peers. The theorem's step is far smaller: rho^2 delta /
   (16 rho + rho^2 + 4 beta^2 + 2 rho beta^2 - 8 rho delta), with rho the spectral gap of W and beta = ||I - W||.
-- h_i begins at the common model, and not at the paper's 0: the first message is a difference, too.
+- h_i begins at the common model, and not at the paper's 0 (`hats="zero"`): the first message is a difference, too.
 - With a constant learning rate and unlike data the peers stay apart; `beer` brings them together.
+- Each client may have a share of its own (`clients.retention_ratio`) with `topk`; gamma is then by the smallest delta.
 - Copies agree at both ends only if every message arrives and all links stay. So dropouts, unavailable peers, graphs
-  that change, and weights that are not symmetric are refused; so are error feedback and uplinks by client.
+  that change, and weights that are not symmetric are refused; so are error feedback and unbiased uplinks by client.
 """
 
 from typing import Literal
@@ -24,11 +25,11 @@ from typing import Literal
 from pydantic import Field
 
 from rayfl.methods.base import Context, Finished, Received, State
-from rayfl.methods.shared.gossip import Gossip, GossipStep, PublicCopies
+from rayfl.methods.shared.gossip import CopiedStep, Gossip, PublicCopies
 from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, LocalWork
 
 
-class CHOCOHyper(LocalWork, GossipStep):
+class CHOCOHyper(LocalWork, CopiedStep):
     """Hyper-parameters of CHOCO-SGD; its mixing weights are the topology's."""
 
     order: Literal["exchange_first", "mix_first"] = Field(

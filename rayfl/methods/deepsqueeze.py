@@ -12,7 +12,7 @@ every neighbour; e_i <- y_i + e_i - c_i; x_i = y_i + gamma (sum_j w_ij c_j - c_i
 - The paper takes one step a round; here `epochs` or `steps` say how many.
 - Receivers remember nothing, so graphs may change. A peer that is away from the exchange trains on and keeps e_i, and
   the others' weights are those of the graph that is left; they must be Metropolis' then, which keep the mean. Weights
-  that are not symmetric, error feedback and uplinks by client are refused.
+  that are not symmetric, error feedback and unbiased uplinks by client are refused.
 """
 
 from rayfl import tree

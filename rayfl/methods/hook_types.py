@@ -92,12 +92,12 @@ class Context:
     `client` is None on the server. `num_clients` leaves out the unseen clients, whose numbers are above. `num_rounds`,
     T, is the length of the experiment, for schedules over all of it. `coin` is the shared coin of any round, in [0, 1).
     `links` [num_clients, num_clients] are the weights a_kl of the round's graph, for the server of a method that
-    `uses_graph`. `retention_given`: whether the experiment gives each client a retention ratio. `initial` are the
-    parameters of round 0. `work` is filled, by stage name, when `finish` is called. `sends` is False for a client that
-    trains and does not upload; it must leave the memory of its compressor alone. `generator` belongs to this (seed,
-    round, client, call) and to nothing else. `num_selected` is `clients.per_round`. `outgoing` is what wrappers do to
-    the trees of a message; a method that encodes trees itself calls it before, once, on all of them
-    (`compressed` does).
+    `uses_graph`. `retention_given`: whether the experiment gives each client a retention ratio, of which `least_ratio`
+    is the smallest. `initial` are the parameters of round 0. `work` is filled, by stage name, when `finish` is called.
+    `sends` is False for a client that trains and does not upload; it must leave the memory of its compressor alone.
+    `generator` belongs to this (seed, round, client, call) and to nothing else. `num_selected` is `clients.per_round`.
+    `outgoing` is what wrappers do to the trees of a message; a method that encodes trees itself calls it before, once,
+    on all of them (`compressed` does).
     """
 
     round: int
@@ -112,6 +112,7 @@ class Context:
     coin: Callable[[int], float]
     links: np.ndarray | None = None
     retention_given: bool = False
+    least_ratio: float = 1.0
     work: Mapping[str, Work] = field(default_factory=dict)
     sends: bool = True
     num_selected: int = 0

@@ -186,9 +186,7 @@ def check_retention(method: Method, uplink: Compressor, clients: Clients) -> Non
             "sends a share of the model, or an uplink that does, for example topk",
             key,
         )
-    if method.needs_one_omega and not (
-        method.own_feedback and uplink.omega(1) is None and not isinstance(method, PeerHalf)
-    ):
+    if method.needs_one_omega and not (method.own_feedback and uplink.omega(1) is None):
         raise RayflError(f" gives every client an uplink of its own, but {name} needs the same for all; remove it", key)
 
 

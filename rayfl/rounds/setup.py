@@ -360,6 +360,7 @@ class Setup:
             coin=partial(seeding.coin, self.seed),
             links=self.links(round) if sees_graph else None,
             retention_given=self.population.settings.retention_ratio is not None,
+            least_ratio=min(self.population.retention_groups, default=1.0),
             num_selected=self.population.settings.num_selected,
         )
 

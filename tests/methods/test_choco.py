@@ -7,6 +7,7 @@ import pytest
 
 from rayfl.compress.dense import Dense
 from rayfl.compress.feedback import ErrorFeedback
+from rayfl.compress.random import RandK
 from rayfl.compress.sparse import TopK
 from rayfl.experiment.prepare import prepare
 from rayfl.rounds.setup import Setup
@@ -37,7 +38,8 @@ def followed(here: Setup, uplink: Uplink, gamma: float, order: str) -> list[tupl
     assert here.topology is not None
     weights = mixing(here.topology)
     x = np.tile(start(here), (NUM_PEERS, 1))
-    copies, seen = x.copy(), []
+    hyper: Any = here.method.hyper
+    copies, seen = np.zeros_like(x) if hyper.hats == "zero" else x, []
     for round in range(here.rounds):
         y = trained(here, round, x)
         if order == "mix_first":
@@ -53,7 +55,7 @@ def followed(here: Setup, uplink: Uplink, gamma: float, order: str) -> list[tupl
     [
         (Ring(), "exchange_first", {}),
         (Ring(), "mix_first", {"gamma": 0.2, "steps": 3}),
-        (LINE, "exchange_first", {"gamma": 0.2, "epochs": 2}),
+        (LINE, "exchange_first", {"gamma": 0.2, "epochs": 2, "hats": "zero"}),
         (LINE, "mix_first", {}),
     ],
     ids=str,
@@ -119,6 +121,24 @@ def test_with_a_dense_uplink_and_gamma_1_it_is_dpsgd(topology: Topology):
         np.testing.assert_allclose(models(ours, one), models(plain, other), atol=2e-6)
 
 
+@pytest.mark.parametrize("method", ["choco", "beer", "deepsqueeze"])
+def test_clients_with_shares_of_their_own_step_by_the_smallest_delta(method: str):
+    clients, share = {"retention_ratio": [0.2, 0.5, 1.0]}, {"choco": 1.0, "beer": 0.5, "deepsqueeze": 0.1}[method]
+    here = made(method, {"lr": 0.1}, rounds=4, uplink=TopK(), clients=clients)
+    ratios = [here.population.traits(i).retention_ratio for i in range(NUM_PEERS)]
+    assert min(ratios) < max(ratios)
+    delta = TopK(keep_ratio=min(ratios)).delta(DIM)
+    assert delta is not None
+    given = made(method, {"lr": 0.1, "gamma": share * delta}, rounds=4, uplink=TopK(), clients=clients)
+    records, run_states = play(here)
+    np.testing.assert_array_equal(models(here, run_states[-1]), models(given, play(given)[1][-1]))
+    sizes = [row.uplink_bits for row in records[-1].clients]
+    assert sizes[ratios.index(min(ratios))] < sizes[ratios.index(max(ratios))]
+    if method != "deepsqueeze":
+        found = of_states(here, run_states[-1], "hats", "model")
+        np.testing.assert_allclose(of_states(here, run_states[-1], "means", "model"), mixing(Ring()) @ found, atol=2e-6)
+
+
 @pytest.mark.parametrize(("name", "bits"), [("dense", DENSE_BITS), ("topk", SPARSE_BITS), ("randk", SPARSE_BITS)])
 def test_a_link_costs_one_compressed_model_each_way(name: str, bits: int):
     here = made("choco", HYPER, rounds=3, topology=LINE, uplink=UPLINKS[name].uplink)
@@ -139,7 +159,7 @@ def test_a_link_costs_one_compressed_model_each_way(name: str, bits: int):
         ({"topology": Exponential()}, ["topology", "exponential", "symmetric"]),
         ({"topology": Grid(rows=1)}, ["topology", "grid", "weights='uniform'", "symmetric", "metropolis"]),
         ({"uplink": ErrorFeedback(inner=TopK())}, ["uplink", "feedback", "inside"]),
-        ({"uplink": TopK(), "clients": {"retention_ratio": 0.5}}, ["clients.retention_ratio", "the same for all"]),
+        ({"uplink": RandK(), "clients": {"retention_ratio": 0.5}}, ["clients.retention_ratio", "the same for all"]),
     ],
     ids=str,
 )

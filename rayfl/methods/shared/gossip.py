@@ -8,7 +8,7 @@ h_i, the sum of what was sent: q_i = C(y - h_i), h_i += q_i. Of the neighbours' 
 s_i = sum_j w_ij h_j (its own included), which moves by sum_j w_ij q_j.
 """
 
-from typing import ClassVar, cast
+from typing import ClassVar, Literal, cast
 
 from pydantic import Field
 
@@ -41,6 +41,14 @@ class GossipStep(HyperParameters):
     )
 
 
+class CopiedStep(GossipStep):
+    """The same, and where public copies begin."""
+
+    hats: Literal["initial", "zero"] = Field(
+        default="initial", description="public copies of models before round 0: the common model, or the papers' 0"
+    )
+
+
 class PublicCopies(ModelState, UplinkMemory):
     """The state of a peer that sends differences: its model and, by message name, what is known of its trees."""
 
@@ -62,13 +70,18 @@ class Gossip(PeerHalf, Method):
     """gamma / delta, if gamma is not given."""
 
     def gamma(self, ctx: Context) -> float:
-        """The step: as given, or `share` of the contraction's delta, or of 0.1 if the uplink states none."""
-        factor, stated = contracting(ctx.uplink, ctx.initial), ctx.uplink.expected_delta(tree.num_entries(ctx.initial))
+        """The step: as given, or `share` of the contraction's delta, or of 0.1 if the uplink states none.
+
+        If clients have shares of their own, it is the smallest delta of any, so that all take the same step.
+        """
+        weakest = (ctx.retention_given and ctx.uplink.keeping(ctx.least_ratio)) or ctx.uplink
+        factor, stated = contracting(ctx.uplink, ctx.initial), weakest.expected_delta(tree.num_entries(ctx.initial))
         return self.hyper.gamma or self.share * (factor if factor < 1 else stated or 0.1)
 
     def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> State:
-        """All know the model of round 0, and of other trees a copy that is 0."""
-        copies = {name: params if name == "model" else tree.zeros_like(params) for name in self.gather}
+        """All know the model of round 0, unless `hats` says otherwise, and of other trees a copy that is 0."""
+        first = tree.zeros_like(params) if cast(CopiedStep, self.hyper).hats == "zero" else params
+        copies = {name: first if name == "model" else tree.zeros_like(params) for name in self.gather}
         return {"params": params, "hats": copies, "means": copies}
 
     def pulled(self, name: str, x: Tree, state: State, ctx: Context) -> Tree:
