@@ -53,10 +53,10 @@ class RobustWrapper(Wrapper, RobustMean):
 
     def around(self, method: Method) -> Method:
         rules = {type(rule) for rule in method.gather.values()}
-        if not isinstance(method, ServerHalf) or rules != {WeightedMean}:
+        if not isinstance(method, ServerHalf) or rules != {WeightedMean} or method.innermost.needs_everyone:
             raise RayflError(
                 f": {self.name!r} takes the place of a server's means, and {type(method).__name__} has none, or other "
-                "sums beside; take fedavg, for example",
+                "sums beside, or needs the mean of all; take fedavg, for example",
                 KEY,
             )
         return Robust(method, self)

@@ -171,6 +171,8 @@ def test_what_keeps_clients_or_steps_away_is_refused(key: str, value: Any):
     ("tables", "names"),
     [
         ({"wrap": ["clip"]}, ["wrap", "clip", "own way"]),
+        # With another mean than the plain one the sum of the h_i would not stay 0.
+        ({"wrap": ["coordinate-median"]}, ["wrap", "coordinate-median", "the mean of all"]),
         ({"method": {"name": "scaffnew", "elastic": True}}, ["elastic", "unchanged", "remove"]),
     ],
 )
