@@ -105,9 +105,8 @@ class Structured(Compressor, on_device=True):
 
     def keeping(self, ratio: float) -> "Structured | None":
         """None if a threshold is given, because a threshold is no share."""
-        if self.threshold is not None or self.scores == "raw":
-            return None
-        return self.model_copy(update={"keep_ratio": ratio})
+        fixed = self.threshold is not None or self.scores == "raw"
+        return None if fixed else self.model_copy(update={"keep_ratio": ratio})
 
     def encode(self, x: Tree, memory: Tree, generator: np.random.Generator) -> tuple[Packet, Tree]:
         """Values and bitmaps; draws nothing. ValueError on NaN and infinity."""
@@ -132,16 +131,13 @@ class Structured(Compressor, on_device=True):
     def delta(self, num_entries: int) -> float | None:
         """1 / n^3 with normalised scores: the channel of most mass in the kept filters, which include that of most
         mass, has 1 / n of all magnitudes in at most n entries. None with raw ones: all may be below the threshold."""
-        if self.scores == "raw":
-            return None
-        return 1 / max(1, num_entries) ** 3
+        return None if self.scores == "raw" else 1 / max(1, num_entries) ** 3
 
 
 def cut(mass: np.ndarray, threshold: float) -> tuple[np.ndarray, np.ndarray]:
     """Kept filters [O] and channels [I] at a normalised threshold; `mass` [O, I] are the sums of magnitudes."""
     filters = _normalized(mass.sum(axis=1)) >= threshold
-    channels = _normalized(filters @ mass) >= threshold
-    return filters, channels
+    return filters, _normalized(filters @ mass) >= threshold
 
 
 def threshold_for(mass: np.ndarray, keep_ratio: float) -> float:
@@ -172,6 +168,4 @@ def _normalized(scores: np.ndarray) -> np.ndarray:
 
 def _cube(shape: tuple[int, ...]) -> tuple[int, int, int]:
     """O, I and the product of the other dimensions; a tensor of one dimension or none is one column."""
-    if len(shape) < 2:
-        return math.prod(shape), 1, 1
-    return shape[0], shape[1], math.prod(shape[2:])
+    return (math.prod(shape), 1, 1) if len(shape) < 2 else (shape[0], shape[1], math.prod(shape[2:]))

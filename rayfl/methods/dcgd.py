@@ -34,5 +34,6 @@ class DCGD(DistributedGradient, on_device=True):
 
     def update(self, server: ModelState, received: Received, ctx: Context) -> ModelState:
         lr = self.hyper.rate(ctx.round)
-        params = tree.add(server["params"], received["gradient"].result, -lr)
-        return {"params": soft_threshold(params, lr * self.hyper.l1)}
+        return {
+            "params": soft_threshold(tree.add(server["params"], received["gradient"].result, -lr), lr * self.hyper.l1)
+        }

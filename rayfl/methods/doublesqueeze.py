@@ -12,7 +12,8 @@ c = C_down(v), e <- v - c, down c; everybody: x <- x - c. No model goes down. x 
   (`clients.retention_ratio`) of their own.
 - Round t begins with the c of the uploads before it; nothing goes down in round 0. The judged model is x, at which the
   gradients of the round were computed.
-- A client's round is one gradient, on its whole train split (batch_size = 0) or on one minibatch.
+- A client's round is one gradient, on its whole train split (batch_size = 0) or on one minibatch. For local steps take
+  `fedavg` with `feedback` around both compressors: the same equations, with x - y_i in place of gamma grad f_i(x).
 - Where clients are away, their e_i stay, the mean is over those who delivered, and the identity above does not hold. A
   lost upload leaves e_i as it was. The server goes on: where nothing arrived, v = e. A client that missed rounds gets
   all c that it missed (the paper is silent), or x (4 bytes an entry), whichever is smaller, and is billed for it.

@@ -41,14 +41,13 @@ class EF21(ShiftedGradient, on_device=True):
     def finish(self, state: ShiftState, carry: GradientCarry, ctx: Context) -> Finished:
         difference = tree.sub(carry["gradient"], state["shift"])
         message, state = compressed(state, {"gradient": difference}, ctx)
-        factor = contracting(ctx.uplink, difference)
-        shift = tree.add(state["shift"], message["gradient"].decode_beside(difference), factor)
+        sent = message["gradient"].decode_beside(difference)
+        shift = tree.add(state["shift"], sent, contracting(ctx.uplink, difference))
         return self.finished({**state, "shift": shift}, message, carry, ctx)
 
     def init_server(self, params: Tree) -> ShiftedServer:
         return {"params": params, "shift": tree.zeros_like(params)}
 
     def update(self, server: ShiftedServer, received: Received, ctx: Context) -> ShiftedServer:
-        factor = contracting(ctx.uplink, server["shift"])
-        shift = shifted(server["shift"], received["gradient"], factor, ctx)
+        shift = shifted(server["shift"], received["gradient"], contracting(ctx.uplink, server["shift"]), ctx)
         return {"params": tree.add(server["params"], shift, -self.hyper.rate(ctx.round)), "shift": shift}

@@ -57,6 +57,5 @@ class EF21BC(SteppingServer, EF21, on_device=True):
         self, server: EF21BCServer, received: Received, delivered: Delivered, ctx: Context
     ) -> tuple[EF21BCServer, Metrics]:
         x, known = (packet.decode() for packet in self.steps(server, ctx))
-        factor = contracting(ctx.uplink, known)
-        shift = shifted(server["shift"], received["gradient"], factor, ctx)
+        shift = shifted(server["shift"], received["gradient"], contracting(ctx.uplink, known), ctx)
         return {"params": x, "known": known, "shift": shift}, {}

@@ -12,6 +12,7 @@ from rayfl.compress.feedback import ErrorFeedback
 from rayfl.compress.sign import ScaledSign
 from rayfl.compress.sparse import TopK
 from rayfl.methods.doublesqueeze import DoubleSqueeze
+from rayfl.methods.fedavg import FedAvg
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.run_state import RunState
 from rayfl.rounds.setup import Setup
@@ -112,6 +113,16 @@ def test_uncompressed_it_is_gradient_descent_one_round_later():
         x = x - 0.3 * np.mean([gradient(here, i, x) for i in CLIENTS], axis=0)
         expected.append(x)
     assert_follows(play(here)[1], "params", expected)
+
+
+@pytest.mark.parametrize("clients", [{}, {"per_round": 2, "upload_loss": 0.2}], ids=["everyone", "absent"])
+def test_fedavg_with_feedback_both_ways_is_the_same_for_one_step(clients: dict[str, Any]):
+    ours = setup(DoubleSqueeze, hyper={"lr": 0.2}, rounds=10, uplink=TOP_K, downlink=TOP_K, clients=clients)
+    around, hyper = ErrorFeedback(inner=TOP_K), {"lr": 0.2, "steps": 1, "batch_size": 0, "weighting": "uniform"}
+    other = setup(FedAvg, hyper=hyper, rounds=10, uplink=around, downlink=around, clients=clients)
+    for one, two in zip(play(ours)[1], play(other)[1], strict=True):
+        # What clients hold there is x here.
+        np.testing.assert_allclose(flat(one.server["params"]), flat(two.downlink["held"]["model"]), atol=5e-6)
 
 
 def test_who_was_away_is_billed_what_it_missed_or_x():

@@ -218,8 +218,7 @@ class SteppingServer(DistributedGradient):
         It is the same whenever it is made in a round.
         """
         packet, _ = ctx.downlink.encode(step, {}, LazyGenerator(*ctx.draws.key).generator)
-        damped = contracting(ctx.downlink, step)
-        return [added_to(one, packet, factor * damped, self.num_held) for one, factor in held]
+        return [added_to(one, packet, factor * contracting(ctx.downlink, step), self.num_held) for one, factor in held]
 
     def download(self, server: ModelState, ctx: Context) -> Download:
         return {"step": self.steps(server, ctx)[0]} if ctx.round else {}
