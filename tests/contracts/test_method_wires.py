@@ -4,8 +4,9 @@ from collections.abc import Iterable, Mapping
 
 import pytest
 
-from rayfl.compress.base import Message
+from rayfl.compress.base import Message, Packet
 from rayfl.compress.dense import Dense
+from rayfl.compress.held import HeldCodec
 from rayfl.compress.scalar import CountCodec
 from rayfl.compress.sparse import TopK
 from rayfl.methods.base import PeerHalf
@@ -46,11 +47,13 @@ def test_the_bill_is_the_size_of_the_buffers(case: Case):
 
 
 def comm_by_hand(here: Setup, log: Log, record: RoundRecord, round: int, late: Mapping[int, Missed]) -> list[float]:
-    """`COMM` from the entries that every receiver sees, counts of examples aside, and the round's links."""
+    """`COMM` from the entries that are sent to every receiver, counts of examples aside, and the round's links."""
 
     def seen(messages: Iterable[Message]) -> int:
         packets = [packet for one in messages for packet in one.values() if not isinstance(packet.codec, CountCodec)]
-        return sum(int(mask.sum()) for packet in packets for mask in packet.support().values())
+        # Of what a receiver adds to a tree that it has, only the difference is sent.
+        sent = [Packet(one.parts, one.codec.inner) if isinstance(one.codec, HeldCodec) else one for one in packets]
+        return sum(int(mask.sum()) for packet in sent for mask in packet.support().values())
 
     up = {row.client: seen([log.up[round, row.client]]) for row in record.clients if row.status == "delivered"}
     if isinstance(here.method, PeerHalf):
