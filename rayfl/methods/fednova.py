@@ -28,6 +28,7 @@ from rayfl.methods.base import Aggregate, Context, Finished, RayflError, Receive
 from rayfl.methods.fedavgm import FedAvgM, FedAvgMHyper
 from rayfl.methods.fedprox import FedProx, FedProxHyper
 from rayfl.methods.shared.local_training import LocalCarry
+from rayfl.methods.shared.server_optimizer import StepperState
 
 
 class FedNovaHyper(FedProxHyper, FedAvgMHyper):
@@ -72,6 +73,6 @@ class FedNova(FedProx, FedAvgM, on_device=True, keeps_parts=True):
             moved += gradient + momentum * velocity if self.hyper.optimizer == "nesterov" else velocity
         return moved
 
-    def update(self, server: State, received: Received, ctx: Context) -> State:
+    def update(self, server: StepperState, received: Received, ctx: Context) -> StepperState:
         delta = tree.scale(received["direction"].result, float(received["steps"].result["steps"]))
         return super().update(server, {"delta": Aggregate(WeightedMean(), known=delta)}, ctx)

@@ -165,11 +165,15 @@ def facts_of(found: Sequence[Group], name: str) -> Facts:
     return next((one for one in every if one.title != name), Facts(title=name))
 
 
+def last_mean(run: Run, name: str, last: int) -> float:
+    """The mean of the run's last `last` evaluations of `name`, or of all if it has fewer; NaN without any."""
+    found = series(run, name)
+    return float(found.values[-last:].mean()) if found is not None else np.nan
+
+
 def smoothed(group: Group, name: str, last: int) -> Score:
-    """The mean of the last evaluations, or of all if there are fewer, over the group's seeds: a run's final value
-    without most of its noise."""
-    found = (series(run, name) for run in group.runs)
-    return over(float(one.values[-last:].mean()) for one in found if one is not None)
+    """The mean of the last evaluations over the group's seeds: a run's final value without most of its noise."""
+    return over(last_mean(run, name, last) for run in group.runs)
 
 
 def rank_value(score: Score, facts: Facts) -> float:
