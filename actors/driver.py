@@ -20,6 +20,7 @@ from actors.retry_policy import Loss, Setbacks, try_again
 from actors.signals import stoppable
 from rayfl.determinism.platform import Platform
 from rayfl.determinism.process import trim
+from rayfl.errors import log
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.input_files import KeptFiles
 from rayfl.rounds.errors import ClientError, error_text, out_of_memory
@@ -27,8 +28,6 @@ from rayfl.rounds.executor import OnWave
 from rayfl.rounds.ledger import OnRound
 from rayfl.rounds.setup import Setup
 from rayfl.run_directory.trackers.tracker import environment
-
-log = logging.getLogger("rayfl")
 
 POLL_S = 1.0
 """Seconds between looks for a signal during a round. The end of a round is reported at once."""

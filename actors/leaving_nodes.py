@@ -5,27 +5,24 @@ clients. So they are copied to other nodes, in time for the announced end. When 
 their place, under the same references (its documentation: object fault tolerance).
 """
 
-import logging
 import math
 import time
 from collections.abc import Mapping
 
 import ray
-from ray import ObjectRef
 from ray.experimental import get_local_object_locations
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors import ray_internals
 from actors.client import Actor, Joined
-
-log = logging.getLogger("rayfl")
+from rayfl.errors import log
 
 LOOK_S = 1.0
 """Seconds between looks for announcements. A look takes 0.3 ms."""
 
 
 @ray.remote(num_cpus=0)
-def _copied(objects: list[ObjectRef]) -> None:
+def _copied(objects: list[ray.ObjectRef]) -> None:
     """Have Ray copy objects to the node of this task."""
     ray.wait(objects, num_returns=len(objects))
 
@@ -40,7 +37,7 @@ class LeavingNodes:
         self.announced: set[str] = set()
         self.own = False
         self.next_look = 0.0 if looks else math.inf
-        self._copying: list[ObjectRef] = []
+        self._copying: list[ray.ObjectRef] = []
 
     def look(self, ready: Mapping[Actor, Joined]) -> None:
         """Look for announcements, at most once in LOOK_S.

@@ -4,7 +4,6 @@ manifest.py describes their files. Client states pass through memory a few at a 
 that have changed since the one before it, and shares that one's other files.
 """
 
-import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ from pydantic import Field
 
 from rayfl import tree
 from rayfl.compress.base import Packet
-from rayfl.errors import RayflError, reason
+from rayfl.errors import RayflError, log, reason
 from rayfl.rounds.executor import Executor, Ref
 from rayfl.rounds.rounds import RunState
 from rayfl.rounds.run_state import Air
@@ -34,8 +33,6 @@ from rayfl.run_directory.manifest import (
 from rayfl.run_directory.states import load_states, save_states
 from rayfl.settings import Settings, shown
 from rayfl.tree import State
-
-log = logging.getLogger("rayfl")
 
 _BESIDE_SERVER = ("selection", "downlink")
 """Fields of `RunState` that lie in the server's file if they are not empty."""
