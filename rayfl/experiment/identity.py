@@ -65,7 +65,7 @@ def identity(experiment: "Experiment", table: Mapping[str, object]) -> str:
 def swept_items(experiment: Mapping[str, object]) -> Mapping[str, str]:
     """The items of a sweep that make a run, by swept key; empty if it is of no sweep."""
     found = experiment.get("swept")
-    return found if isinstance(found, Mapping) else {}
+    return {str(key): str(item) for key, item in found.items()} if isinstance(found, Mapping) else {}
 
 
 def require_settings(experiments: Iterable[Mapping[str, object]], names: Sequence[str]) -> None:

@@ -202,6 +202,16 @@ def test_the_table_of_a_sweep_is_that_of_its_two_settings(runs):
     assert pivots(groups(runs), ReportOptions(best_over=("method.mu",))) == []
 
 
+@pytest.mark.parametrize("swept", [{"a": [1], "b": {"c": None}, "": "\1"}, ["a"], "a"])
+def test_a_strangers_items_are_words(tmp_path, swept):
+    runs = [run_of(tmp_path / str(lr), {0: 0.5}, swept=swept, method={"lr": lr}) for lr in (1, 2)]
+    assert pivots(groups(runs), ReportOptions()) == []
+    assert pivots(groups(runs), ReportOptions(tables=(TableOptions(rows=("method.lr",)),)))[0].to_latex()
+    if isinstance(swept, dict):
+        table = pivots(groups(runs[:1]), ReportOptions(tables=(TableOptions(rows=("a", "")),)))[0]
+        assert table.frame["row"].tolist() == ["[1], \1"] and str(table)
+
+
 def test_settings_with_three_numbers_are_drawn_where_there_are_not_two(tmp_path, runs):
     one = [run for run in runs if run.experiment["swept"]["case"] == "prox"]
     (table,) = pivots(groups(one), ReportOptions())

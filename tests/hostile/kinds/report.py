@@ -121,4 +121,5 @@ CASES = [
     described("a target of text", report__target="high"),
     described("a last of a fraction", report__last=1.5),
     described("a best_over that is a number", report__best_over=5),
+    described("tables of text", report__tables="high"),
 ]  # fmt: skip
