@@ -98,7 +98,7 @@ def run(
         if dry_run:
             from jobs.dry_run import foresee
 
-            raise click.exceptions.Exit(foresee(experiment, display))
+            return foresee(experiment, display)
         from jobs.console import Audience
         from jobs.run_and_print import print_result, run_or_resume
         from jobs.single import run as run_once

@@ -103,7 +103,8 @@ def foresee(experiment: Experiment, display: Display) -> None:
         sums.update(record.row._asdict())
         for one in record.clients:
             sums.update(steps=one.num_steps, examples=one.num_samples)
-        sums["flops"] += sum(one.value or 0 for one in record.metrics if one[1] == FLOPS and one.client is not None)
+        own = [one.value or 0 for one in record.metrics if one.name == FLOPS and one.client is not None]
+        sums["flops"] += int(sum(own))
         sums["states"] = sum(map(tree.num_bytes, (*run_state.states.values(), *run_state.server_memories.values())))
         if time.monotonic() - begun > LONGEST_S:
             raise Stopped

@@ -30,7 +30,7 @@ method = {name = "fedavg", epochs = 2, batch_size = 16}
 
 def totals(setup: Setup) -> dict[str, float]:
     """The sums of the records: of bits, simulated seconds, steps and operations."""
-    found = dict.fromkeys(("uplink_bits", "downlink_bits", "simulated_s", "steps", "flops"), 0.0)
+    found: dict[str, float] = dict.fromkeys(("uplink_bits", "downlink_bits", "simulated_s", "steps", "flops"), 0.0)
 
     def add(record: Any, run_state: Any) -> None:
         for key in ("uplink_bits", "downlink_bits", "simulated_s"):

@@ -5,6 +5,7 @@ import json
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ from rayfl.experiment.sweep import read_sweep
 from rayfl.experiment.table import read_table, with_overrides
 from rayfl.report.groups import last_mean
 from rayfl.run_directory.record import Run, read_run
+from rayfl.settings import dotted
 from tests.jobs.commands import rayfl
 from tests.refusals import line_with, refused
 
@@ -69,6 +71,12 @@ def trials(directory: Path) -> dict[str, Run]:
     return {path.parent.name: read_run(path.parent) for path in directory.glob("*/experiment.json")}
 
 
+def method_of(run: Run) -> dict[str, Any]:
+    method = run.experiment["method"]
+    assert isinstance(method, dict)
+    return method
+
+
 def tried(file: Path, directory: Path, budget: int, *overrides: str, after: int | None = None) -> int:
     """A tune in this process; it is stopped once it has asked `after` times whether to stop."""
     asked = itertools.count()
@@ -83,15 +91,16 @@ def test_the_best_values_are_those_of_the_best_run_on_validation_data(tmp_path):
     runs = trials(place)
     assert len(runs) == 6
     for run in runs.values():
-        assert (run.experiment["seed"], run.experiment["evaluation"]["split"]) == (100, "validation")
-        method = run.experiment["method"]
+        settings = dotted(run.experiment)
+        assert (settings["seed"], settings["evaluation.split"]) == (100, "validation")
+        method = method_of(run)
         assert 0.001 <= method["lr"] <= 1 and 1 <= method["steps"] <= 5 and method["mu"] in (0.1, 1.0)
         assert run.finished and method["lr"] == float(f"{method['lr']:.3g}")
     # 6 rounds of 4, which the page and the file say.
     line_with(
         result.output, ["method.lr, method.steps, method.mu", "own/accuracy", "seed 100", "24 rounds", "6 of small"]
     )
-    best = max(runs.values(), key=lambda run: last_mean(run, "own/accuracy", 3)).experiment["method"]
+    best = method_of(max(runs.values(), key=lambda run: last_mean(run, "own/accuracy", 3)))
     experiment = read(place / BEST)
     assert {key: getattr(experiment.method.hyper, key) for key in ("lr", "steps", "mu")} == {
         key: best[key] for key in ("lr", "steps", "mu")
@@ -135,7 +144,7 @@ def test_lists_alone_are_tried_once_each(tmp_path):
         tmp_path / "tuned",
     )
     assert tried(file, place, 20) == 0
-    found = {(run.experiment["method"]["lr"], run.experiment["model"]["name"]) for run in trials(place).values()}
+    found = {(method_of(run)["lr"], dotted(run.experiment)["model.name"]) for run in trials(place).values()}
     assert found == set(itertools.product([0.01, 0.1, 1.0], ["logistic", "mlp"]))
 
 
@@ -156,7 +165,7 @@ def test_each_case_is_tuned_by_itself_and_all_are_in_one_sweep(tmp_path):
     for one in combinations:
         label = one.title.partition(", ")[2]
         own = [run for name, run in runs.items() if name.startswith(label)]
-        best = max(own, key=lambda run: last_mean(run, "own/accuracy", 3)).experiment["method"]
+        best = method_of(max(own, key=lambda run: last_mean(run, "own/accuracy", 3)))
         method = json.loads(json.dumps(one.experiment.as_dict()["method"]))
         assert method == best and one.experiment.evaluation.split == "test"
         assert one.experiment.report.note and "2 of FedAvg, 2 of FedProx" in one.experiment.report.note
@@ -174,7 +183,7 @@ def test_a_trial_that_fails_or_diverges_is_the_worst(tmp_path):
 def test_a_loss_is_minimized(tmp_path):
     file, place = written(tmp_path, "[tune]\nmethod.lr = [1e-6, 0.3]\n"), tmp_path / "tuned"
     assert tried(file, place, 2, "report.metric=own/loss") == 0
-    losses = {run.experiment["method"]["lr"]: last_mean(run, "own/loss", 3) for run in trials(place).values()}
+    losses = {method_of(run)["lr"]: last_mean(run, "own/loss", 3) for run in trials(place).values()}
     assert tomllib.loads((place / BEST).read_text())["method"]["lr"] == min(losses, key=losses.__getitem__)
     assert len({*losses.values()}) == 2
 
