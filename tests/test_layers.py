@@ -39,7 +39,7 @@ def _names(node: ast.AST) -> Iterator[str]:
         yield node.module or ""
     elif isinstance(node, ast.Call) and node.args:
         called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        name, importing = node.args[0], {"import_module", "import_optional", "__import__"}
+        name, importing = node.args[0], {"import_module", "__import__"}
         if called in importing and isinstance(name, ast.Constant) and isinstance(name.value, str):
             yield name.value
 

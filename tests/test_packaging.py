@@ -103,13 +103,11 @@ def undeclared(folders: tuple[str, ...], requirements: list[Requirement]) -> set
 def test_every_import_of_the_packages_is_a_declared_dependency() -> None:
     # Where those of extras are imported, their absence gets a sentence; rayfl.testing is run by pytest.
     extras = [
-        one
-        for name in ("tff", "huggingface", "wandb", "metrics", "adapters", "privacy", "tune", "test")
-        for one in EXTRAS[name]
+        one for name in ("tff", "wandb", "metrics", "adapters", "privacy", "tune", "test") for one in EXTRAS[name]
     ]
     assert undeclared(PACKAGES, [*DEPENDENCIES, *extras]) == set()
     assert undeclared(PACKAGES, DEPENDENCIES) == {
-        *("h5py", "datasets", "wandb", "torchmetrics", "peft", "pytest", "transformers", "opacus", "optuna")
+        *("h5py", "wandb", "torchmetrics", "peft", "pytest", "transformers", "opacus", "optuna")
     }
     assert "torch" in undeclared(PACKAGES, [r for r in DEPENDENCIES if r.name != "torch"])
 

@@ -97,7 +97,6 @@ def idx(*stems: str) -> list[str]:
         ("arrays", {"path": "mine.npz"}, ["mine.npz"]),
         ("arrays", {"path": "."}, ["inputs.npy", "labels.npy"]),
         ("image-folder", {"path": "photos"}, ["photos"]),
-        ("huggingface", {"path": "saved"}, ["saved"]),
         ("mnist", {"root": "."}, idx("t10k", "train")),
         ("cifar10", {"root": "."}, ["cifar-10-batches-py"]),
         ("cifar100", {"root": "."}, ["cifar-100-python"]),

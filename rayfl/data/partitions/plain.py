@@ -36,7 +36,7 @@ class Natural(PartitionScheme):
         if train_groups is None or test_groups is None:
             raise RayflError(
                 f"partition {self.name!r} needs an owner of each sample, and dataset {dataset.name!r} has none: give "
-                "owners (an array owners in the file, or data.owners of a table, Hugging Face data or image folders), "
+                "owners (an array owners in the file, or data.owners of a table or image folders), "
                 "or use 'iid' or 'dirichlet-client'"
             )
         groups, num_train = np.unique(train_groups, return_counts=True)

@@ -2,10 +2,9 @@
 
 import zlib
 from http.client import HTTPException
-from importlib import import_module
 from pathlib import Path
 from tarfile import TarError
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 from zipfile import BadZipFile
 
 from pydantic import Field
@@ -69,12 +68,3 @@ class Fetched(Source):
         what = "is incomplete or damaged" if self.folder.is_dir() else "is not on this machine"
         place = f"put its files into {self.folder}, or set data.root to their folder"
         return RayflError(f"{self.name} {what} ({reason}): {self.advice}; {place}")
-
-
-# Any: a package that need not be installed.
-def import_optional(package: str, extra: str, what: str) -> Any:
-    """Import an optional package. If it is not installed, RayflError says that `what` needs rayfl's `extra`."""
-    try:
-        return import_module(package)
-    except ImportError:
-        raise RayflError(f"{what} needs the package {package}: run `pip install 'rayfl[{extra}]'`") from None

@@ -16,9 +16,10 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from string import ascii_letters, digits
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from pydantic import Field
@@ -26,7 +27,7 @@ from pydantic import Field
 from rayfl.data.check import first_row, whole_labels
 from rayfl.data.datasets import Dataset, Samples, moments
 from rayfl.data.sources.cifar import CIFAR100
-from rayfl.data.sources.fetch import Fetched, import_optional
+from rayfl.data.sources.fetch import Fetched
 from rayfl.errors import RayflError
 from rayfl.limits import memory
 from rayfl.limits.regular_files import expanded, reading, require_regular
@@ -148,7 +149,11 @@ def read_tff(path: Path, *features: str) -> Iterator[tuple[str, list[np.ndarray]
 
     Raise RayflError if h5py is not installed or the file is not one of TensorFlow Federated.
     """
-    h5py = import_optional("h5py", "tff", str(path))
+    try:
+        # Any: a package that need not be installed.
+        h5py: Any = import_module("h5py")
+    except ImportError:
+        raise RayflError(f"{path} needs the package h5py: run `pip install 'rayfl[tff]'`") from None
     wanted = ", ".join(f"examples/CLIENT/{feature}" for feature in features)
     with reading(path, f"fetch an HDF5 file with {wanted}", KeyError, AttributeError, TypeError, RuntimeError):
         require_regular(path)

@@ -1,4 +1,4 @@
-"""Data without code: arrays, tables, folders of images and Hugging Face datasets on disk."""
+"""Data without code: arrays, tables and folders of images."""
 
 from pathlib import Path
 from typing import Any
@@ -263,32 +263,6 @@ def test_what_is_no_folder_of_images_is_refused(tmp_path: Path):
     (tmp_path / "x" / "a" / "0.png").write_bytes(b"no image")
     with refused(names=[tmp_path / "x" / "a" / "0.png"]):
         load("image-folder", path=str(tmp_path / "x"))
-
-
-def test_a_hugging_face_dataset(tmp_path: Path):
-    datasets = pytest.importorskip("datasets")
-    rows = {"vector": VECTORS.tolist(), "label": LABELS.tolist(), "who": [f"w{i % 2}" for i in range(20)]}
-    split = {"train": datasets.Dataset.from_dict(rows), "test": datasets.Dataset.from_dict(rows).select(range(4))}
-    datasets.DatasetDict(split).save_to_disk(str(tmp_path / "splits"))
-    split["train"].save_to_disk(str(tmp_path / "alone"))
-    found = load("huggingface", path=str(tmp_path / "splits"), inputs="vector", owners="who")
-    assert (found.num_classes, found.input_shape, len(found.train), len(found.test)) == (4, (3,), 20, 4)
-    assert found.train.groups is not None and found.train.groups.tolist() == [0, 1] * 10
-    assert len(load("huggingface", path=str(tmp_path / "alone"), inputs="vector").test) == 4
-    for options, names in (
-        ({"inputs": "vectors"}, ["column 'vectors'", "'vector'"]),
-        ({"inputs": "vector", "train": "trian"}, ["split 'trian'", "'train'"]),
-    ):
-        with refused(names=names):
-            load("huggingface", path=str(tmp_path / "splits"), **options)
-    with refused(names=["disk", "dataset"]):
-        load("huggingface", path=str(tmp_path))
-
-
-def test_without_the_package_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(__import__("sys").modules, "datasets", None)
-    with refused(names=["rayfl[huggingface]", "package", "datasets"]):
-        load("huggingface", path=str(tmp_path))
 
 
 def test_paths_are_relative_to_the_experiments_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

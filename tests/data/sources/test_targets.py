@@ -93,13 +93,3 @@ def test_what_is_no_text_is_refused(tmp_path: Path):
     (tmp_path / "short.txt").write_text("a")
     with refused(names=["short.txt", "1 bytes", "2"]):
         load("text", tmp_path)
-
-
-def test_lists_of_a_hugging_face_dataset_are_targets(tmp_path: Path):
-    datasets = pytest.importorskip("datasets")
-    tokens = [[1, 2, 3], [4, 5, 0]] * 10
-    datasets.Dataset.from_dict({"input_ids": tokens, "y": [[0.5, 1.5]] * 20}).save_to_disk(str(tmp_path / "set"))
-    found = load("huggingface", tmp_path / "set", inputs="input_ids", labels="y", kind="vector")
-    assert found.train.labels.shape == (16, 2) and found.train.labels.dtype == np.float32
-    found = load("huggingface", tmp_path / "set", inputs="input_ids", kind="text")
-    assert found.train.labels.shape == found.train.inputs.shape
