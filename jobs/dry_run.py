@@ -134,7 +134,7 @@ def foresee(experiment: Experiment, display: Display) -> None:
         [
             "memory of an actor",
             decimal(1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss),
-            "as in this process",
+            "at most: this process, server and object store too",
         ],
         [
             "object store",

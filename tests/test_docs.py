@@ -204,7 +204,7 @@ def settings_exist(command: click.Command, context: click.Context, words: list[s
     """The experiment of a command, where it is one that is there, is valid with the command's settings."""
     values, _, _ = command.make_parser(context).parse_args(list(words))
     given, overrides = values.get("file"), [word for word in words if re.match(r"[a-z_.]+=", word)]
-    if not isinstance(given, str) or given in ("FILE", "NAME", "mine.toml", "experiment.toml"):
+    if not isinstance(given, str) or Path(given).name in ("FILE", "NAME", "mine.toml", "experiment.toml", "best.toml"):
         return
     file = experiment_file(Path(given))
     expected = ("unknown key",) if "keep_rato" in "".join(overrides) else ()
