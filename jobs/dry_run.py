@@ -5,7 +5,6 @@ that changed in its model is changed in every other client's, whose steps are co
 is extrapolated from the rounds so far.
 """
 
-import os
 import resource
 import time
 from collections import Counter
@@ -13,16 +12,15 @@ from collections.abc import Hashable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import fields
 from functools import cached_property
+from statistics import median
 from typing import Any
 
-import numpy as np
 import psutil
 from rich.filesize import decimal
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from jobs import looking, standard_output
-from jobs.display import Display
+from jobs import display, looking, standard_output
 from rayfl import tree
 from rayfl.compress.dense import Dense
 from rayfl.experiment.experiment import Experiment
@@ -91,9 +89,9 @@ class DrySetup(Setup):
         return is_dense and method.hands_over_trees and not free
 
 
-def foresee(experiment: Experiment, display: Display) -> None:
+def foresee(experiment: Experiment, shown: display.Display) -> None:
     """Print what a run of the experiment will do and take."""
-    display.stage("playing the rounds without training")
+    shown.stage("playing the rounds without training")
     plain = prepare(experiment)
     setup = DrySetup(**{one.name: getattr(plain, one.name) for one in fields(Setup)})
     sums, walls, begun, driver = Counter[str](), list[float](), time.monotonic(), psutil.Process().memory_info().rss
@@ -103,18 +101,18 @@ def foresee(experiment: Experiment, display: Display) -> None:
         sums.update(record.row._asdict())
         for one in record.clients:
             sums.update(steps=one.num_steps, examples=one.num_samples)
-        own = [one.value or 0 for one in record.metrics if one.name == FLOPS and one.client is not None]
-        sums["flops"] += int(sum(own))
+        sums["flops"] += sum(
+            int(one.value or 0) for one in record.metrics if one.name == FLOPS and one.client is not None
+        )
         sums["states"] = sum(map(tree.num_bytes, (*run_state.states.values(), *run_state.server_memories.values())))
         if time.monotonic() - begun > LONGEST_S:
             raise Stopped
 
     with suppress(Stopped):
         rounds.simulate(setup, executor.InlineExecutor(setup), add)
-    scale, given = setup.rounds / len(walls), experiment.runtime.actors
-    actors = min(setup.most_actors, given if isinstance(given, int) else os.cpu_count() or 1)
-    actors = 1 if experiment.runtime.executor == "inline" else actors
-    round_s = float(np.median(walls[1:] or walls))
+    scale, round_s = setup.rounds / len(walls), median(walls[1:] or walls)
+    given = 1 if experiment.runtime.executor == "inline" else experiment.runtime.actors
+    actors = min(setup.most_actors, given if isinstance(given, int) else psutil.cpu_count() or 1)
     evaluations_s = sum(map(plain.evaluated, range(setup.rounds))) * max(0.0, walls[0] - setup.engine.spent_s - round_s)
     real_s = (scale * sums["examples"] * setup.engine.example_s + evaluations_s) / actors + setup.rounds * round_s
     models = tree.num_bytes(setup.initial_arrays) * (
@@ -142,6 +140,6 @@ def foresee(experiment: Experiment, display: Display) -> None:
             "estimate: data, clients' states, models, messages",
         ],
     ]
-    display.close()
+    shown.close()
     title = f"{experiment.name}: {wording.counted(setup.rounds, 'round')}; nothing was written"
     standard_output.print_table(looking.rich_table(title, comparison.TextTable(["what", "value", "how"], rows)))

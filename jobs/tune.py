@@ -73,12 +73,15 @@ class Tuning:
         if self.options.seed in self.seeds:
             raise RayflError(f"tune.seed={self.options.seed} is a seed of the experiment too; give another one")
         self.cases = {case.get("label", self.name): case for case in sweeps.as_cases(lists) or [{}]}
-        ranges = {at: {**_ranges(tune), **_ranges(case.pop("tune", {}))} for at, case in self.cases.items()}
         self.ranges = {
-            label: {key: of for key, of in one.items() if key not in keys.values()} for label, one in ranges.items()
+            label: {
+                key: of
+                for key, of in (_ranges(tune) | _ranges(case.pop("tune", {}))).items()
+                if key not in keys.values()
+            }
+            for label, case in self.cases.items()
         }
-        named = [{**case, "label": label} for label, case in self.cases.items()]
-        sweeps.combine(table.copied(self.table), {"case": named}, overrides)
+        sweeps.combine(self.table, {"case": [{**one, "label": label} for label, one in self.cases.items()]}, overrides)
         for label, one in self.ranges.items():
             if (fixed := {key for key in one if key.partition(".")[0] in _FIXED}) or not one:
                 raise RayflError(
@@ -99,8 +102,8 @@ class Tuning:
         """The experiment of a trial, called by its case and its values. Raise RayflError if they do not go together."""
         words = [f"{key.rpartition('.')[2]}={sweeps.described(value)}" for key, value in values.items()]
         title = ", ".join([label] * bool(self.cases[label] or not words) + words)
-        own = {"label": title, "seed": self.options.seed, "evaluation.split": "validation"}
-        return sweeps.case_of(self.table, _with(self.cases[label], {**values, **own}), self.overrides)
+        changes = {**values, "label": title, "seed": self.options.seed, "evaluation.split": "validation"}
+        return sweeps.case_of(self.table, _with(self.cases[label], changes), self.overrides)
 
     def best(self, studies: Mapping[str, optuna.Study], note: str) -> str:
         """The experiment file with the best values. `note`: what its page says of them."""
@@ -181,15 +184,16 @@ def tune(tuning: Tuning, budget: int, directory: Path | None, audience: console.
 
 def _study(tuning: Tuning, label: str, budget: int) -> optuna.Study:
     """The study of a case. Of lists alone combinations wait in it, in an order drawn from the seed."""
-    pruners, ranges = optuna.pruners, tuning.ranges[label]
-    asha = pruners.SuccessiveHalvingPruner(min_resource=1)
-    study = optuna.create_study(
-        sampler=optuna.samplers.TPESampler(seed=tuning.options.seed),
-        pruner={"median": pruners.MedianPruner(), "asha": asha, "none": pruners.NopPruner()}[tuning.options.pruner],
-        direction="maximize",
-    )
+    pruners = {
+        "median": optuna.pruners.MedianPruner(),
+        "asha": optuna.pruners.SuccessiveHalvingPruner(min_resource=1),
+        "none": optuna.pruners.NopPruner(),
+    }
+    options, ranges = tuning.options, tuning.ranges[label]
+    sampler = optuna.samplers.TPESampler(seed=options.seed)
+    study = optuna.create_study(sampler=sampler, pruner=pruners[options.pruner], direction="maximize")
     grid = [*itertools.product(*(range(len(of)) if isinstance(of, list) else () for of in ranges.values()))]
-    for place in np.random.default_rng(tuning.options.seed).permutation(len(grid))[:budget]:
+    for place in np.random.default_rng(options.seed).permutation(len(grid))[:budget]:
         study.enqueue_trial(dict(zip(ranges, grid[place], strict=True)))
     return study
 
@@ -259,17 +263,16 @@ def _write(
     """Draw the page of all trials, and write the experiment with the best values; returns what both say of them."""
     runs = dict[Path, int]()
     for label, study in studies.items():
-        best = study.best_trial
-        if best.value == -np.inf:
-            raise RayflError(f"no trial of {label} has a value of {metric}: {best.user_attrs.get('error', 'diverged')}")
-        places = [one.user_attrs["run"] for one in study.trials if "run" in one.user_attrs]
-        runs |= {one: len(record.read_run(one).rounds) for one in places}
+        if study.best_value == -np.inf:
+            error = study.best_trial.user_attrs.get("error", "it diverged, or is not recorded")
+            raise RayflError(f"no trial of {label} has a value of {metric}: {error}")
+        found = [one.user_attrs["run"] for one in study.trials if "run" in one.user_attrs]
+        runs |= {one: len(record.read_run(one).rounds) for one in found}
     note = (
         f"Tuned by rayfl tune: {', '.join(dict.fromkeys(itertools.chain(*tuning.ranges.values())))} by {metric} on "
         f"validation data of seed {tuning.options.seed}, pruner {tuning.options.pruner}, {sum(runs.values())} rounds; "
         f"trials: {', '.join(f'{len(one.trials)} of {label}' for label, one in studies.items())}."
     )
-    shown = options.model_copy(update={"note": note, "metric": metric})
-    run_page.draw(home, [*runs], sweep.PAGE, shown, overwrite=True)
+    run_page.draw(home, [*runs], sweep.PAGE, options.model_copy(update={"note": note, "metric": metric}), True)
     disk.write_text(home / BEST, f"# {note}\n\n{tuning.best(studies, note)}")
     return note
