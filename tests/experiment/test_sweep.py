@@ -208,3 +208,20 @@ def test_directories_are_names_that_shells_and_file_systems_take():
     assert len(directory_name("%")) == 8
     long = directory_name("x" * 300)
     assert len(long) == 120 and long != directory_name("x" * 301)
+
+
+@pytest.mark.parametrize(
+    "table", ["[sweep]\nmethod = ['mine.py:Mine', 'fedavg']", "[[sweep.case]]\nlabel = 'a'\nmethod = 'mine.py:Mine'"]
+)
+def test_paths_start_at_the_folder_of_the_file(table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "mine.py").write_text(
+        "from rayfl.methods.fedavg import FedAvg\n\n\nclass Mine(FedAvg):\n    paper = 'None'\n"
+    )
+    text = (
+        "rounds = 1\ndata = 'digits'\npartition = 'iid'\nclients = {count = 2}\nmodel = 'logistic'\nmethod = 'fedavg'\n"
+    )
+    (tmp_path / "there" / "swept.toml").write_text(text + table)
+    monkeypatch.chdir(tmp_path)
+    combinations = read_sweep(Path("there/swept.toml"))
+    assert combinations is not None and combinations[0].experiment.method.kind.__name__ == "Mine"

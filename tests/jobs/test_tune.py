@@ -107,7 +107,8 @@ def test_the_best_values_are_those_of_the_best_run_on_validation_data(tmp_path):
     }
     # What is reported is as the file has it.
     assert (experiment.seed, experiment.evaluation.split, experiment.rounds) == (7, "test", 4)
-    assert experiment.report.note and experiment.report.note in (place / "comparison.html").read_text()
+    page = (place / "comparison.html").read_text()
+    assert experiment.report.note and experiment.report.note in page and "evaluation.split = validation" in page
 
 
 def test_a_tune_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path):
