@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from logging import getLogger
 from math import inf
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from jobs.standard_output import say
 from jobs.sweep_processes import Outcome, Status, run_at_once
 from rayfl.data.check import read_dataset
 from rayfl.determinism import platform
-from rayfl.errors import RayflError, one_line
+from rayfl.errors import RayflError, log, one_line
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.identity import require_settings
 from rayfl.experiment.prepare import prepare
@@ -34,8 +33,6 @@ from rayfl.run_directory.outputs import REPORT, require_replaceable
 from rayfl.run_directory.record import read_run
 from rayfl.run_directory.run_folder import RunFolder, require_free
 from rayfl.settings import shown
-
-log = getLogger("rayfl")
 
 PAGE = "comparison.html"
 """The page in a sweep's directory."""

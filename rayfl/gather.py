@@ -17,7 +17,6 @@ from rayfl import tree
 from rayfl.compress.base import Packet, decoded_bytes
 from rayfl.compress.dense import blocks, plain
 from rayfl.errors import RayflError
-from rayfl.tree import Tree
 
 
 class Handle(Protocol):
@@ -38,24 +37,24 @@ class Aggregate:
     """
 
     gather: "Gather"
-    sum: Tree = field(default_factory=dict)
+    sum: tree.Tree = field(default_factory=dict)
     weight: float = 0.0
-    weights: Tree = field(default_factory=dict)
+    weights: tree.Tree = field(default_factory=dict)
     count: int = 0
-    items: dict[int, Tree | Handle] = field(default_factory=dict)
-    known: Tree | None = None
+    items: dict[int, tree.Tree | Handle] = field(default_factory=dict)
+    known: tree.Tree | None = None
 
     @property
-    def result(self) -> Tree:
+    def result(self) -> tree.Tree:
         """The mean or the sum, by the gather's rule; {} when nothing arrived."""
         return self.gather.result(self) if self.known is None else self.known
 
     @cached_property
-    def halves(self) -> Sequence[Tree]:
+    def halves(self) -> Sequence[tree.Tree]:
         """The trees of which `sum` is the sum: one, or the two of an `Unadded`."""
         return (self.sum,)
 
-    def taken_from(self, x: Tree) -> Tree:
+    def taken_from(self, x: tree.Tree) -> tree.Tree:
         """x - result. A mean is divided and subtracted a block at a time, and is never in memory as a whole."""
         if type(self.gather) is not WeightedMean or self.known is not None or not all(map(plain, (x, *self.halves))):
             return tree.sub(x, self.result)
@@ -67,7 +66,7 @@ class Aggregate:
         sums, weights = tree.map(torch.clone, self.sum), tree.map(torch.clone, self.weights)
         return replace(self, sum=sums, weights=weights, items=dict(self.items))
 
-    def scaled(self, factors: Tree) -> "Aggregate":
+    def scaled(self, factors: tree.Tree) -> "Aggregate":
         """The aggregate as if every message had been multiplied by `factors`, entry by entry.
 
         Raise RayflError for packets that are not decoded (Relay).
@@ -95,7 +94,7 @@ class Unadded(Aggregate):
         return made
 
     @cached_property
-    def sum(self) -> Tree:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def sum(self) -> tree.Tree:  # pyright: ignore[reportIncompatibleVariableOverride]
         """See `Aggregate`."""
         return tree.add(self.halves[0], self.halves[1])
 
@@ -128,7 +127,7 @@ class Gather(ABC):
         return max(before, decoded_bytes(packet))
 
     @abstractmethod
-    def result(self, total: Aggregate) -> Tree:
+    def result(self, total: Aggregate) -> tree.Tree:
         """The mean or the sum of the messages, which most methods use."""
 
 
@@ -145,7 +144,7 @@ class Sum(Gather):
         added_later = a.sum and b.sum and type(self).merge is Gather.merge
         return Unadded.of(a, b) if added_later else super().joined(a, b)
 
-    def result(self, total: Aggregate) -> Tree:
+    def result(self, total: Aggregate) -> tree.Tree:
         return total.sum
 
 
@@ -156,7 +155,7 @@ class WeightedMean(Sum):
     def add(self, total: Aggregate, packet: Packet, weight: float, sender: int) -> Aggregate:
         return replace(total, sum=_plus(total.sum, packet, weight), weight=total.weight + weight, count=total.count + 1)
 
-    def result(self, total: Aggregate) -> Tree:
+    def result(self, total: Aggregate) -> tree.Tree:
         return tree.scale(total.sum, 1.0 / total.weight) if total.count else {}
 
 
@@ -185,7 +184,7 @@ class ElementwiseMean(Gather):
     def sum_bytes(self, before: int, packet: Packet) -> int:
         return max(before, 2 * decoded_bytes(packet))
 
-    def result(self, total: Aggregate) -> Tree:
+    def result(self, total: Aggregate) -> tree.Tree:
         if not total.count:
             return {}
         # If nobody sent an entry, both are 0. Subnormal numbers may be flushed to 0, so the divisor is a normal number.
@@ -204,7 +203,7 @@ class Collect(Gather):
     def sum_bytes(self, before: int, packet: Packet) -> int:
         return before + decoded_bytes(packet)
 
-    def result(self, total: Aggregate) -> Tree:
+    def result(self, total: Aggregate) -> tree.Tree:
         return {}
 
 
@@ -246,7 +245,7 @@ class RobustMean(Collect):
         return replace(total, weight=total.weight + weight, count=total.count + 1)
 
 
-def _plus(total: Tree, packet: Packet, weight: float) -> Tree:
+def _plus(total: tree.Tree, packet: Packet, weight: float) -> tree.Tree:
     if not total:
         # `times` makes no -0.0, and no sum becomes -0.0 later; so entries that a packet leaves out need no addition.
         return packet.times(weight)
@@ -263,7 +262,7 @@ def _less_mean(x: torch.Tensor, parts: Sequence[torch.Tensor], factor: float) ->
     return result
 
 
-def _merged(a: Tree, b: Tree) -> Tree:
+def _merged(a: tree.Tree, b: tree.Tree) -> tree.Tree:
     """`a` plus `b`, in the memory of `a`."""
     if not a:
         return tree.map(torch.clone, b)

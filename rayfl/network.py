@@ -14,7 +14,6 @@ from rayfl.determinism.process import Precision
 from rayfl.errors import RayflError
 from rayfl.models import batch_norm, flops
 from rayfl.models.base import MemoryFormat, laid_out
-from rayfl.tree import Tree
 
 _MADE = (
     *("module", "rows", "slots", "frozen_slots", "buffer_slots", "constant_slots", "moving_slots"),
@@ -63,7 +62,7 @@ class Network:
         self.recurrent = any(isinstance(layer, nn.RNNBase) for layer in self.module.modules())
         self.vmappable = not self.stochastic and not self.recurrent
 
-    def init(self, seed: int) -> Tree:
+    def init(self, seed: int) -> tree.Tree:
         """The shared parameters of `first_weights`; the constants and what clients keep stay here.
 
         Where they are here already, they stay as they are: several models may be drawn for one network.
@@ -75,7 +74,7 @@ class Network:
             self.frozen,
         )
 
-    def first_weights(self, seed: int) -> Tree:
+    def first_weights(self, seed: int) -> tree.Tree:
         """The parameters and the buffers that the module begins with."""
         with torch.random.fork_rng(devices=()):
             torch.manual_seed(seed)
@@ -87,8 +86,8 @@ class Network:
         }
 
     def keep_constants(
-        self, weights: Tree, personal: tuple[str, ...] = (), moving: Collection[str] = (), frozen: bool = False
-    ) -> Tree:
+        self, weights: tree.Tree, personal: tuple[str, ...] = (), moving: Collection[str] = (), frozen: bool = False
+    ) -> tree.Tree:
         """Keep the constants and `local` among `weights`, and return the other trained parameters.
 
         personal, moving: names of the parameters and the buffers in `local`; frozen: these buffers are constants.
@@ -117,7 +116,7 @@ class Network:
         )
         return frozenset(changed)
 
-    def __call__(self, params: Tree, inputs: Tensor, training: bool = True) -> Tensor:
+    def __call__(self, params: tree.Tree, inputs: Tensor, training: bool = True) -> Tensor:
         """The outputs [batch, ...] for inputs [batch, *input_shape]; dropout drops only in training."""
         if not training:
             self.module.eval()
@@ -135,7 +134,7 @@ class Network:
         with torch.autocast(inputs.device.type, torch.bfloat16, cache_enabled=False):
             return self._forward(params, inputs).float()
 
-    def advance(self, params: Tree, batch: Batch, by_hand: bool) -> tuple[Tensor, Tree]:
+    def advance(self, params: tree.Tree, batch: Batch, by_hand: bool) -> tuple[Tensor, tree.Tree]:
         """The outputs for a batch in training, and the new values of the buffers in `params`.
 
         Rows of weight 0 enter no statistics of BatchNorm. by_hand: as `batch_norm.Rows`, for torch.vmap.
@@ -145,7 +144,7 @@ class Network:
             outputs = self(params, batch.inputs)
         finally:
             self.rows.weights, self.rows.by_hand = None, False
-        moved: Tree = {}
+        moved: tree.Tree = {}
         for owner, name, key in self.moving_slots:
             # Taken out of the module, where it would keep this call's graph alive.
             buffer, owner._buffers[name] = owner._buffers[name], None
@@ -153,7 +152,7 @@ class Network:
                 moved[key] = buffer.detach()
         return outputs, moved
 
-    def _forward(self, params: Tree, inputs: Tensor) -> Tensor:
+    def _forward(self, params: tree.Tree, inputs: Tensor) -> Tensor:
         inputs = laid_out(inputs, self.memory_format)
         for owner, name, key in self.moving_slots:
             # Layers write into their buffers, and these may be somebody else's memory.
@@ -246,10 +245,10 @@ class Network:
         self.constant_slots, self.moving_slots = self.buffer_slots, []
         self.rows = batch_norm.Rows()
         batch_norm.count_rows(self.module, self.rows)
-        self.buffers: Tree = {}
+        self.buffers: tree.Tree = {}
         self.placed_on = torch.device("meta")
 
 
-def named_weights(module: nn.Module) -> Tree:
+def named_weights(module: nn.Module) -> tree.Tree:
     """The parameters and the buffers of a module by name, those included that its state_dict leaves out."""
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}

@@ -11,7 +11,6 @@ from types import MappingProxyType
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from rayfl.data.batches import Batch
 from rayfl.data.datasets import Dataset
@@ -20,7 +19,7 @@ from rayfl.network import Network
 from rayfl.tasks.base import Task
 from rayfl.tree import Tree
 
-Objective = Callable[[Tree, Batch], Tensor]
+Objective = Callable[[Tree, Batch], torch.Tensor]
 
 
 class BoundTask(ABC):
@@ -41,18 +40,18 @@ class BoundTask(ABC):
         """Initial parameters, the same for the same seed."""
 
     @abstractmethod
-    def loss(self, params: Tree, batch: Batch) -> Tensor:
+    def loss(self, params: Tree, batch: Batch) -> torch.Tensor:
         """Mean training loss over the batch's examples, a scalar. `batch.weights` (0 for padding) are respected."""
 
     @abstractmethod
-    def losses(self, params: Tree, batch: Batch) -> tuple[Tensor, Tensor]:
+    def losses(self, params: Tree, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Each example's loss as a sum, and its count (`Task.loss`), [batch] each, in evaluation mode; detached."""
 
-    def score(self, params: Tree, batch: Batch) -> Tensor:
+    def score(self, params: Tree, batch: Batch) -> torch.Tensor:
         """How well each example is solved (`Task.score`), [batch] from 0 to 1, in evaluation mode; detached."""
         raise RayflError(f"{type(self).__name__} has no score")
 
-    def outputs(self, params: Tree, batch: Batch) -> Tensor:
+    def outputs(self, params: Tree, batch: Batch) -> torch.Tensor:
         """The network's output [batch, ...] (logits), for objectives that need no labels."""
         raise RayflError(f"{type(self).__name__} has no network output")
 
@@ -60,11 +59,11 @@ class BoundTask(ABC):
         """The number of outputs that the network was built for (`Task.num_outputs`)."""
         return dataset.num_classes
 
-    def evaluated(self, params: Tree, batch: Batch) -> Tensor:
+    def evaluated(self, params: Tree, batch: Batch) -> torch.Tensor:
         """The network's output [batch, ...] in evaluation mode (no dropout), which can be differentiated too."""
         return self.outputs(params, batch)
 
-    def evaluated_loss(self, params: Tree, batch: Batch) -> Tensor:
+    def evaluated_loss(self, params: Tree, batch: Batch) -> torch.Tensor:
         """The loss in evaluation mode (no dropout), which can be differentiated too."""
         return self.loss(params, batch)
 
@@ -81,7 +80,7 @@ class BoundTask(ABC):
         """The name of the last linear layer, whose output is the network's (`models.flops`); "" if there is none."""
         return getattr(self.weight_uses, "head", "")
 
-    def loss_and_features(self, params: Tree, batch: Batch, training: bool = True) -> tuple[Tensor, Tensor]:
+    def loss_and_features(self, params: Tree, batch: Batch, training: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
         """The mean loss, a scalar, and the representation of each example, float32 [batch, D]: the input of `head`.
 
         training: False for the evaluation mode. Both can be differentiated. See `Method.needs_features`.
@@ -92,7 +91,9 @@ class BoundTask(ABC):
         """Gradient of `objective` (default: the loss) at `params`."""
         return self.value_and_grad(params, batch, objective)[1]
 
-    def value_and_grad(self, params: Tree, batch: Batch, objective: Objective | None = None) -> tuple[Tensor, Tree]:
+    def value_and_grad(
+        self, params: Tree, batch: Batch, objective: Objective | None = None
+    ) -> tuple[torch.Tensor, Tree]:
         """The objective's value (detached scalar) and its gradient."""
         objective = objective or self.loss
         if self.uses_functorch:
@@ -158,31 +159,31 @@ class NetworkTask(BoundTask):
     def num_outputs(self, dataset: Dataset) -> int:
         return self.task.num_outputs(dataset)
 
-    def outputs(self, params: Tree, batch: Batch) -> Tensor:
+    def outputs(self, params: Tree, batch: Batch) -> torch.Tensor:
         return self.network(params, batch.inputs)
 
-    def evaluated(self, params: Tree, batch: Batch) -> Tensor:
+    def evaluated(self, params: Tree, batch: Batch) -> torch.Tensor:
         return self.network(params, batch.inputs, training=False)
 
-    def loss(self, params: Tree, batch: Batch) -> Tensor:
+    def loss(self, params: Tree, batch: Batch) -> torch.Tensor:
         return self.task.mean_loss(self.outputs(params, batch), batch.labels, batch.weights)
 
-    def evaluated_loss(self, params: Tree, batch: Batch) -> Tensor:
+    def evaluated_loss(self, params: Tree, batch: Batch) -> torch.Tensor:
         return self.task.mean_loss(self.evaluated(params, batch), batch.labels, batch.weights)
 
-    def loss_and_features(self, params: Tree, batch: Batch, training: bool = True) -> tuple[Tensor, Tensor]:
-        seen, head = list[Tensor](), self.network.module.get_submodule(self.head)
+    def loss_and_features(self, params: Tree, batch: Batch, training: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
+        seen, head = list[torch.Tensor](), self.network.module.get_submodule(self.head)
         with head.register_forward_pre_hook(lambda _, given: seen.append(given[0])):
             outputs = (self.outputs if training else self.evaluated)(params, batch)
         # Under autocast the layer's input may be bf16.
         return self.task.mean_loss(outputs, batch.labels, batch.weights), seen[-1].float()
 
     @torch.no_grad()
-    def losses(self, params: Tree, batch: Batch) -> tuple[Tensor, Tensor]:
+    def losses(self, params: Tree, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         return self.task.loss(self.evaluated(params, batch), batch.labels)
 
     @torch.no_grad()
-    def score(self, params: Tree, batch: Batch) -> Tensor:
+    def score(self, params: Tree, batch: Batch) -> torch.Tensor:
         return self.task.score(self.evaluated(params, batch), batch.labels)
 
 
@@ -191,11 +192,11 @@ def leaves(params: Tree) -> Tree:
     return {name: tensor.detach().requires_grad_() for name, tensor in params.items()}
 
 
-def inner(a: Tree, b: Tree) -> Tensor:
+def inner(a: Tree, b: Tree) -> torch.Tensor:
     """The inner product over all entries, differentiable."""
     return torch.stack([(tensor * b[name]).sum() for name, tensor in a.items()]).sum()
 
 
-def named(like: Tree, values: "tuple[Tensor, ...]") -> Tree:
+def named(like: Tree, values: tuple[torch.Tensor, ...]) -> Tree:
     """By name, and contiguous: a checkpoint keeps no strides, and sums over a tensor add in the order of its memory."""
     return {name: value.contiguous() for name, value in zip(like, values, strict=True)}

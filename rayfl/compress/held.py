@@ -6,7 +6,6 @@ import torch
 
 from rayfl import tree
 from rayfl.compress.base import Codec, Packet, Parts, Shapes, WholeTensorCodec, masks_of, shapes_of
-from rayfl.tree import Tree
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,7 +21,7 @@ class HeldCodec:
     factor: float = 1.0
     num_whole: int = 1
 
-    def decode(self, parts: Parts) -> Tree:
+    def decode(self, parts: Parts) -> tree.Tree:
         """held + factor * difference: what the receivers hold from then on."""
         found = self.inner.decode(parts)
         return {
@@ -30,7 +29,7 @@ class HeldCodec:
             for name, _ in self.shapes
         }
 
-    def support(self, parts: Parts) -> Tree:
+    def support(self, parts: Parts) -> tree.Tree:
         """True everywhere, as the receivers then have every entry."""
         return masks_of(self.shapes, True)
 
@@ -41,6 +40,6 @@ class HeldCodec:
     add_to = WholeTensorCodec.add_to
 
 
-def added_to(held: Tree, packet: Packet, factor: float = 1.0, num_whole: int = 1) -> Packet:
+def added_to(held: tree.Tree, packet: Packet, factor: float = 1.0, num_whole: int = 1) -> Packet:
     """The same buffers, which decode to held + factor * packet.decode(); see `HeldCodec`."""
     return Packet(packet.parts, HeldCodec(shapes_of(held), tree.to_arrays(held), packet.codec, factor, num_whole))

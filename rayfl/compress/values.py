@@ -5,7 +5,6 @@ from typing import Literal
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from rayfl.errors import RayflError
 from rayfl.tree import tensor_over
@@ -19,7 +18,7 @@ UNIT_ROUNDOFF = {"fp32": 0.0, "bf16": 2.0**-8}
 """The largest relative error |C(x) - x| / |x| of normal numbers. fp16 has none: below 2^-14 its error is absolute."""
 
 
-def entries(name: str, tensor: Tensor) -> Tensor:
+def entries(name: str, tensor: torch.Tensor) -> torch.Tensor:
     """The entries of a floating point tensor, row by row, as float32 [numel] in main memory; a view if it already is.
 
     float64 is rounded to float32. ValueError on NaN, infinity, a float64 too large for float32, and other types.
@@ -27,7 +26,7 @@ def entries(name: str, tensor: Tensor) -> Tensor:
     return entries_on_device(name, tensor.detach().cpu())
 
 
-def entries_on_device(name: str, tensor: Tensor) -> Tensor:
+def entries_on_device(name: str, tensor: torch.Tensor) -> torch.Tensor:
     """`entries` on the tensor's own device."""
     flat = unchecked(name, tensor)
     # No sum with NaN or infinity in it is finite, and a sum takes less time; one of finite numbers may overflow.
@@ -36,7 +35,7 @@ def entries_on_device(name: str, tensor: Tensor) -> Tensor:
     return flat
 
 
-def unchecked(name: str, tensor: Tensor) -> Tensor:
+def unchecked(name: str, tensor: torch.Tensor) -> torch.Tensor:
     """`entries_on_device`, which may be NaN or infinite."""
     if not tensor.is_floating_point():
         raise RayflError(
@@ -46,12 +45,12 @@ def unchecked(name: str, tensor: Tensor) -> Tensor:
     return tensor.detach().to(torch.float32).reshape(-1)
 
 
-def is_on_device(tensor: Tensor) -> bool:
+def is_on_device(tensor: torch.Tensor) -> bool:
     """Whether a tensor lies on a GPU."""
     return tensor.device.type == "cuda"
 
 
-def encode_values(name: str, flat: Tensor, dtype: ValueType) -> np.ndarray:
+def encode_values(name: str, flat: torch.Tensor, dtype: ValueType) -> np.ndarray:
     """The buffer of finite float32 entries, rounded to nearest even (bf16 as uint16 bits).
 
     fp32 does not copy a tensor in main memory. Raise RayflError if a number is too large for `dtype`.
@@ -69,7 +68,7 @@ def encode_values(name: str, flat: Tensor, dtype: ValueType) -> np.ndarray:
     return flat.to(torch.bfloat16).cpu().view(torch.uint16).numpy()
 
 
-def scaled(name: str, flat: Tensor, factor: float) -> Tensor:
+def scaled(name: str, flat: torch.Tensor, factor: float) -> torch.Tensor:
     """float32 [numel]: factor * flat, rounded once. Raise RayflError if a product is too large for float32."""
     if factor == 1:
         return flat
@@ -82,13 +81,13 @@ def scaled(name: str, flat: Tensor, factor: float) -> Tensor:
     return product
 
 
-def decode_values(buffer: np.ndarray, dtype: ValueType) -> Tensor:
+def decode_values(buffer: np.ndarray, dtype: ValueType) -> torch.Tensor:
     """The inverse of `encode_values`: float32 [numel]; for fp32 a read-only view if the buffer is aligned."""
     tensor = tensor_over(buffer)
     return (tensor.view(torch.bfloat16) if dtype == "bf16" else tensor).to(torch.float32)
 
 
-def _magnitude(flat: Tensor) -> float:
+def _magnitude(flat: torch.Tensor) -> float:
     """The largest |entry|; NaN if any is NaN, since aminmax then returns NaN twice."""
     if flat.numel() == 0:
         return 0.0

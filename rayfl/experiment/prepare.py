@@ -40,7 +40,6 @@ from rayfl.task import NetworkTask
 from rayfl.tasks.check import check_task
 from rayfl.tasks.supervised import task_for
 from rayfl.topology.graphs import SparseTopology
-from rayfl.tree import Tree
 
 JUDGED_RATIO = 0.2
 """The share of the train samples on which `evaluation.split` "validation" evaluates, if none is given."""
@@ -165,7 +164,7 @@ def make_task(experiment: Experiment, dataset: Dataset) -> NetworkTask:
     return NetworkTask(network, task)
 
 
-def split_weights(experiment: Experiment, network: Network, weights: Tree, dataset: Dataset) -> Tree:
+def split_weights(experiment: Experiment, network: Network, weights: tree.Tree, dataset: Dataset) -> tree.Tree:
     """The shared ones among `weights`; the network keeps the others. Raise RayflError if `[parts]` does not fit."""
     parts, model, moving = experiment.parts, experiment.model.name, frozenset[str]()
     personal = chosen(parts.personal, network.module, model)
@@ -205,7 +204,7 @@ def check_inputs(task: NetworkTask, model: str, dataset: Dataset) -> None:
         )
 
 
-def check_outputs(task: NetworkTask, model: str, dataset: Dataset, params: Tree) -> None:
+def check_outputs(task: NetworkTask, model: str, dataset: Dataset, params: tree.Tree) -> None:
     """Raise RayflError unless the model returns outputs for two train samples, and the task losses for these.
 
     It runs in evaluation mode (first in training mode, if there are buffers that it could change) and restores torch's

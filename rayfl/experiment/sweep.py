@@ -23,20 +23,18 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from logging import getLogger
 from pathlib import Path
 from typing import Any
 
 from rayfl.choices import plugins
 from rayfl.choices.kinds import Choice
-from rayfl.errors import RayflError, UnusedSetting
+from rayfl.errors import RayflError, UnusedSetting, log
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.identity import lies_in
 from rayfl.experiment.table import copied, override, put, read_table, split_override, with_overrides
 from rayfl.methods.base import Method
 from rayfl.settings import shown
 
-_LOG = getLogger("rayfl")
 _LONGEST_NAME = 120
 """The most letters of a directory's name; a longer one is cut and ends in a digest."""
 _SEED = "seed"
@@ -104,7 +102,7 @@ def combine(table: dict[str, Any], lists: Mapping[str, list[Any]], overrides: Se
         first = next(one for one in found if key in one.left_out)
         if times == len(found):
             raise RayflError(f"{first.title:.200}: {first.left_out[key]}")
-        _LOG.warning("%s does nothing in %d of %d runs, such as %r: left out", key, times, len(found), first.title)
+        log.warning("%s does nothing in %d of %d runs, such as %r: left out", key, times, len(found), first.title)
     for names in ([one.title for one in found], [one.directory for one in found]):
         (name, times), *_ = Counter(names).most_common(1)
         if times > 1:

@@ -19,7 +19,6 @@ from rayfl import tree
 from rayfl.errors import RayflError
 from rayfl.methods.base import Collect, Context, Delivered, Finished, Metrics, ModelServer, ModelState, Received, State
 from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, LocalWork
-from rayfl.tree import Tree
 
 
 class FedMGDAHyper(LocalWork):
@@ -76,7 +75,7 @@ TOLERANCE = 1e-13
 """How far a gradient may violate the optimality conditions, as a share of the largest entry of G."""
 
 
-def gram(vectors: Sequence[Tree]) -> np.ndarray:
+def gram(vectors: Sequence[tree.Tree]) -> np.ndarray:
     """Inner products over all entries, float64 [m, m]; beside the vectors it takes m * 65,536 * 8 bytes."""
     product = np.zeros((len(vectors), len(vectors)))
     for name, first in vectors[0].items():

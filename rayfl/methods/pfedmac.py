@@ -16,7 +16,6 @@ from pydantic import Field
 
 from rayfl import tree
 from rayfl.methods.pfedme import PFedMe, PFedMeHyper
-from rayfl.tree import Tree
 
 
 class PFedMacHyper(PFedMeHyper):
@@ -38,5 +37,5 @@ class PFedMac(PFedMe, on_device=True):
     hyper: PFedMacHyper
     paper = "Li et al., 2021 (pFedMac)"
 
-    def binding(self, theta: Tree, w: Tree) -> Tree:
+    def binding(self, theta: tree.Tree, w: tree.Tree) -> tree.Tree:
         return tree.scale(w, -self.hyper.lam)

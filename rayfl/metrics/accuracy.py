@@ -2,7 +2,6 @@
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from rayfl.errors import RayflError
 from rayfl.metrics.base import PerExample, Targets, are_labels, sizes
@@ -18,7 +17,7 @@ class Accuracy(PerExample):
     higher_is_better = True
     judges = ("classes", "labels")
 
-    def each(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def each(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if are_labels(outputs, targets):
             return over_example((outputs > 0) == (targets > 0))
         return over_example(outputs.argmax(dim=-1) == targets, targets >= 0)
@@ -36,12 +35,12 @@ class TopK(Accuracy):
     def value_name(self) -> str:
         return f"top_{self.k}"
 
-    def check(self, targets: Targets, outputs: Tensor) -> None:
+    def check(self, targets: Targets, outputs: torch.Tensor) -> None:
         super().check(targets, outputs)
         if self.k >= sizes(outputs):
             raise RayflError(f"={self.k} guesses of {sizes(outputs)} classes are always right; give fewer", ("k",))
 
-    def each(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def each(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         right = targets.clamp(min=0).unsqueeze(-1)
         logit = outputs.gather(-1, right)
         classes = torch.arange(outputs.shape[-1], device=outputs.device)
@@ -49,12 +48,12 @@ class TopK(Accuracy):
         return over_example(before.sum(dim=-1) < self.k, targets >= 0)
 
 
-def over_example(values: Tensor, counted: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def over_example(values: torch.Tensor, counted: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """The sum and the count [batch] of values [batch, ...], of those that are `counted` (all if None)."""
     counted = torch.ones_like(values, dtype=torch.bool) if counted is None else counted
     return in_rows(values.double() * counted).sum(dim=1), in_rows(counted.double()).sum(dim=1)
 
 
-def in_rows(values: Tensor) -> Tensor:
+def in_rows(values: torch.Tensor) -> torch.Tensor:
     """[batch, ...] as [batch, m], also where the batch is empty."""
     return values.unsqueeze(1).flatten(1)

@@ -5,7 +5,6 @@ from typing import Self
 
 import torch
 from pydantic import PrivateAttr
-from torch import Tensor
 
 from rayfl.metrics.accuracy import in_rows, over_example
 from rayfl.metrics.base import Metric, PerExample, Sums, Values
@@ -20,7 +19,7 @@ class MeanAbsoluteError(PerExample):
     higher_is_better = False
     judges = ("numbers", "labels")
 
-    def each(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def each(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return over_example(differences(outputs, targets).abs())
 
 
@@ -30,7 +29,7 @@ class RootMeanSquaredError(MeanAbsoluteError):
     name = "rmse"
     title = "Root mean squared error"
 
-    def each(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def each(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return over_example(differences(outputs, targets).square())
 
     def of_mean(self, mean: float) -> float:
@@ -49,14 +48,14 @@ class R2(Metric):
     bounds = (-math.inf, 1.0)
     higher_is_better = True
     judges = ("numbers", "labels")
-    _centre: Tensor = PrivateAttr(default_factory=lambda: torch.zeros((), dtype=torch.float64))
+    _centre: torch.Tensor = PrivateAttr(default_factory=lambda: torch.zeros((), dtype=torch.float64))
 
-    def for_data(self, task: object, targets: Tensor) -> Self:
+    def for_data(self, task: object, targets: torch.Tensor) -> Self:
         bound = self.model_copy()
         bound._centre = targets.double().mean(dim=0)
         return bound
 
-    def measure(self, outputs: Tensor, targets: Tensor) -> Sums:
+    def measure(self, outputs: torch.Tensor, targets: torch.Tensor) -> Sums:
         around = in_rows(targets.double() - self._centre.to(targets.device))
         return {
             "count": torch.tensor(len(targets)),
@@ -73,6 +72,6 @@ class R2(Metric):
         return {self.name: float(shares.mean()) if len(shares) else None}
 
 
-def differences(outputs: Tensor, targets: Tensor) -> Tensor:
+def differences(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Predictions minus targets, float64; an output [batch, 1] may stand for targets [batch]."""
     return outputs.double().reshape(targets.shape) - targets.double()

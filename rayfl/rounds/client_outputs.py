@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from rayfl import tree
-from rayfl.tree import State
 
 OBJECT_BYTES = 1_000_000
 """States of several clients share an object up to this size: to fetch it takes hardly longer than to fetch one of them,
@@ -49,7 +48,7 @@ class ClientOutputs:
     packets: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, slots: Slots, state: State, memory: State, **sent: Any) -> Self:
+    def of(cls, slots: Slots, state: tree.State, memory: tree.State, **sent: Any) -> Self:
         """The outputs with state and memory as arrays."""
         assert slots.state or not state, "the method's init_client must say what clients keep"
         assert slots.memory or not memory, "the method's init_server_memory must say what the server keeps"

@@ -33,7 +33,6 @@ from rayfl.rounds.simulated_clock import arrival_s, example_costs, moment, reply
 from rayfl.rounds.train import add_messages, cut_into_calls, merge_sums
 from rayfl.rounds.worker_jobs import ClientResult, TrainJob
 from rayfl.schedules.base import AT_ONCE, NOT_YET, Now
-from rayfl.tree import State
 
 
 def fly(round: Round) -> dict[str, Aggregate]:
@@ -188,7 +187,7 @@ class Window:
                 left = outputs.get(result.client)
                 self.flights[result.client] = flight._replace(ends_s=ends_s, result=result, outputs=left)
 
-    def _server(self, version: int) -> State:
+    def _server(self, version: int) -> tree.State:
         """The server's state of a version."""
         run_state = self.round.run_state
         if version == self.round.number:

@@ -11,18 +11,17 @@ import numpy as np
 from rayfl import tree
 from rayfl.data.partition import label_counts
 from rayfl.rounds.setup import Setup
-from rayfl.tree import PackedBits, Tree
 
 HAMMING, SIMILARITY, CORRELATION = "mask/hamming", "labels/similarity", "mask/hamming_label_correlation"
 
 
-def mask_bits(mask: Tree) -> PackedBits:
+def mask_bits(mask: tree.Tree) -> tree.PackedBits:
     """All entries of a mask as one vector in bits."""
     entries = tree.vector(mask)
-    return PackedBits(tree.pack_bits(entries), tuple(entries.shape))
+    return tree.PackedBits(tree.pack_bits(entries), tuple(entries.shape))
 
 
-def hamming(masks: Sequence[PackedBits]) -> np.ndarray:
+def hamming(masks: Sequence[tree.PackedBits]) -> np.ndarray:
     """The Hamming distance of each pair, float64 [n, n] in [0, 1]."""
     found = np.zeros((len(masks), len(masks)))
     for first, one in enumerate(masks):
@@ -44,7 +43,7 @@ def of_others(matrix: np.ndarray) -> np.ndarray:
     return matrix[~np.eye(len(matrix), dtype=bool)].reshape(len(matrix), -1)
 
 
-def compared(setup: Setup, masks: Sequence[PackedBits]) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+def compared(setup: Setup, masks: Sequence[tree.PackedBits]) -> tuple[dict[str, np.ndarray], dict[str, float]]:
     """The distances and similarities of all pairs by name, [n, n - 1] each, and their Pearson correlation over pairs.
 
     There is no similarity if labels are not classes, and no correlation if one of the two has only one value.

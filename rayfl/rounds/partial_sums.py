@@ -16,7 +16,6 @@ from rayfl.determinism.addition_order import Node, add_up, total
 from rayfl.gather import Aggregate, Gather
 from rayfl.rounds.client_round import naming_round_and_client
 from rayfl.rounds.setup import Setup
-from rayfl.tree import Tree
 
 Sums = dict[str, Aggregate]
 """The aggregates of a node, by message name."""
@@ -29,7 +28,7 @@ class Scaled(Opened):
     factor: float
 
     @cached_property
-    def _decoded(self) -> Tree:
+    def _decoded(self) -> tree.Tree:
         return tree.scale(self.codec.decode(self.parts), self.factor)
 
 

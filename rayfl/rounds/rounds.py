@@ -45,7 +45,6 @@ from rayfl.rounds.worker_jobs import (
 from rayfl.settings_read import require_read
 from rayfl.topology.graphs import graph_of, link_weights, mixing_weights, without_diagonal
 from rayfl.topology.statistics import round_metrics
-from rayfl.tree import Arrays, Tree
 
 AT_ONCE = 4
 """Models that a worker makes before they are taken, since all together can be larger than memory."""
@@ -235,7 +234,7 @@ def evaluate_unseen(round: Round, pooled: ModelSums | None) -> None:
         round.ledger.add(answer.result)
 
 
-def ship_model(round: Round) -> Tree:
+def ship_model(round: Round) -> tree.Tree:
     """Give the workers the model that an evaluation needs; returns the server's model, {} among peers.
 
     That is the server's model, or the mean of the peers' models if the method asks for it.
@@ -269,7 +268,7 @@ def compare_masks(round: Round) -> None:
     round.ledger.metrics |= metrics
 
 
-def mean_model(round: Round) -> Arrays:
+def mean_model(round: Round) -> tree.Arrays:
     """The mean of all peers' models."""
     everyone = tuple(range(round.setup.num_clients))
     inputs = round.run_state.inputs(round.setup.state_slots, everyone)
@@ -277,7 +276,7 @@ def mean_model(round: Round) -> Arrays:
     return round.executor.get(answer.outputs[0])
 
 
-def personal_models(setup: Setup, executor: Executor, run_state: RunState) -> Iterator[tuple[int, Tree]]:
+def personal_models(setup: Setup, executor: Executor, run_state: RunState) -> Iterator[tuple[int, tree.Tree]]:
     """Yield each client and its model at the end of a run, a few at a time.
 
     A client that keeps a model of its own and was never selected is left out.

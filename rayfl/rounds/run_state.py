@@ -15,7 +15,6 @@ from rayfl.rounds.executor import Executor, Job, JobResult, Ref
 from rayfl.rounds.ledger import Ledger
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.worker_jobs import ClientJob, ClientResult, RoundInputs
-from rayfl.tree import Arrays
 
 
 class Flight(NamedTuple):
@@ -56,7 +55,7 @@ class Air:
     busy_s: Mapping[int, float] = field(default_factory=dict)
     versions: Mapping[int, Ref] = field(default_factory=dict)
 
-    def to_arrays(self) -> Arrays:
+    def to_arrays(self) -> tree.Arrays:
         """Everything but the versions. Results of training are left out: it can be done again."""
         flights = [*self.flights.values()]
         return {
@@ -69,7 +68,7 @@ class Air:
         }
 
     @classmethod
-    def from_arrays(cls, arrays: Arrays, versions: Mapping[int, Ref]) -> Self:
+    def from_arrays(cls, arrays: tree.Arrays, versions: Mapping[int, Ref]) -> Self:
         """The inverse of `to_arrays`. Raise an error for anything else."""
         rows = zip(arrays["flights"].tolist(), arrays["seconds"].tolist(), strict=True)
         flights = {

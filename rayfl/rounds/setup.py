@@ -41,7 +41,6 @@ from rayfl.settings import Settings
 from rayfl.settings_read import Given
 from rayfl.task import NetworkTask
 from rayfl.topology.graphs import Topology, link_weights
-from rayfl.tree import Arrays, State, Tree
 
 
 # Any: names, tables and metrics.
@@ -110,7 +109,7 @@ class Setup:
     dataset: Dataset
     partition: Partition
     population: Population
-    initial_arrays: Arrays
+    initial_arrays: tree.Arrays
     uplink: Compressor
     downlink: Compressor
     topology: Topology | None = None
@@ -140,17 +139,17 @@ class Setup:
         return {"plugin_files": plugins.loaded_files(), **fields}
 
     @cached_property
-    def initial(self) -> Tree:
+    def initial(self) -> tree.Tree:
         """The parameters of round 0."""
         return tree.to_tensors(self.initial_arrays)
 
     @property
-    def first_model(self) -> Tree:
+    def first_model(self) -> tree.Tree:
         """The whole model of round 0, with what clients keep."""
         return {**self.initial, **tree.to_tensors(dict(self.method.task.local))}
 
     @cached_property
-    def initial_on_device(self) -> Tree:
+    def initial_on_device(self) -> tree.Tree:
         """The parameters of round 0 on the device where local work runs."""
         return to_device(self.initial, self.device)
 
@@ -325,12 +324,12 @@ class Setup:
         clients = self.num_clients if everyone else self.population.settings.num_selected
         return -(-clients // self.work_width)
 
-    def first_state(self, client: int) -> State:
+    def first_state(self, client: int) -> tree.State:
         """A client's state before its first round."""
         draws = seeding.FirstDraws(self.seed, client)
         return checked_hook(self.method.init_client)(self.population.traits(client), self.initial, draws)
 
-    def first_server_memory(self, client: int) -> State:
+    def first_server_memory(self, client: int) -> tree.State:
         """The server's memory of a client before the client's first round."""
         return checked_hook(self.server_half.init_server_memory)(self.population.traits(client), self.initial)
 

@@ -50,7 +50,6 @@ from rayfl.rounds.worker_jobs import (
     TrainJob,
     WorkerJob,
 )
-from rayfl.tree import PackedBits, State, Tree
 
 HUGE_BYTES = 1 << 29
 """Above this size of a model each client begins with a trimmed heap: the allocator's holes between tensors can take as
@@ -293,7 +292,7 @@ class Worker:
     @do.register
     def mean_model(self, job: MeanModelJob, round_inputs: RoundInputs, inputs: Sequence[Any]) -> tuple[None, list[Any]]:
         """Add up the clients' own models in the clients' order. Output: their mean."""
-        total: Tree = {}
+        total: tree.Tree = {}
         for client, kept in ClientOutputs.unpack(self.setup.state_slots, job.clients, inputs).items():
             ctx = self.setup.context(round_inputs.round, round_inputs.plan, client, "judge")
             own = checked_hook(self.method.eval_begin)(self._state(client, kept), None, None, ctx)["params"]
@@ -317,22 +316,22 @@ class Worker:
     @do.register
     def masks(
         self, job: MaskJob, round_inputs: RoundInputs, inputs: Sequence[Any]
-    ) -> tuple[dict[int, PackedBits], list[Any]]:
+    ) -> tuple[dict[int, tree.PackedBits], list[Any]]:
         """Return every client's mask, by client."""
-        found: dict[int, PackedBits] = {}
+        found: dict[int, tree.PackedBits] = {}
         for client, kept in ClientOutputs.unpack(self.setup.state_slots, job.clients, inputs).items():
             mask = self.method.mask(self._state(client, kept))
             assert mask is not None, "Setup.check refuses a method without masks"
             found[client] = mask_bits(mask)
         return found, []
 
-    def _state(self, client: int, kept: ClientOutputs) -> State:
+    def _state(self, client: int, kept: ClientOutputs) -> tree.State:
         """A client's state; before the client's first round the state that the method begins with."""
         if not self.setup.stateful:
             return {}
         return self.setup.first_state(client) if kept.state is None else tree.to_tensors(kept.state)
 
-    def _server_memory(self, client: int, kept: ClientOutputs) -> State:
+    def _server_memory(self, client: int, kept: ClientOutputs) -> tree.State:
         """The server's memory of a client; before the client's first round the one that the method begins with."""
         if not self.setup.has_server_memory:
             return {}

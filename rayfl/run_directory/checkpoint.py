@@ -32,7 +32,6 @@ from rayfl.run_directory.manifest import (
 )
 from rayfl.run_directory.states import load_states, save_states
 from rayfl.settings import Settings, shown
-from rayfl.tree import State
 
 _BESIDE_SERVER = ("selection", "downlink")
 """Fields of `RunState` that lie in the server's file if they are not empty."""
@@ -203,7 +202,7 @@ def _read(place: Path, about: Manifest, executor: Executor) -> RunState:
         """References to the states of one kind by client."""
         refs: dict[int, Ref] = {}
 
-        def new(name: str) -> Iterator[State]:
+        def new(name: str) -> Iterator[tree.State]:
             """The states in a file of clients that are not in `refs`."""
             for key, state in load_states(place / name):
                 if not re.fullmatch(r"0|[1-9][0-9]{0,17}", key):

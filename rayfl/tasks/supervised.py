@@ -5,7 +5,6 @@ from typing import Literal
 import numpy as np
 import torch
 from pydantic import Field
-from torch import Tensor
 from torch.nn import functional
 
 from rayfl.data.check import first_row
@@ -28,17 +27,19 @@ class Classification(Task):
 
     name = "classification"
 
-    def loss(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         losses = functional.cross_entropy(outputs, targets, reduction="none")
         return losses, torch.ones_like(losses)
 
-    def mean_loss(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
+    def mean_loss(
+        self, outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None
+    ) -> torch.Tensor:
         # One operation for five, with the same gradient bits; a subclass may have a loss of its own.
         if weights is None and type(self).loss is Classification.loss:
             return functional.cross_entropy(outputs, targets)
         return super().mean_loss(outputs, targets, weights)
 
-    def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def score(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return (outputs.argmax(dim=1) == targets).float()
 
     def default_metrics(self) -> tuple[Metric, ...]:
@@ -66,12 +67,12 @@ class Multilabel(Task):
 
     name = "multilabel"
 
-    def loss(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         targets = targets.to(outputs.dtype)
         losses = functional.binary_cross_entropy_with_logits(outputs, targets, reduction="none").mean(dim=1)
         return losses, torch.ones_like(losses)
 
-    def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def score(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return ((outputs > 0) == (targets > 0)).float().mean(dim=1)
 
     def default_metrics(self) -> tuple[Metric, ...]:
@@ -101,13 +102,13 @@ class NextToken(Task):
 
     name = "next-token"
 
-    def loss(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         counted = (targets >= 0).to(outputs.dtype)
         wanted = targets.clamp(min=0).flatten(0, 1)
         losses = functional.cross_entropy(outputs.flatten(0, 1), wanted, reduction="none").view_as(counted)
         return (losses * counted).sum(dim=1), counted.sum(dim=1)
 
-    def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def score(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         right = (outputs.argmax(dim=-1) == targets).float().sum(dim=1)
         return right / (targets >= 0).sum(dim=1).clamp(min=1)
 
@@ -146,7 +147,7 @@ class Regression(Task):
         json_schema_extra=unused_with(error=["squared", "absolute"]),
     )
 
-    def loss(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         targets = targets.to(outputs.dtype)
         if self.error == "huber":
             errors = functional.huber_loss(outputs, targets, reduction="none", delta=self.delta)
@@ -155,7 +156,7 @@ class Regression(Task):
         losses = errors.flatten(1).mean(dim=1)
         return losses, torch.ones_like(losses)
 
-    def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def score(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return 1 / (1 + self.loss(outputs, targets)[0])
 
     def default_metrics(self) -> tuple[Metric, ...]:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from rayfl.choices.kinds import resolve
 from rayfl.metrics.base import Metric, Sums, Targets, measured
@@ -18,12 +17,12 @@ from rayfl.tasks.supervised import Classification, Regression
 NUM_EXAMPLES, NUM_CLASSES = 240, 6
 
 
-def task_for(targets: Tensor) -> Task:
+def task_for(targets: torch.Tensor) -> Task:
     """A task that takes these targets."""
     return Regression() if targets.is_floating_point() else Classification()
 
 
-def examples(kind: Targets, seed: int) -> tuple[Tensor, Tensor]:
+def examples(kind: Targets, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Random outputs [240, 6] and targets that they partly hit."""
     generator = torch.Generator().manual_seed(seed)
     outputs = 3 * torch.randn(NUM_EXAMPLES, NUM_CLASSES, generator=generator)
@@ -31,7 +30,7 @@ def examples(kind: Targets, seed: int) -> tuple[Tensor, Tensor]:
     return outputs, {"classes": noisy.argmax(dim=1), "labels": (noisy > 0).float(), "numbers": noisy}[kind]
 
 
-def any_split_gives_the_same_value(metric: Metric, outputs: Tensor, targets: Tensor, seed: int = 1) -> None:
+def any_split_gives_the_same_value(metric: Metric, outputs: torch.Tensor, targets: torch.Tensor, seed: int = 1) -> None:
     """Clients and batches of any sizes: integer sums bit for bit, others up to rounding."""
     whole, generator = metric.measure(outputs, targets), np.random.default_rng(seed)
     order = torch.from_numpy(generator.permutation(len(outputs)))
@@ -51,14 +50,14 @@ def any_split_gives_the_same_value(metric: Metric, outputs: Tensor, targets: Ten
     assert found == pytest.approx(wanted, rel=tolerance, abs=tolerance, nan_ok=True)
 
 
-def padding_adds_nothing(metric: Metric, outputs: Tensor, targets: Tensor) -> None:
+def padding_adds_nothing(metric: Metric, outputs: torch.Tensor, targets: torch.Tensor) -> None:
     """Rows of weight 0, whatever they hold, change no bit of the sums."""
     padded = torch.cat([outputs, torch.full_like(outputs[:5], torch.nan)]), torch.cat([targets, targets[:5]])
     weights = (torch.arange(len(padded[0])) < len(outputs)).float()
     assert same_bits(measured(metric, *padded, weights), metric.measure(outputs, targets))
 
 
-def values_keep_their_names_and_range(metric: Metric, outputs: Tensor, targets: Tensor) -> None:
+def values_keep_their_names_and_range(metric: Metric, outputs: torch.Tensor, targets: torch.Tensor) -> None:
     """Also without examples, where nothing may be made up: no value is finite that was divided by 0."""
     facts = checked_facts([metric], outputs, targets)
     values = metric.value(metric.measure(outputs, targets))
@@ -69,7 +68,7 @@ def values_keep_their_names_and_range(metric: Metric, outputs: Tensor, targets: 
         assert facts[name].title and (facts[name].drawn or empty[name] is None), name
 
 
-def a_pickled_metric_measures_the_same(metric: Metric, outputs: Tensor, targets: Tensor) -> None:
+def a_pickled_metric_measures_the_same(metric: Metric, outputs: torch.Tensor, targets: torch.Tensor) -> None:
     """Actors get metrics as bytes."""
     twin = pickle.loads(pickle.dumps(metric))  # noqa: S301 (made here)
     assert twin.to_table() == metric.to_table() and resolve(Metric, metric.to_table()).to_table() == metric.to_table()
@@ -83,7 +82,7 @@ def same_bits(one: Sums, other: Sums) -> bool:
     return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
 
 
-Holds = Callable[[Metric, Tensor, Tensor], None]
+Holds = Callable[[Metric, torch.Tensor, torch.Tensor], None]
 CONTRACT: tuple[Holds, ...] = (
     any_split_gives_the_same_value,
     padding_adds_nothing,

@@ -13,7 +13,6 @@ from typing import Literal
 import numpy as np
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from rayfl import tree
 from rayfl.compress.largest import top_k_mask
@@ -71,12 +70,12 @@ def num_kept(num_entries: int, ratio: float) -> int:
     return num_entries - int((1 - ratio) * num_entries + 1e-9)
 
 
-def threshold(name: str, y: Tensor, ratio: float) -> Tensor:
+def threshold(name: str, y: torch.Tensor, ratio: float) -> torch.Tensor:
     """Thres_r: exactly `num_kept` True, the largest |y|, ties to the lowest index. ValueError on NaN and infinity."""
     return top_k_mask(entries_on_device(name, y), num_kept(y.numel(), ratio)).view(y.shape)
 
 
-def without_thin_rows(mask: Tensor, least: float) -> Tensor:
+def without_thin_rows(mask: torch.Tensor, least: float) -> torch.Tensor:
     """Fil_c: rows with fewer than `least` True become False altogether."""
     return mask & (mask.flatten(1).sum(dim=1) >= least).view(-1, *[1] * (mask.dim() - 1))
 
@@ -98,7 +97,7 @@ def layer_masks(y: Tree, ratios: dict[str, float], fil: float = 0, fil_share: fl
 def first_scores(layers: Tree, generator: np.random.Generator) -> Tree:
     """Uniform within 1 / sqrt(entries of a row) (Kaiming's with a = sqrt(5)), and never 0, which could not learn."""
 
-    def draw(layer: Tensor) -> Tensor:
+    def draw(layer: torch.Tensor) -> torch.Tensor:
         bound = 1 / math.sqrt(layer[0].numel())
         drawn = generator.uniform(-bound, bound, tuple(layer.shape)).astype(np.float32)
         return torch.from_numpy(np.where(drawn == 0, np.float32(bound), drawn))
@@ -112,7 +111,7 @@ def first_weights(layers: Tree, kind: WeightInit, generator: np.random.Generator
     Weighted Neural Network?, CVPR 2020), or normal with standard deviation s.
     """
 
-    def draw(layer: Tensor) -> Tensor:
+    def draw(layer: torch.Tensor) -> torch.Tensor:
         shape, deviation = tuple(layer.shape), math.sqrt(2 / layer[0].numel())
         if kind == "uniform":
             drawn = generator.uniform(-1, 1, shape)
@@ -128,7 +127,7 @@ def first_weights(layers: Tree, kind: WeightInit, generator: np.random.Generator
 def lasso_gradient(scores: Tree, strength: float) -> Tree:
     """The gradient of lambda * sum over rows of ||z_row||_2, which is lambda * z / ||z_row||; 0 for a row of zeros."""
 
-    def rows(z: Tensor) -> Tensor:
+    def rows(z: torch.Tensor) -> torch.Tensor:
         norms = torch.linalg.vector_norm(z.flatten(1), dim=1).view(-1, *[1] * (z.dim() - 1))
         return strength * torch.where(norms > 0, z / norms, 0.0)
 

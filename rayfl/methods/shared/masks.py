@@ -10,7 +10,6 @@ from typing import Literal, TypedDict
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from rayfl.compress.sparse import top_k_positions
 from rayfl.compress.values import entries
@@ -72,7 +71,7 @@ def random_mask(params: Tree, density_of: Mapping[str, float], generator: np.ran
     With the same draws, the entries of a lower density are among those of a higher density.
     """
 
-    def draw(name: str, tensor: Tensor) -> Tensor:
+    def draw(name: str, tensor: torch.Tensor) -> torch.Tensor:
         if density_of.get(name, 1.0) >= 1:
             return torch.ones(tensor.shape, dtype=torch.bool)
         mask = torch.zeros(tensor.numel(), dtype=torch.bool)
@@ -100,7 +99,7 @@ def masked(x: Tree, mask: Tree) -> Tree:
     return {name: _cut(tensor, mask[name]) for name, tensor in x.items()}
 
 
-def _cut(tensor: Tensor, mask: Tensor) -> Tensor:
+def _cut(tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """torch.where(mask, tensor, 0.0). If no gradient is needed, bits are masked, which takes a fifth of the time."""
     if tensor.dtype != torch.float32 or tensor.requires_grad:
         return torch.where(mask, tensor, 0.0)
@@ -117,7 +116,7 @@ def annealed(first: float, round: int, num_rounds: int) -> float:
     return first / 2 * (1 + math.cos(math.pi * round / num_rounds))
 
 
-def by_gradient(name: str, gradient: Tensor) -> Regrow:
+def by_gradient(name: str, gradient: torch.Tensor) -> Regrow:
     """The idle entries with the largest |gradient|, ties to the lowest index. ValueError on NaN and infinity."""
     flat = entries(name, gradient).numpy()
     return lambda idle, count: top_k_positions(flat[idle], count)
@@ -128,7 +127,7 @@ def at_random(generator: np.random.Generator) -> Regrow:
     return lambda idle, count: generator.choice(len(idle), count, replace=False)
 
 
-def search(name: str, mask: Tensor, weight: Tensor, share: float, regrow: Regrow) -> Tensor:
+def search(name: str, mask: torch.Tensor, weight: torch.Tensor, share: float, regrow: Regrow) -> torch.Tensor:
     """A tensor's next mask: entries with the smallest kept |weight| go, and the same number of idle ones come.
 
     ceil(share * kept) entries move. Of equal magnitudes those with the lowest index stay. The entries that go are
@@ -145,7 +144,7 @@ def search(name: str, mask: Tensor, weight: Tensor, share: float, regrow: Regrow
     return torch.from_numpy(new).reshape(mask.shape).to(mask.device)
 
 
-def prune_quantile(mask: Tensor, weight: Tensor, ratio: float) -> Tensor:
+def prune_quantile(mask: torch.Tensor, weight: torch.Tensor, ratio: float) -> torch.Tensor:
     """The mask without entries whose |weight| is strictly below the `ratio` quantile (linear) of the kept ones."""
     magnitudes = weight.detach().abs().double()
     kept = magnitudes[mask]

@@ -9,11 +9,9 @@ from typing import Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from rayfl import tree
 from rayfl.settings import Settings
-from rayfl.tree import State, Tree
 
 OptimizerName = Literal["sgd", "nesterov", "adam", "adamw"]
 
@@ -24,18 +22,22 @@ class Optimizer(Settings):
     weight_decay: float = Field(default=0.0, ge=0, description="L2 penalty added to the gradient")
 
     @abstractmethod
-    def init(self, params: Tree) -> State:
+    def init(self, params: tree.Tree) -> tree.State:
         """The optimizer's state before the first step of a round."""
 
     @abstractmethod
-    def update(self, params: Tree, gradient: Tree, state: State, lr: float) -> tuple[Tree, State]:
+    def update(
+        self, params: tree.Tree, gradient: tree.Tree, state: tree.State, lr: float
+    ) -> tuple[tree.Tree, tree.State]:
         """One step of size `lr`; returns the new parameters and the new state."""
 
-    def update_last(self, params: Tree, gradient: Tree, state: State, lr: float) -> tuple[Tree, State]:
+    def update_last(
+        self, params: tree.Tree, gradient: tree.Tree, state: tree.State, lr: float
+    ) -> tuple[tree.Tree, tree.State]:
         """`update` for a caller who alone has the gradient and reads it no more: its memory may be the result's."""
         return self.update(params, gradient, state, lr)
 
-    def penalised(self, gradient: Tree, params: Tree) -> Tree:
+    def penalised(self, gradient: tree.Tree, params: tree.Tree) -> tree.Tree:
         """The gradient with that of the L2 penalty."""
         return tree.add(gradient, params, self.weight_decay) if self.weight_decay else gradient
 
@@ -45,17 +47,21 @@ class SGD(Optimizer):
 
     momentum: float = Field(default=0.0, ge=0, lt=1, description="heavy-ball momentum")
 
-    def init(self, params: Tree) -> State:
+    def init(self, params: tree.Tree) -> tree.State:
         return {"velocity": tree.zeros_like(params)} if self.momentum else {}
 
-    def update(self, params: Tree, gradient: Tree, state: State, lr: float) -> tuple[Tree, State]:
+    def update(
+        self, params: tree.Tree, gradient: tree.Tree, state: tree.State, lr: float
+    ) -> tuple[tree.Tree, tree.State]:
         gradient = self.penalised(gradient, params)
         if self.momentum:
             gradient = tree.add(gradient, state["velocity"], self.momentum)
             state = {"velocity": gradient}
         return tree.add(params, gradient, -lr), state
 
-    def update_last(self, params: Tree, gradient: Tree, state: State, lr: float) -> tuple[Tree, State]:
+    def update_last(
+        self, params: tree.Tree, gradient: tree.Tree, state: tree.State, lr: float
+    ) -> tuple[tree.Tree, tree.State]:
         # On a GPU one operation makes all new parameters.
         if self.momentum or tree.at_once(params) or not tree.is_writable(gradient, params):
             return self.update(params, gradient, state, lr)
@@ -69,7 +75,9 @@ class Nesterov(SGD):
 
     momentum: float = Field(default=0.9, gt=0, lt=1, description="Nesterov's momentum")
 
-    def update(self, params: Tree, gradient: Tree, state: State, lr: float) -> tuple[Tree, State]:
+    def update(
+        self, params: tree.Tree, gradient: tree.Tree, state: tree.State, lr: float
+    ) -> tuple[tree.Tree, tree.State]:
         gradient = self.penalised(gradient, params)
         velocity = tree.add(gradient, state["velocity"], self.momentum)
         return tree.add(params, tree.add(gradient, velocity, self.momentum), -lr), {"velocity": velocity}
@@ -82,19 +90,21 @@ class Adam(Optimizer):
     beta2: float = Field(default=0.999, ge=0, lt=1)
     epsilon: float = Field(default=1e-8, gt=0)
 
-    def init(self, params: Tree) -> State:
+    def init(self, params: tree.Tree) -> tree.State:
         # In float32, 1 - 0.999 would be wrong in the fifth digit.
         count = torch.zeros((), dtype=torch.float64)
         return {"mean": tree.zeros_like(params), "square": tree.zeros_like(params), "count": count}
 
-    def update(self, params: Tree, gradient: Tree, state: State, lr: float) -> tuple[Tree, State]:
+    def update(
+        self, params: tree.Tree, gradient: tree.Tree, state: tree.State, lr: float
+    ) -> tuple[tree.Tree, tree.State]:
         gradient = self.penalised(gradient, params)
         mean = tree.add(tree.scale(state["mean"], self.beta1), gradient, 1 - self.beta1)
         square = tree.add(tree.scale(state["square"], self.beta2), tree.mul(gradient, gradient), 1 - self.beta2)
         count = state["count"] + 1
         first, second = 1 - self.beta1**count, 1 - self.beta2**count
 
-        def step(name: str) -> Tensor:
+        def step(name: str) -> torch.Tensor:
             return params[name] - lr * (mean[name] / first) / ((square[name] / second).sqrt() + self.epsilon)
 
         # A parameter without dimensions would become float64, which the count is.
@@ -106,11 +116,13 @@ class AdamW(Adam):
     """Adam whose weight decay is decoupled from the gradient, x <- (1 - lr * weight_decay) x before the step
     (Loshchilov and Hutter, Decoupled Weight Decay Regularization, ICLR 2019; torch.optim.AdamW)."""
 
-    def penalised(self, gradient: Tree, params: Tree) -> Tree:
+    def penalised(self, gradient: tree.Tree, params: tree.Tree) -> tree.Tree:
         """The gradient alone."""
         return gradient
 
-    def update(self, params: Tree, gradient: Tree, state: State, lr: float) -> tuple[Tree, State]:
+    def update(
+        self, params: tree.Tree, gradient: tree.Tree, state: tree.State, lr: float
+    ) -> tuple[tree.Tree, tree.State]:
         decayed = tree.scale(params, 1 - lr * self.weight_decay) if self.weight_decay else params
         return super().update(decayed, gradient, state, lr)
 
@@ -131,14 +143,16 @@ class Adaptive(Optimizer):
     second_moment: SecondMoment = Field(default="momentum", description="what is squared: the mean, or the gradient")
 
     @abstractmethod
-    def accumulate(self, square: Tensor, new: Tensor) -> Tensor:
+    def accumulate(self, square: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
         """The second moment after one more square, entry by entry."""
 
-    def init(self, params: Tree) -> State:
+    def init(self, params: tree.Tree) -> tree.State:
         start = tree.map(lambda tensor: torch.full_like(tensor, self.tau**2), params)
         return {"mean": tree.zeros_like(params), "square": start}
 
-    def update(self, params: Tree, gradient: Tree, state: State, lr: float) -> tuple[Tree, State]:
+    def update(
+        self, params: tree.Tree, gradient: tree.Tree, state: tree.State, lr: float
+    ) -> tuple[tree.Tree, tree.State]:
         gradient = self.penalised(gradient, params)
         mean = tree.add(tree.scale(state["mean"], self.beta1), gradient, 1 - self.beta1)
         squared = mean if self.second_moment == "momentum" else gradient
@@ -150,7 +164,7 @@ class Adaptive(Optimizer):
 class Adagrad(Adaptive):
     """v <- v + d^2."""
 
-    def accumulate(self, square: Tensor, new: Tensor) -> Tensor:
+    def accumulate(self, square: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
         return square + new
 
 
@@ -159,7 +173,7 @@ class AdaptiveAdam(Adaptive):
 
     beta2: float = Field(default=0.99, ge=0, lt=1, description="share of the second moment that a step keeps")
 
-    def accumulate(self, square: Tensor, new: Tensor) -> Tensor:
+    def accumulate(self, square: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
         return self.beta2 * square + (1 - self.beta2) * new
 
 
@@ -168,5 +182,5 @@ class Yogi(Adaptive):
 
     beta2: float = Field(default=0.99, ge=0, lt=1, description="1 - beta2 is how much of d^2 v moves by")
 
-    def accumulate(self, square: Tensor, new: Tensor) -> Tensor:
+    def accumulate(self, square: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
         return square - (1 - self.beta2) * new * torch.sign(square - new)
