@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 
-from actors import package_folder, parent_process, signals
+from actors import parent_process, signals
 from jobs.console import Audience
 from jobs.display import Overall
 from jobs.earlier_run import earlier_run, require_same_platform
@@ -72,8 +72,6 @@ def sweep(
         print_comparison([read_run(outcome.directory) for outcome in finished], combinations[0].experiment.report)
         say(f"comparison:      {swept.directory / PAGE}")
     say(f"sweep directory: {swept.directory}")
-    if sentence := package_folder.warning(swept.directory):
-        say(sentence)
     failed = swept.with_status("failed")
     for outcome in failed:
         say(one_line(f"rayfl: {outcome.combination.title}: {outcome.error}"), sys.stderr)
