@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from rayfl import tree
@@ -20,6 +20,17 @@ from tests.bound_tasks import classification
 from tests.methods.reference import DIM, NUM_CLASSES, setup_of
 
 WIDTH = 5
+
+
+class Dropping(nn.Module):
+    """Dropout before the head, which is registered first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.body, self.drop = nn.Linear(4, 3), nn.Linear(6, 4), nn.Dropout(0.5)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.head(self.drop(self.body(inputs).relu()))
 
 
 def small(method: str, hyper: Mapping[str, Any], engine: str = "loop", **options: Any) -> Setup:

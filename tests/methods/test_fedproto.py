@@ -8,12 +8,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from rayfl.data.batches import Batch
 from rayfl.data.datasets import Samples
 from rayfl.gather import Aggregate, Sum
 from rayfl.methods.fedproto import FedProto
 from rayfl.rounds.setup import Setup
 from rayfl.testing.executors import play
 from rayfl.tree import Tree
+from tests.bound_tasks import classification
 from tests.contracts.every_method import on_digits
 from tests.contracts.seams.quadratic import setup as on_quadratics
 from tests.contracts.test_tasks import made as made_on
@@ -21,6 +23,7 @@ from tests.methods.averaging import ABSENCES, ENGINES
 from tests.methods.reference import NUM_CLASSES, SIZES, batches, vectors
 from tests.methods.representations import (
     WIDTH,
+    Dropping,
     assert_near,
     cross_entropy,
     doubled,
@@ -165,6 +168,18 @@ def test_the_mean_of_two_by_hand():
     head = method.model({"table": after})
     logits = torch.tensor([[5.5, 2.0], [6.9, 7.0], [0.0, 0.0]]) @ head["3.weight"].T + head["3.bias"]
     assert logits.argmax(1).tolist() == [0, 1, 0]
+
+
+def test_prototypes_are_means_of_evaluation_mode():
+    """A model with dropout before its head: sums by class of relu(W a + b), without padding, and the numbers."""
+    method, generator = FedProto(classification(Dropping, (6,))), torch.Generator().manual_seed(0)
+    params, labels = method.task.init(0), torch.tensor([0, 2, 0, 2, 2, 0, 0])
+    inputs, weights = torch.randn(7, 6, generator=generator), torch.tensor([1.0] * 5 + [0.0] * 2)
+    carry: Any = {**method.start(params), "found": torch.zeros(3, 5)}
+    found = method.step(carry, Batch(inputs, labels, weights), stage=method.plan(0, 0.0).stages[1])["found"]
+    features = (inputs @ params["body.weight"].T + params["body.bias"]).relu()[:5]
+    for j, number in ((0, 2.0), (1, 0.0), (2, 3.0)):
+        torch.testing.assert_close(found[j], torch.cat([features[labels[:5] == j].sum(0), torch.tensor([number])]))
 
 
 class NoBias(nn.Sequential):

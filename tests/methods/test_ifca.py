@@ -161,7 +161,7 @@ def test_a_model_whose_loss_is_not_a_number_is_chosen_last():
         name: np.full_like(array, 1e30) if "cluster" not in name else array
         for name, array in here.initial_arrays.items()
     }
-    record, run_state = (part[0] for part in play(replace(here, initial_arrays=first)))
+    [record], [run_state] = play(replace(here, initial_arrays=first))
     assert record.means["ifca/cluster"] == 1
     assert all(torch.isfinite(tensor).all() for tensor in of_cluster(run_state.server["params"], 1).values())
 

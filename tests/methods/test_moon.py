@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from rayfl.data.batches import Batch
+from rayfl.methods.fedavg import FedAvg
 from rayfl.methods.moon import MOON
 from rayfl.rounds.setup import Setup
 from rayfl.testing.executors import play
@@ -19,6 +20,7 @@ from tests.contracts.test_tasks import made as made_on
 from tests.methods.averaging import ABSENCES, ENGINES
 from tests.methods.reference import SIZES, TinyCNN, batches
 from tests.methods.representations import (
+    Dropping,
     assert_near,
     cross_entropy,
     doubled,
@@ -100,17 +102,6 @@ def test_round_0_is_fedavg_to_the_bit_and_its_term_is_log_2(engine: str):
     assert losses[0] == pytest.approx(losses[1] + 10 * math.log(2), rel=1e-6)
 
 
-class Dropping(nn.Module):
-    """Dropout before the head, which is registered first."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.head, self.body, self.drop = nn.Linear(4, 3), nn.Linear(6, 4), nn.Dropout(0.5)
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self.head(self.drop(self.body(inputs).relu()))
-
-
 def test_a_representation_is_the_input_of_the_last_layer_of_the_pass():
     task = classification(Dropping, (6,))
     params = task.init(0)
@@ -125,6 +116,19 @@ def test_a_representation_is_the_input_of_the_last_layer_of_the_pass():
     dropped = task.loss_and_features(params, batch)[1]
     assert (dropped == 0).sum() > (features == 0).sum()
     assert not task.network.module.get_submodule("head")._forward_pre_hooks
+
+
+def test_the_fixed_representations_are_those_of_evaluation_mode():
+    """With dropout z_g = z_p where both models are equal, and a step is FedAvg's to the bit under the same masks."""
+    task, generator = classification(Dropping, (6,)), torch.Generator().manual_seed(0)
+    batch, after = Batch(torch.randn(7, 6, generator=generator), torch.arange(7) % 3), []
+    for method in (MOON(task, mu=10.0, lr=0.3), FedAvg(task, lr=0.3)):
+        params = task.init(0)
+        carry: Any = {**method.start(params), "previous": params}
+        torch.manual_seed(0)
+        after.append(method.step(carry, batch, stage=method.hyper.stage(0))["params"])
+    assert all(torch.equal(after[0][name], tensor) for name, tensor in after[1].items())
+    assert not torch.equal(after[0]["body.weight"], task.init(0)["body.weight"])
 
 
 @pytest.mark.parametrize("build", [None, "convolution"])
