@@ -84,11 +84,9 @@ def print_tables(
     write = ways.get(written or ("" if output is None else output.suffix.removeprefix(".")), str)
     content = "\n\n".join(write(table).rstrip() for table in tables)
     display.close()
-    if output is None:
-        say(content)
-    else:
+    if output is not None:
         write_output(output, f"{content}\n".encode(), OutputKind("a table"), overwrite)
-        say(f"table: {output}")
+    say(content if output is None else f"table: {output}")
 
 
 def compare(places: Sequence[Path | str], given: Mapping[str, object], display: Display) -> None:

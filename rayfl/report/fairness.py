@@ -77,8 +77,8 @@ def _rows(found: Sequence[Group], seeds: Sequence[Spreads], name: str) -> list[t
         if measured := [one[name] for one in every if name in one]:
             scores = [over(one.get(column, np.nan) for one in measured) for column in _COLUMNS]
             # Another unit than % is in the title.
-            unit = "" if own.is_percent else f" {own.unit}"
-            words = [in_words(score, own, counted=False).removesuffix(unit) for score in scores[:6]]
+            unit = f" {own.unit}" * (own.unit not in ("", "%"))
+            words = [in_words(score, own, counted=False).replace(unit, "") for score in scores[:6]]
             last = [scores[6].words(decimals=3, counted=False), f"{scores[7].mean:.3g}"]
             rows.append((key(group.label, style), [*words, *last]))
     return rows

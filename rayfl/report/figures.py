@@ -245,8 +245,8 @@ def _against(table: Pivot) -> list[Figure]:
                 for label in [item_title(across, str(item)) or facts.title]
                 for x, mean, sd in [np.array([points[one] for one in ("x", "mean", "deviation")])]
             ]
-            options = {"percent": facts.is_percent, "marked": True, "log_x": log_x}
-            chart = lines_chart(lines, axis_title(facts), [line.label for line in lines], **options)
+            labels, percent = [line.label for line in lines], facts.is_percent
+            chart = lines_chart(lines, axis_title(facts), labels, percent=percent, marked=True, log_x=log_x)
             figures.append(Figure(f"{facts.title} against {short(along)}", "", chart, wide=True))
         return figures
     return []

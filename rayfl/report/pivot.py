@@ -240,5 +240,6 @@ def _marks(values: Mapping[str, np.ndarray], facts: Facts) -> dict[str, str]:
     order = sorted(values, key=lambda row: -facts.sign * values[row].mean())
     if facts.higher_is_better is None or len(order) < 2 or np.isnan([*values.values()]).any():
         return {}
-    ends = (("best", *order[:2]), ("worst", *order[:-3:-1]))
-    return {end: mark for mark, end, other in ends if paired(values[end] - values[other]).sign}
+    ends = {"best": order[:2], "worst": order[:-3:-1]}
+    pairs = {mark: paired(values[end] - values[other]) for mark, (end, other) in ends.items()}
+    return {ends[mark][0]: mark for mark, pair in pairs.items() if pair.low > 0 or pair.high < 0}

@@ -26,11 +26,6 @@ class Paired(NamedTuple):
     detectable: float
     num_pairs: int
 
-    @property
-    def sign(self) -> int:
-        """1 if the whole interval lies above 0, -1 if it lies below, 0 if it holds 0 or is unknown."""
-        return int(self.low > 0) - int(self.high < 0)
-
 
 def paired(differences: Sequence[float] | np.ndarray) -> Paired:
     """Estimate the mean of paired differences. NaN, the difference of an incomplete pair, is left out.

@@ -48,7 +48,6 @@ def test_a_single_pair_has_a_mean_and_nothing_else():
     found = paired([0.5, math.nan])
     assert (found.mean, found.num_pairs) == (0.5, 1)
     assert np.isnan(found[1:5]).all()
-    assert found.sign == 0
 
 
 def test_an_infinite_difference_gives_no_interval_and_no_warning():
@@ -60,11 +59,6 @@ def test_an_infinite_difference_gives_no_interval_and_no_warning():
 def test_equal_differences_are_their_own_interval():
     assert paired([2.0, 2.0, 2.0]) == Paired(2.0, 2.0, 2.0, 0.0, 0.0, 3)
     assert paired([0.0, 0.0]) == Paired(0.0, 0.0, 0.0, 1.0, 0.0, 2)
-
-
-@pytest.mark.parametrize(("values", "sign"), [([1, 1.1, 0.9], 1), ([-1, -1.1, -0.9], -1), ([1, -1, 0.5], 0)])
-def test_the_sign_is_that_of_the_whole_interval(values, sign):
-    assert paired(values).sign == sign
 
 
 def test_holm_multiplies_the_smallest_by_all_the_next_by_one_less():
