@@ -7,7 +7,7 @@ import pytest
 from actors.package_folder import warning
 from jobs import single
 from tests.jobs.commands import rayfl
-from tests.refusals import check_sentence, line_with
+from tests.refusals import check_sentence
 
 FILE = """
 name = "small"
@@ -33,7 +33,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_a_run_there_says_at_its_beginning_and_end_how_to_keep_it(package: Path, caplog: pytest.LogCaptureFixture):
+def test_a_run_there_says_at_its_beginning_how_to_keep_it(package: Path, caplog: pytest.LogCaptureFixture):
     directory = package / "runs" / "small"
     sentence = warning(directory)
     assert sentence is not None
@@ -45,8 +45,6 @@ def test_a_run_there_says_at_its_beginning_and_end_how_to_keep_it(package: Path,
         result = rayfl(*command)
         assert result.exit_code == 0, result.output
         assert [one for one in caplog.messages if one == warning(directory.parent)] != []
-        assert result.stdout.count(sentence) == 1
-        assert result.stdout.index("rounds  pooled") < result.stdout.index(sentence)
 
 
 def test_a_sweep_there_says_it_for_the_whole_sweep(
@@ -57,7 +55,6 @@ def test_a_sweep_there_says_it_for_the_whole_sweep(
     assert result.exit_code == 0, result.output
     sentence = warning(package / "runs" / "small")
     assert sentence is not None and caplog.messages == [sentence]
-    line_with(result.stdout, [package / "runs" / "small", "output.directory"])
 
 
 def test_a_link_out_of_it_and_any_other_place_are_kept(package: Path, tmp_path: Path):

@@ -117,7 +117,7 @@ def test_a_file_changes_nothing_in_the_run_that_goes_on(home: Path, monkeypatch:
 @pytest.mark.parametrize(
     ("damage", "facts"),
     [
-        (Path.unlink, ["no such file or directory", "clients.availability.trace=FILE"]),
+        (Path.unlink, ["does not exist", "clients.availability.trace=FILE"]),
         (lambda path: path.write_text(TRACE + "3,0,1\n"), ["/short", "files/trace-"]),
     ],
 )

@@ -35,8 +35,8 @@ def test_an_unknown_name_is_answered_with_the_nearest():
     refused(rayfl("run", "demoo"), names=["no file demoo", "'demo'"])
     Path("my_experiment.toml").write_text("")
     refused(rayfl("data", "my_experiment"), names=["my_experiment", "'my_experiment.toml'"])
-    refused(rayfl("run", "demo.toml"), names=["no file demo.toml"])
-    refused(rayfl("run", "here/demo"), names=["no file here/demo"])
+    refused(rayfl("run", "demo.toml"), names=["demo.toml", "does not exist"])
+    refused(rayfl("run", "here/demo"), names=["here/demo", "does not exist"])
 
 
 def test_examples_lists_every_experiment_with_its_first_sentence():
