@@ -19,9 +19,13 @@ from rayfl.errors import RayflError, did_you_mean
 from rayfl.experiment.sweep import Combination, combine
 from rayfl.experiment.table import read_table, with_overrides
 from rayfl.report.claims import Choices, Claim, check, judge
+from rayfl.report.groups import groups
+from rayfl.report.page import write_figures
+from rayfl.report.pivot import pivots
 from rayfl.report.verdict_table import verdicts_markdown
 from rayfl.run_directory.description import origin
 from rayfl.run_directory.disk import write_text, writing
+from rayfl.run_directory.record import Run
 from rayfl.settings import Settings, dotted
 
 PAPERS = FOLDER / "reproduce"
@@ -61,7 +65,9 @@ def reproduce(
         with Display(name) as display:
             again, audience = f"go on with --dir {home}", Audience(display=display, began=began)
             done = sweep(sweeps[name], home / name, parallel, False, audience, again)
-        _write(paper, sweeps, home, quick)
+        runs, options = _write(paper, sweeps, home, quick)[name], sweeps[name][0].experiment.report
+        if runs:
+            write_figures([run for _, run in runs], home / name / "figures", options, overwrite=True)
         code = max(code, done)
         if done in (INTERRUPTED, LIMIT):
             return done
@@ -119,8 +125,8 @@ def _combinations(file: Path, changes: Mapping[str, Any], overrides: Sequence[st
     return combine(table, lists or {}, overrides)
 
 
-def _write(paper: Paper, sweeps: Sweeps, home: Path, quick: bool) -> None:
-    """Write the verdicts by all runs that have finished below `home`."""
+def _write(paper: Paper, sweeps: Sweeps, home: Path, quick: bool) -> Mapping[str, Sequence[tuple[Choices, Run]]]:
+    """Write the verdicts and tables by all runs that have finished below `home`; return the runs of each sweep."""
     found = {
         name: [
             (_choices(one), run)
@@ -132,6 +138,13 @@ def _write(paper: Paper, sweeps: Sweeps, home: Path, quick: bool) -> None:
     verdicts, title = judge(paper.claim, found), f"{paper.paper}{' (quick: no verdict on the paper)' * quick}"
     runs, planned = [run for some in found.values() for _, run in some], sum(map(len, sweeps.values()))
     text = verdicts_markdown(title, paper.claim, verdicts, origin(Path.cwd()), runs, planned, home)
+    tables = [
+        f"\n## {name}: {table.title}\n\n{table.note}\n\n{table.to_markdown()}"
+        for name, some in found.items()
+        if len(some) == len(sweeps[name])
+        for table in pivots(groups([run for _, run in some]), sweeps[name][0].experiment.report)
+    ]
     with writing(home, f"give --dir {home} again"):
-        write_text(home / "verdicts.md", text)
+        write_text(home / "verdicts.md", text + "".join(tables))
         write_text(home / "verdicts.csv", verdicts.to_csv(index=False))
+    return found

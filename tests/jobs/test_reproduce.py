@@ -1,5 +1,6 @@
 """`rayfl reproduce`: a folder's sweeps are run once, its claims get verdicts, and mistakes are found before that."""
 
+import re
 from pathlib import Path
 
 import pandas as pd
@@ -87,6 +88,10 @@ def test_every_claim_gets_a_verdict_and_nothing_runs_twice(paper):
     text = Path("out/verdicts.md").read_text()
     for words in ("A small paper", "15 of 15 runs", "seeds 1, 2, 3", "3 reproduced", "[3](rates/seed%3D3%2Clr%3D0.1/)"):
         assert words in text
+    # Three numbers of clients are an axis of a table and of a chart.
+    (table,) = re.findall(r"^## clients: .*\n\n.*\n\n(\|(?:.*\n)+)", text, flags=re.MULTILINE)
+    assert re.findall(r"^\| (\d)", table, flags=re.MULTILINE) == ["2", "4", "8"]
+    assert {".svg", ".pdf", ".csv", ".tex"} == {path.suffix for path in Path("out/clients/figures").iterdir()}
 
     written = {path: path.stat().st_mtime_ns for path in Path("out").rglob("records/*")}
     assert rayfl("reproduce", "paper", "--dir", "out").exit_code == 0
