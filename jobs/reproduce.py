@@ -137,7 +137,7 @@ def _write(paper: Paper, sweeps: Sweeps, home: Path, quick: bool) -> Mapping[str
     }
     verdicts, title = judge(paper.claim, found), f"{paper.paper}{' (quick: no verdict on the paper)' * quick}"
     runs, planned = [run for some in found.values() for _, run in some], sum(map(len, sweeps.values()))
-    text = verdicts_markdown(title, paper.claim, verdicts, origin(Path.cwd()), runs, planned, home)
+    text = verdicts_markdown(title, paper.claim, verdicts, origin(Path.cwd()), runs, planned)
     tables = [
         f"\n## {name}: {table.title}\n\n{table.note}\n\n{table.to_markdown()}"
         for name, some in found.items()

@@ -8,7 +8,6 @@ the interval lies on the claim's side of 0, "refuted" if it lies on the other si
 
 import itertools
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -111,8 +110,9 @@ def judge(claims: Sequence[Claim], runs: Mapping[str, Sequence[tuple[Choices, Ru
     """The verdicts on checked claims by the finished runs of each sweep: a row for each pair of sides.
 
     Values are as recorded, shares in [0, 1]. first, second: means over seeds; first_sd, second_sd: their deviations;
-    first_runs, second_runs: the directories of the runs, one a line. The next columns are those of `statistics.Paired`.
-    paper: the paper's figure; inside: whether the interval holds it; holm: p after Holm over all rows.
+    first_runs, second_runs: the directories of the runs, SWEEP/RUN, with ";" between them. The next columns are those
+    of `statistics.Paired`. paper: the paper's figure; inside: whether the interval holds it; holm: p after Holm over
+    all rows.
     """
     rows = [_judge(claim, pair, runs.get(claim.sweep, ())) for claim in claims for pair in claim.pairs]
     return pd.DataFrame(rows).assign(holm=lambda found: holm([*found["p"]]))
@@ -129,12 +129,14 @@ def _judge(claim: Claim, pair: Sequence[Side], runs: Sequence[tuple[Choices, Run
         of_runs = number(claim.value, together, next(iter(ranked_names(together)), None))
     except RayflError as error:
         raise RayflError(f"claim {claim.id!r}: {error}") from None
-    table = pd.DataFrame([{**choices, "value": of_runs.read(run), "run": run.directory} for choices, run in runs])
+    table = pd.DataFrame(
+        [{**choices, "value": of_runs.read(run), "run": f"{claim.sweep}/{run.directory.name}"} for choices, run in runs]
+    )
     if claim.missing is not None:
         table["value"] = table["value"].fillna(claim.missing)
     sides = {name: _side(claim, side, table) for name, side in zip(("first", "second"), pair, strict=False)}
     for name, (values, directories) in sides.items():
-        row |= {name: values.mean(), f"{name}_sd": values.std(), f"{name}_runs": "\n".join(map(str, directories))}
+        row |= {name: values.mean(), f"{name}_sd": values.std(), f"{name}_runs": ";".join(directories)}
     differences = sides["first"][0] - (sides["second"][0] if "second" in sides else 0.0)
     seen, size = paired(differences.to_numpy()), claim.size
     verdict = "undecided" if differences.isna().any() else _verdict(claim, seen.low, seen.high)
@@ -142,7 +144,7 @@ def _judge(claim: Claim, pair: Sequence[Side], runs: Sequence[tuple[Choices, Run
     return {**row, "unit": of_runs.facts.unit, **seen._asdict(), "verdict": verdict, "paper": size, "inside": inside}
 
 
-def _side(claim: Claim, side: Side, table: pd.DataFrame) -> "tuple[pd.Series, list[Path]]":
+def _side(claim: Claim, side: Side, table: pd.DataFrame) -> "tuple[pd.Series, list[str]]":
     """The value of a side by seed, and its runs: the number of one run, or the slope over the runs of a trend."""
     if not isinstance(side, Mapping):
         return pd.Series(float(side), table["seed"].unique()), []

@@ -1,7 +1,6 @@
 """The page of a paper's verdicts as Markdown."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -29,16 +28,15 @@ def verdicts_markdown(
     origin: Mapping[str, str],
     runs: Sequence[Run],
     planned: int,
-    home: Path,
 ) -> str:
-    """The page of the `verdicts` on a paper's claims, with links to the runs' directories below `home`.
+    """The page of the `verdicts` on a paper's claims, which lies beside the sweeps' directories and links to the runs.
 
     title: the paper; origin: the command and commit, as `run_directory.description.origin`; runs: those that finished
     of the `planned`.
     """
     hours = sum(run.rounds["wall_s"].to_numpy().sum() for run in runs) / 3600
     seeds = pd.Series([run.experiment.get("seed") for run in runs], dtype=object).sort_values().unique()
-    rows = [_HEADS, ["---"] * len(_HEADS), *(_row(one, home) for one in verdicts.to_dict("records"))]
+    rows = [_HEADS, ["---"] * len(_HEADS), *(_row(one) for one in verdicts.to_dict("records"))]
     parts = [
         f"# {title}",
         ", ".join(f"{number} {verdict}" for verdict, number in verdicts["verdict"].value_counts().items()) + ".",
@@ -52,7 +50,7 @@ def verdicts_markdown(
 
 
 # Any: a row of `claims.judge`.
-def _row(one: Mapping[str, Any], home: Path) -> list[str]:
+def _row(one: Mapping[str, Any]) -> list[str]:
     scale, unit, digits = (100, " %", ".2f") if one["unit"] == "%" else (1, f" {one['unit']}".rstrip(), ".4g")
 
     def words(value: float | None, sign: str = "+") -> str:
@@ -61,8 +59,8 @@ def _row(one: Mapping[str, Any], home: Path) -> list[str]:
     sides = []
     for name in ("first", "second"):
         if one.get(f"{name}_runs"):
-            places = [quote(Path(one_run).relative_to(home).as_posix()) for one_run in one[f"{name}_runs"].splitlines()]
-            links = " ".join(f"[{number}]({place}/)" for number, place in enumerate(places, 1))
+            places = enumerate(one[f"{name}_runs"].split(";"), 1)
+            links = " ".join(f"[{number}]({quote(place)}/)" for number, place in places)
             sides.append(f"{words(one[name], '')} {wording.PLUS_MINUS} {words(one[f'{name}_sd'], '')} ({links})")
     inside = {None: wording.NONE, True: "yes", False: "no"}[one["inside"]]
     return [
@@ -73,6 +71,6 @@ def _row(one: Mapping[str, Any], home: Path) -> list[str]:
         f"**{one['verdict']}**",
         words(one["paper"]),
         inside,
-        f"{one['holm']:.2g}",
+        wording.NONE if np.isnan(one["holm"]) else f"{one['holm']:.2g}",
         words(one["detectable"], ""),
     ]

@@ -104,7 +104,7 @@ def test_a_trend_is_the_slope_of_each_seed_over_the_numbers_or_else_the_places(t
     runs = runs_of(tmp_path, dict(zip(words, ([0.1, 0.2], [0.2, 0.4], [0.4, 0.8]), strict=True)), "method.x")
     found = verdict(claim(trend="method.x"), runs)
     assert found["first"] == found["mean"] == pytest.approx(slope) and found.compared == "slope over method.x > 0"
-    assert "second" not in found and found.first_runs.count("\n") == 5
+    assert "second" not in found and found.first_runs.count(";") == 5
 
 
 def test_two_sides_are_compared_by_their_trends(tmp_path):
@@ -124,28 +124,28 @@ def test_a_trend_may_be_among_some_values_and_a_side_may_be_a_number(tmp_path):
     ends = {"false": [0.9, 0.9], "0.5": [0.2, 0.3], "1": [0.4, 0.6], "2": [0.8, 1.2]}
     runs = runs_of(tmp_path, ends, "method.elastic")
     found = verdict(claim(trend="method.elastic", among=["0.5", 1, "2"]), runs)
-    assert found["mean"] == pytest.approx((0.4 + 0.6) / 2) and found.first_runs.count("\n") == 5
+    assert found["mean"] == pytest.approx((0.4 + 0.6) / 2) and found.first_runs.count(";") == 5
     found = verdict(claim(better={"method": {"elastic": 2}}, than=0.75), runs)
     assert found["mean"] == pytest.approx(0.25) and found.compared == "elastic=2 > 0.75"
     assert found.second == 0.75 and found.second_runs == ""
 
 
-def page(claims: Sequence[Claim], found: pd.DataFrame, runs: Runs, home: Path) -> str:
+def page(claims: Sequence[Claim], found: pd.DataFrame, runs: Runs) -> str:
     origin = {"command": "rayfl reproduce x", "commit": "abc"}
-    return verdicts_markdown("A paper", claims, found, origin, [run for _, run in runs], 6, home)
+    return verdicts_markdown("A paper", claims, found, origin, [run for _, run in runs], 6)
 
 
-def test_what_has_not_run_is_said(tmp_path):
+def test_what_has_not_run_is_said():
     found = judge([claim(**A_AND_B)], {})
     assert found["verdict"].tolist() == ["not run"] and found["holm"].isna().tolist() == [True]
-    text = page([claim(**A_AND_B)], found, [], tmp_path)
+    text = page([claim(**A_AND_B)], found, [])
     assert "1 not run" in text and "0 of 6 runs" in text
 
 
 def test_the_page_has_numbers_with_links_to_their_runs(tmp_path):
     runs = runs_of(tmp_path / "small", {"A": [0.7, 0.6], "B": [0.4, 0.4]})
     of = claim(**A_AND_B, size=0.1, setting="8x8")
-    text = page([of], judge([of], {"small": runs}), runs, tmp_path)
+    text = page([of], judge([of], {"small": runs}), runs)
     (row,) = [line for line in text.splitlines() if line.startswith("| one:")]
     cells = [cell.strip() for cell in row.split("|")][1:-1]
     a_side, b_side = cells[1].split(" / ")
