@@ -36,6 +36,8 @@ class Claim(Settings):
     setting: str = Field(default="", description="our setting, and why it is the nearest")
     sweep: str = Field(description="the sweep's file, without .toml")
     value: str = Field(description="a number of the runs, as own/accuracy or rounds@0.8")
+    than_value: str = Field(default="", description="the number of the side `than`; default: value")
+    relative: bool = Field(default=False, description="divide each difference by the value of `than`")
     # Any: swept values by key.
     where: Mapping[str, Any] = Field(default={}, description="values of swept keys that both sides have")
     better: Mapping[str, Any] | None = Field(default=None, description="values of swept keys of the one side")
@@ -52,10 +54,12 @@ class Claim(Settings):
     def _compares_something(self) -> Self:
         ways = [self.better is not None and self.than is not None, len(self.order) > 1]
         alone = self.trend is not None and self.than is None and not self.order
+        uneven = self.than is None or (self.than_value and not isinstance(self.than, Mapping))
         wrong = {
             "needs better and than, or an order of at least two sides, or a trend": sum(ways) != 1 and not alone,
             "has a margin, which only sign='=' uses; remove it": self.margin and self.sign != "=",
             "has among, which needs a trend and two values": self.among and (not self.trend or len(self.among) < 2),
+            "has than_value or relative, which need better and than": (self.than_value or self.relative) and uneven,
         }
         for words in filter(wrong.get, wrong):
             raise RayflError(f" {self.id!r} {words}")
@@ -120,43 +124,48 @@ def judge(claims: Sequence[Claim], runs: Mapping[str, Sequence[tuple[Choices, Ru
 
 # Any: the columns of `judge`.
 def _judge(claim: Claim, pair: Sequence[Side], runs: Sequence[tuple[Choices, Run]]) -> dict[str, Any]:
-    row = {"claim": claim.id, "compared": claim.words(pair), "sweep": claim.sweep, "value": claim.value}
+    value = f"{claim.value}{f' against {claim.than_value}' * bool(claim.than_value)}{', relative' * claim.relative}"
+    row = {"claim": claim.id, "compared": claim.words(pair), "sweep": claim.sweep, "value": value}
     row |= {"first_runs": "", "second_runs": ""}
     if not runs:
         return {**row, "unit": "", **paired([])._asdict(), "verdict": "not run", "paper": claim.size, "inside": None}
     together = groups([run for _, run in runs])
+    names = (claim.value, claim.than_value or claim.value)
     try:
-        of_runs = number(claim.value, together, next(iter(ranked_names(together)), None))
+        first, second = (number(name, together, next(iter(ranked_names(together)), None)) for name in names)
     except RayflError as error:
         raise RayflError(f"claim {claim.id!r}: {error}") from None
-    table = pd.DataFrame(
-        [{**choices, "value": of_runs.read(run), "run": f"{claim.sweep}/{run.directory.name}"} for choices, run in runs]
-    )
-    if claim.missing is not None:
-        table["value"] = table["value"].fillna(claim.missing)
-    sides = {name: _side(claim, side, table) for name, side in zip(("first", "second"), pair, strict=False)}
+    read = [
+        {**choices, "first": first.read(run), "second": second.read(run), "run": f"{claim.sweep}/{run.directory.name}"}
+        for choices, run in runs
+    ]
+    missing = {} if claim.missing is None else {"first": claim.missing, "second": claim.missing}
+    table = pd.DataFrame(read).fillna(missing)
+    sides = {name: _side(claim, side, table, name) for name, side in zip(("first", "second"), pair, strict=False)}
     for name, (values, directories) in sides.items():
         row |= {name: values.mean(), f"{name}_sd": values.std(), f"{name}_runs": ";".join(directories)}
     differences = sides["first"][0] - (sides["second"][0] if "second" in sides else 0.0)
+    if claim.relative:
+        differences = differences / sides["second"][0]
     seen, size = paired(differences.to_numpy()), claim.size
     verdict = "undecided" if differences.isna().any() else _verdict(claim, seen.low, seen.high)
     inside = None if size is None or np.isnan(seen.low) else seen.low <= size <= seen.high
-    return {**row, "unit": of_runs.facts.unit, **seen._asdict(), "verdict": verdict, "paper": size, "inside": inside}
+    return {**row, "unit": first.facts.unit, **seen._asdict(), "verdict": verdict, "paper": size, "inside": inside}
 
 
-def _side(claim: Claim, side: Side, table: pd.DataFrame) -> "tuple[pd.Series, list[str]]":
+def _side(claim: Claim, side: Side, table: pd.DataFrame, column: str) -> "tuple[pd.Series, list[str]]":
     """The value of a side by seed, and its runs: the number of one run, or the slope over the runs of a trend."""
     if not isinstance(side, Mapping):
         return pd.Series(float(side), table["seed"].unique()), []
     chosen = table.loc[[claim.choices(side).items() <= row.items() for row in table.to_dict("records")]]
     if claim.trend is None:
-        return chosen.set_index("seed")["value"], [*chosen["run"]]
+        return chosen.set_index("seed")[column], [*chosen["run"]]
     words = [_word(one) for one in claim.among] or [*table[claim.trend].unique()]
     numbers = np.asarray(pd.to_numeric(pd.Series(words), errors="coerce"))
     # Values that are no numbers lie at 0, 1, 2 on the axis of the trend.
     places = np.arange(len(words)) if np.isnan(numbers).any() else numbers
     centred = places - places.mean()
-    values = chosen.pivot(index="seed", columns=claim.trend, values="value").reindex(columns=words)
+    values = chosen.pivot(index="seed", columns=claim.trend, values=column).reindex(columns=words)
     return values @ (centred / (centred @ centred)), [*chosen.loc[chosen[claim.trend].isin(words), "run"]]
 
 

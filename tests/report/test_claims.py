@@ -130,6 +130,21 @@ def test_a_trend_may_be_among_some_values_and_a_side_may_be_a_number(tmp_path):
     assert found.second == 0.75 and found.second_runs == ""
 
 
+def test_sides_may_have_numbers_of_their_own_and_a_difference_may_be_relative(tmp_path):
+    # All runs begin at 0.2; A ends at 0.6, B at 0.5.
+    runs: Runs = [
+        ({"case": word, "seed": str(seed)}, run_of(tmp_path / f"{word}{seed}", {0: 0.2, 1: end}, seed=seed, label=word))
+        for word, end in (("A", 0.6), ("B", 0.5))
+        for seed in (0, 1)
+    ]
+    found = verdict(claim(**A_AND_B, than_value=f"{ACCURACY}:mean"), runs)
+    assert found["mean"] == pytest.approx(0.6 - 0.35) and found.second == pytest.approx(0.35)
+    assert found.value == f"{ACCURACY}:final against {ACCURACY}:mean"
+    found = verdict(claim(**A_AND_B, relative=True), runs)
+    assert found["mean"] == pytest.approx(0.1 / 0.5) and found.value == f"{ACCURACY}:final, relative"
+    assert verdict(claim(better={"case": "A"}, than=0.5, relative=True), runs)["mean"] == pytest.approx(0.2)
+
+
 def page(claims: Sequence[Claim], found: pd.DataFrame, runs: Runs) -> str:
     origin = {"command": "rayfl reproduce x", "commit": "abc"}
     return verdicts_markdown("A paper", claims, found, origin, [run for _, run in runs], 6)
@@ -185,6 +200,8 @@ def test_a_claim_that_does_not_fit_its_sweep_is_refused(given, names):
         ({**A_AND_B, "margin": 0.1}, ["one", "margin", "sign='='"]),
         ({**A_AND_B, "among": ["A", "B"]}, ["one", "among", "trend"]),
         ({"trend": "case", "among": ["A"]}, ["one", "among", "two values"]),
+        ({"trend": "case", "relative": True}, ["one", "relative", "than"]),
+        ({"better": {"case": "A"}, "than": 0.5, "than_value": "rounds"}, ["one", "than_value", "than"]),
         ({**A_AND_B, "sign": "!="}, ["sign", "!="]),
         ({**A_AND_B, "sizes": 0.1}, ["sizes", "size"]),
     ],
