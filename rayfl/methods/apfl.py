@@ -1,20 +1,21 @@
 """APFL: Deng, Kamani, Mahdavi, Adaptive Personalized Federated Learning, arXiv 2003.13461, 2020, Algorithm 1.
 
-Client i has a model v_i of its own, and a share alpha_i in [0, 1] of it in its personal model
-vbar_i = alpha_i v_i + (1 - alpha_i) w, with w the global model that it trains. Every local step has one batch:
+Client i keeps a model v_i of its own and alpha_i in [0, 1]. Its personal model is
+vbar_i = alpha_i v_i + (1 - alpha_i) w, where w is its copy of the global model. Every local step takes one batch:
 
 w <- w - eta g(w),   v_i <- v_i - eta alpha_i g(vbar_i),
 
-and in the first step of a round alpha_i <- alpha_i - eta_alpha <g(vbar_i), v_i - w>, cut to [0, 1]; all gradients are
-those before the step. The server averages w as FedAvg does, and v_i and alpha_i never leave the client.
+and in the first step of a round alpha_i <- alpha_i - eta_alpha <g(vbar_i), v_i - w>, clipped to [0, 1]; all gradients
+are those before the step. The server averages w as FedAvg does, and v_i and alpha_i never leave the client.
 
-- Parameters are mixed, as the paper says. The authors' code mixes outputs and adds 0.02 alpha_i to its gradient.
-- The step of v_i has the factor alpha_i: at 0 v_i stands still, but for a `weight_decay`. With v_i = w, as at the
-  start, alpha_i does not move. So alpha_i begins at 0.5, and eta_alpha is eta unless `alpha_lr` is given; 0 keeps
-  alpha_i as it is.
-- Both trainings have the client's optimizer, each with a state of its own, fresh every round.
-- A client is judged by vbar_i: right after its training with the w that it has trained, else with the server's x. The
-  global model is x.
+- Parameters are mixed, as in the paper. The authors' code mixes outputs and adds 0.02 alpha_i to the gradient of
+  alpha_i.
+- The step of v_i has the factor alpha_i: at alpha_i = 0 only a `weight_decay` moves v_i. While v_i = w, as at the
+  start, alpha_i does not move. So alpha_i begins at 0.5. eta_alpha is eta unless `alpha_lr` is given; 0 keeps alpha_i
+  fixed.
+- w and v_i are trained with the same optimizer settings, each with a state of its own that is fresh every round.
+- A client is judged by vbar_i: right after its training with the w that it has trained, otherwise with the server's x.
+  The global model is x.
 - A client that is not selected, or whose round is lost, keeps v_i and alpha_i.
 - The recorded training loss is that of w, as in FedAvg. An example costs two gradients.
 """
@@ -32,9 +33,9 @@ from rayfl.task import inner
 class APFLHyper(LocalTraining):
     """Hyper-parameters of APFL; v_i is trained with those of w."""
 
-    alpha: float = Field(default=0.5, ge=0, le=1, description="share of v_i in the personal model before round 0")
+    alpha: float = Field(default=0.5, ge=0, le=1, description="initial share of v_i in the personal model, alpha")
     alpha_lr: float | None = Field(
-        default=None, ge=0, description="learning rate of the share, eta_alpha; 0: it stays (left out: that of w)"
+        default=None, ge=0, description="learning rate of alpha, eta_alpha; 0: alpha is fixed; default: that of w"
     )
 
 

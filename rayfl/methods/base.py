@@ -84,9 +84,9 @@ class Method(Kind, ABC):
     honours_retention: bool = False
     """Whether a client's retention ratio (`clients.retention_ratio`) changes what it keeps or sends."""
     own_retention: ClassVar[tuple[str, ...]] = ()
-    """Settings of `Hyper` that cannot be given beside `clients.retention_ratio`: they say the same for all clients."""
+    """Settings of `Hyper` that cannot be given beside `clients.retention_ratio`: they set one ratio for all clients."""
     newcomer: ClassVar[Newcomer | None] = None
-    """What the method does for a client that comes for the first time, with which `clients.unseen` judges it.
+    """What the method does for a client that comes for the first time; `clients.unseen` judges the result.
 
     "model": the client takes the global model (or the mean of `PeerHalf.evaluated_from_mean`) and does `eval_stages`.
     "round": it downloads, does the local work of a round and sends nothing; its state is then judged as others are.
@@ -95,11 +95,13 @@ class Method(Kind, ABC):
     has_global_model: bool = True
     """Whether the server's model is one that all clients have. False if each of them trains parts of its own."""
     judged_after_training: bool = True
-    """Whether a client is also evaluated right after its local work. False if that work leaves its model alone."""
+    """Whether a client is also evaluated right after its local work. False if that work does not change its model."""
     needs_everyone: bool = False
-    """Whether every client must be in every round, and every message arrive: what may keep one away is then refused."""
+    """Whether every client must be in every round, and every message must arrive. Settings that may keep a client or a
+    message away are then refused."""
     needs_one_omega: bool = False
-    """Whether the method needs one omega of the uplink: clients cannot have their own (with `own_feedback`: one)."""
+    """Whether all clients must have an uplink of the same omega. Uplinks with a ratio of each client's own are then
+    refused; with `own_feedback` only unbiased ones are."""
     metrics_with_variance: tuple[str, ...] = ()
     """Metrics of clients whose variance over a round's clients is also recorded, as <name>_variance."""
     on_device: bool = False
@@ -114,8 +116,8 @@ class Method(Kind, ABC):
     """Whether clients train one model, `carry["params"]`, by at most one gradient a step, so that they can keep parts
     of it for themselves (`[parts]`). False unless the class itself says so, as with `on_device`."""
     takes_stale: bool = False
-    """Whether the server can update with the messages of some clients, each of its own version of the server's state
-    and multiplied by a factor, as schedules do that are not in rounds. False unless the class itself says so, as with
+    """Whether the server can update with messages that began from different versions of its state and are each
+    multiplied by a factor, as under schedules that are not in rounds. False unless the class itself says so, as with
     `on_device`."""
     difference: str = ""
     """The message whose mean the server subtracts from its model, x_received - x_trained; "" if there is none. A
@@ -128,7 +130,7 @@ class Method(Kind, ABC):
     own_feedback: ClassVar[tuple[str, ...]] = ()
     """Of "uplink" and "downlink", those whose error the method sends later by itself: `feedback` is refused there."""
     hands_over_trees: bool = True
-    """Whether all that `gather` names is handed over by `finish` as trees, or goes through `Context.outgoing`."""
+    """Whether `finish` returns every message named in `gather` as trees, or passes its trees to `Context.outgoing`."""
 
     def __init_subclass__(cls, on_device: bool = False, keeps_parts: bool = False, takes_stale: bool = False) -> None:
         super().__init_subclass__()
@@ -164,7 +166,7 @@ class Method(Kind, ABC):
         return self
 
     def with_task(self, task: BoundTask) -> Self:
-        """The same method on another form of its task."""
+        """A copy of the method with another form of its task."""
         twin = copy.copy(self)
         twin.task = task
         return twin
@@ -174,7 +176,7 @@ class Method(Kind, ABC):
     def unused(cls, hyper: Any) -> Mapping[str, str]:
         """Settings outside `[method]` that do nothing with this method, by dotted key, each with the reason.
 
-        They are refused before anything starts. `Hyper.unused` has those of `[method]` itself.
+        They are refused before anything starts. `Hyper.unused` lists those of `[method]` itself.
         """
         name = cls.__name__
         found = {} if cls.uses_graph else {"topology": f"as {name} has a server"}
@@ -192,7 +194,7 @@ class Method(Kind, ABC):
 
     @classmethod
     def for_newcomers(cls) -> Newcomer:
-        """`newcomer`, or what follows from the class if that is None."""
+        """`newcomer`, or if that is None the default that its documentation gives."""
         if cls.newcomer is not None:
             return cls.newcomer
         if issubclass(cls, PeerHalf):
@@ -284,7 +286,8 @@ class Method(Kind, ABC):
     def final_model(self, state: State, server: State) -> Tree | None:
         """The personal model of a client at the end of a run; `server` is the server's state, {} among peers.
 
-        None, the default: the model that `own/...` judged after the last round, of `eval_begin` and `eval_stages`.
+        By default None: it is the model that `own/...` judges after the last round, from `eval_begin` and
+        `eval_stages`.
         """
         return None
 

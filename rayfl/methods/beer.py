@@ -1,23 +1,25 @@
 """BEER: Zhao, Li, Li, Richtarik, Chi, BEER: Fast O(1/T) Rate for Decentralized Nonconvex Optimization with
 Communication Compression, NeurIPS 2022, Algorithm 1.
 
-Peer i has a model x_i, a tracker v_i of the mean gradient, and of both the public copies h_i and g_i, which its
-neighbours know too, with s_i = sum_j w_ij h_j and z_i = sum_j w_ij g_j. A round, with u_i the gradient of one batch at
+Peer i keeps its model x_i, a tracker v_i of the mean gradient, the public copies h_i of x_i and g_i of v_i, which its
+neighbours know too, and s_i = sum_j w_ij h_j and z_i = sum_j w_ij g_j. A round, with u_i the gradient of one batch at
 x_i: v_i += gamma (z_i - g_i) + u_i - (the u_i of the round before) and r_i = C(v_i - g_i); then
 x_i += gamma (s_i - h_i) - eta v_i and q_i = C(x_i - h_i). Both go to every neighbour: g_i += r_i,
 z_i += sum_j w_ij r_j, h_i += q_i, s_i += sum_j w_ij q_j.
 
-- These are the paper's steps, whose rounds end where the half of ours about v ends. So v_i = u_i and no r_i is sent in
-  round 0, and no round takes two gradients.
-- The state has d_i = v_i - u_i, which moves by gamma (z_i - g_i) alone. Its mean is 0, so mean_i v_i = mean_i u_i for
-  any C, gamma and eta. The authors' torch code takes both gradients of a difference on one batch.
-- Where all x_i = x*, v_i = 0 and g_i = 0 nothing moves, though the gradients of single peers are not 0 there: exact
-  convergence with a constant eta and unlike data, with the gradient of the whole train split (batch_size = 0).
-- A link costs two messages a round and direction, in round 0 one.
-- gamma is half of the uplink's delta unless given (delta as in `choco`); theory: gamma = c delta rho and
+- The sequence of steps is the paper's, but the paper's round moves x first and then v, and ours v first. So a round
+  takes one gradient; in round 0 v_i = u_i, and no r_i is sent.
+- The state holds d_i = v_i - u_i, which changes by gamma (z_i - g_i) alone. Its mean over the peers stays 0, so
+  mean_i v_i = mean_i u_i for any C, gamma and eta. The authors' torch code takes u_i and the u_i of the round before on
+  one batch.
+- The point with all x_i = x*, v_i = 0 and g_i = 0 is a fixed point, although the gradients of single peers are not 0
+  there. So with gradients of the whole train split (batch_size = 0) BEER converges to x* with a constant eta and unlike
+  data.
+- A link carries two messages per round and direction, and one in round 0.
+- By default gamma is half of the uplink's delta (delta as in `choco`). The theory has gamma = c delta rho and
   eta = c' gamma rho^2 / L, with rho the spectral gap of W.
-- h_i begins at the common model (with `hats="zero"` at the paper's 0), g_i at 0. All that CHOCO refuses is refused
-  here too.
+- h_i begins at the common model (with `hats="zero"` at the paper's 0), g_i at 0. Everything that CHOCO refuses is
+  refused here too.
 """
 
 from pydantic import Field
@@ -42,7 +44,7 @@ class BEERState(PublicCopies):
 
 
 class BEER(OneGradient, Gossip, on_device=True):
-    """A peer sends compressed differences of its model and of its tracker of the mean gradient."""
+    """A peer sends two compressed differences: of its model, and of its tracker, to their public copies."""
 
     hyper: BEERHyper
     paper = "Zhao et al., NeurIPS 2022"

@@ -1,18 +1,18 @@
 """DeepSqueeze: Tang, Lian, Qiu, Yuan, Zhang, Zhang, Liu, DeepSqueeze: Decentralization Meets Error-Compensated
 Compression, arXiv 1907.07346, 2019, Algorithm 1.
 
-Peer i has a model x_i and an error e_i, at first 0. A round: y_i = x_i after local training; c_i = C(y_i + e_i) goes to
-every neighbour; e_i <- y_i + e_i - c_i; x_i = y_i + gamma (sum_j w_ij c_j - c_i).
+Peer i keeps its model x_i and an error e_i, at first 0. A round: y_i is x_i after local training; c_i = C(y_i + e_i)
+goes to every neighbour; e_i <- y_i + e_i - c_i; x_i = y_i + gamma (sum_j w_ij c_j - c_i).
 
-- Models are compressed, and not differences, so errors do not vanish and a coarse C needs a tiny gamma. It is 0.1 times
-  the uplink's delta unless given (delta as in `choco`): about 0.1 with 8 or more bits an entry. With an uplink whose
-  delta is below 0.5 take `choco`.
-- sum_i x_i changes by local training alone, for any C and gamma: W is symmetric. With C the identity and gamma = 1 this
-  is D-PSGD's average_first.
-- The paper takes one step a round; here `epochs` or `steps` say how many.
-- Receivers remember nothing, so graphs may change. A peer that is away from the exchange trains on and keeps e_i, and
-  the others' weights are those of the graph that is left; they must be Metropolis' then, which keep the mean. Weights
-  that are not symmetric, error feedback and unbiased uplinks by client are refused.
+- Models are compressed instead of differences, so the errors do not vanish, and a coarse C needs a tiny gamma. By
+  default gamma is 0.1 times the uplink's delta (delta as in `choco`): about 0.1 with 8 or more bits an entry. With an
+  uplink whose delta is below 0.5 take `choco`.
+- W is symmetric, so sum_i x_i changes by local training alone, for any C and gamma. With C the identity and gamma = 1
+  this is D-PSGD's average_first.
+- The paper takes one step a round; here `epochs` or `steps` set the number.
+- Receivers keep no copies, so the graph may change. A peer that misses the exchange keeps training and keeps e_i; the
+  others take the mixing weights of the remaining graph. These must be Metropolis weights, which keep the mean. Weights
+  that are not symmetric are refused; so are error feedback, and unbiased uplinks whose ratio differs between clients.
 """
 
 from rayfl import tree
@@ -43,7 +43,7 @@ class DeepSqueezeState(ModelState, UplinkMemory):
 
 
 class DeepSqueeze(GradientMethod, Gossip, on_device=True, keeps_parts=True):
-    """A peer sends its compressed model, with the error of the last time."""
+    """A peer sends the compressed sum of its model and of its last compression error."""
 
     hyper: DeepSqueezeHyper
     paper = "Tang et al., arXiv 1907.07346"
@@ -58,7 +58,7 @@ class DeepSqueeze(GradientMethod, Gossip, on_device=True, keeps_parts=True):
         packets, state = compressed(state, {"model": tree.add(params, error)}, ctx)
         if packets:
             sent = tree.scale(packets["model"].decode_beside(params), contracting(ctx.uplink, params))
-            # The own part of the exchange; `mix` adds the neighbours'.
+            # This is the peer's own part of the exchange; `mix` adds the neighbours' part.
             params, error = tree.add(params, sent, -self.gamma(ctx)), tree.sub(tree.add(params, error), sent)
         return Finished({**state, "params": params, "error": error}, packets, 1.0, self.train_loss(carry, ctx))
 

@@ -5,18 +5,18 @@ Client: v_i = gamma grad f_i(x) + e_i, c_i = C(v_i), e_i <- v_i - c_i, up c_i. S
 c = C_down(v), e <- v - c, down c; everybody: x <- x - c. No model goes down. x - e - mean_i e_i moves by
 -gamma mean_i grad f_i(x) a round, whatever the compressors do.
 
-- The paper compresses gradients and steps by gamma c. Here gamma is inside, so that the errors stay parts of x when it
-  changes; where C(a v) = a C(v) that is the same at a constant gamma.
-- C is the experiment's uplink, C_down its downlink; `feedback` is refused around both, and any memory in C_down. An
-  unbiased one is divided by 1 + omega by who receives it, which makes it a contraction; clients then cannot have shares
-  (`clients.retention_ratio`) of their own.
-- Round t begins with the c of the uploads before it; nothing goes down in round 0. The judged model is x, at which the
-  gradients of the round were computed.
+- The paper compresses gradients and steps by gamma c. Here gamma is inside C, so that the errors stay in units of x
+  when gamma changes. If C(a v) = a C(v) and gamma is constant, both are the same.
+- C is the experiment's uplink, C_down its downlink. `feedback` is refused around both, and so is any C_down with a
+  memory. Receivers divide the output of an unbiased one by 1 + omega, which makes it a contraction; clients then cannot
+  have ratios of their own (`clients.retention_ratio`).
+- Round t begins with the c made of the uploads of round t - 1; nothing goes down in round 0. The judged model is the x
+  at which the round's gradients were computed.
 - A client's round is one gradient, on its whole train split (batch_size = 0) or on one minibatch. For local steps take
   `fedavg` with `feedback` around both compressors: the same equations, with x - y_i in place of gamma grad f_i(x).
-- Where clients are away, their e_i stay, the mean is over those who delivered, and the identity above does not hold. A
-  lost upload leaves e_i as it was. The server goes on: where nothing arrived, v = e. A client that missed rounds gets
-  all c that it missed (the paper is silent), or x (4 bytes an entry), whichever is smaller, and is billed for it.
+- If clients are away, their e_i stay, the mean is over those who delivered, and the identity above does not hold. A
+  lost upload leaves e_i as it was. If nothing arrived, the server takes v = e. A client that missed rounds gets every c
+  that it missed, or x (4 bytes an entry), whichever is smaller, and is billed for it (the paper does not say).
 """
 
 from collections.abc import Sequence
@@ -50,11 +50,11 @@ class DoubleSqueezeState(UplinkMemory):
 class DoubleSqueezeServer(ModelState):
     """Server state, beside x."""
 
-    step: Tree  # v, of which C_down(v) goes down next
+    step: Tree  # v; C_down(v) goes down next
 
 
 class DoubleSqueeze(SteppingServer, on_device=True):
-    """Errors e_i and e at both ends; both send what they compress of errors and news together."""
+    """Clients keep errors e_i and the server e; each sends the compressed sum of its error and its new step."""
 
     hyper: GradientStep
     paper = "Tang et al., ICML 2019"

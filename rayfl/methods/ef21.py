@@ -1,21 +1,23 @@
 """EF21: Richtarik, Sokolov, Fatkhullin, EF21: A New, Simpler, Theoretically Better, and Practically Faster Error
-Feedback, NeurIPS 2021, Algorithm 2. For contractive compressors (top-k), which keep DCGD from converging.
+Feedback, NeurIPS 2021, Algorithm 2. For contractive compressors such as top-k, with which DCGD does not converge.
 
-Client: c_i = C(grad f_i(x) - h_i), h_i <- h_i + c_i. Server: G <- G + mean_i c_i, x <- x - gamma G. The h_i follow the
-clients' gradients, which may differ at the minimiser: G goes to 0 there. G = mean_i h_i always.
+Client: c_i = C(grad f_i(x) - h_i), h_i <- h_i + c_i. Server: G <- G + mean_i c_i, x <- x - gamma G. Each h_i approaches
+its client's gradient, which may differ from 0 at the minimiser; G, which is always mean_i h_i, goes to 0 there.
 
 - C is the experiment's uplink, `topk` with a keep_ratio of 0.05 for example; without compression this is gradient
-  descent. `feedback` is refused: what C leaves out is in the next difference already.
-- C with ||C(v) - v||^2 <= (1 - delta) ||v||^2; an unbiased one is divided by 1 + omega at both ends, which gives
-  delta = 1 / (1 + omega), and no client may then have a share (`clients.retention_ratio`) of its own.
+  descent. `feedback` is refused, because the next difference already contains what C left out.
+- C must have E||C(v) - v||^2 <= (1 - delta) ||v||^2. An unbiased C is divided by 1 + omega at both ends, which gives
+  delta = 1 / (1 + omega); clients then cannot have ratios of their own (`clients.retention_ratio`).
 - With theta = 1 - sqrt(1 - delta), b = (1 - delta) / theta and Lt^2 = mean_i L_i^2, gamma is at most
-  1 / (L + Lt sqrt(b / theta)), about delta / (2 L); under strong convexity also at most theta / (2 mu), with 2 b under
-  the root. Then f - f* + gamma / theta mean_i ||h_i - grad f_i||^2 falls by 1 - gamma mu a round.
-- h_i = 0 before round 0, so that the first h_i is C(grad f_i(x^0)), as the paper begins.
-- A client's round is one gradient, on its whole train split (batch_size = 0) or on one minibatch, whose noise stays.
-- Where clients are away, G moves by the sum of the c_i that arrived over n, so that it stays the mean over all n; the
+  1 / (L + Lt sqrt(b / theta)), about delta / (2 L). Under strong convexity it is at most 1 / (L + Lt sqrt(2 b / theta))
+  and theta / (2 mu), and f - f* + gamma / theta mean_i ||h_i - grad f_i||^2 is multiplied by at most 1 - gamma mu a
+  round.
+- h_i = 0 before round 0, so the first h_i is C(grad f_i(x^0)), as in the paper.
+- A client's round is one gradient, on its whole train split (batch_size = 0) or on one minibatch. The noise of
+  minibatches does not vanish.
+- If clients are away, G moves by the sum of the c_i that arrived, divided by n, and so stays the mean over all n; the
   h_i of the others stay (EF21-PP in Fatkhullin et al., "EF21 with Bells & Whistles"). A lost upload leaves h_i as it
-  was. A round in which nothing arrived moves nothing. Weights by samples need everyone in every round.
+  was. A round in which nothing arrived changes nothing. `weighting="samples"` needs all clients in every round.
 """
 
 from rayfl import tree
@@ -31,7 +33,7 @@ from rayfl.methods.shared.distributed_gradient import (
 
 
 class EF21(ShiftedGradient, on_device=True):
-    """Clients send the compressed differences of their gradients to their shifts, which move by all of them."""
+    """Clients send the compressed difference of gradient and shift, C(grad f_i(x) - h_i)."""
 
     hyper: GradientStep
     paper = "Richtarik et al., NeurIPS 2021"

@@ -1,18 +1,19 @@
 """EF21-BC, compressed both ways: Fatkhullin, Sokolov, Gorbunov, Li, Richtarik, EF21 with Bells & Whistles: Six
 Algorithmic Extensions of Modern Error Feedback, arXiv 2110.03294, 2021 (JMLR 2025).
 
-EF21 whose server sends no model. Server and clients have x, and w for what clients know of G. A round:
+EF21 whose server sends no model. Server and clients keep x and w, an estimate of G that all of them know. A round:
 b = C_down(G - w) goes down, everybody: w <- w + b, x <- x - gamma w; client: c_i = C(grad f_i(x) - h_i),
-h_i <- h_i + c_i, up c_i; server: G <- G + mean_i c_i. At the fixed point w = G = grad f(x) = 0, though the gradients of
-single clients differ.
+h_i <- h_i + c_i, up c_i; server: G <- G + mean_i c_i. At the fixed point w = G = grad f(x) = 0, although the gradients
+of single clients differ.
 
-- C is the experiment's uplink, C_down its downlink; `feedback` is refused around both, and any memory in C_down. An
-  unbiased one is divided by 1 + omega by who receives it, as in `ef21`.
-- x^0 comes from the seed and w = h_i = G = 0, so nothing goes down in round 0, where x stays.
-- The judged model is x, at which the gradients of the round were computed; b of them goes down in the next round.
-- A step size by theory is in the paper; the default is half of EF21's.
-- Where clients are away, G moves as in `ef21`, and the server goes on: w and x move in every round. A client that
-  missed rounds gets all b that it missed, or x and w (8 bytes an entry), whichever is smaller, and is billed for it.
+- C is the experiment's uplink, C_down its downlink. `feedback` is refused around both, and so is any C_down with a
+  memory. Receivers divide the output of an unbiased one by 1 + omega, as in `ef21`.
+- x^0 comes from the seed, and w = h_i = G = 0 at first. So nothing goes down in round 0, and x does not move in it.
+- The judged model is the x at which the round's gradients were computed; the b made of them goes down in the next
+  round.
+- The paper derives a step size; the default here is half of EF21's.
+- If clients are away, G moves as in `ef21`, and w and x move in every round. A client that missed rounds gets every b
+  that it missed, or x and w (8 bytes an entry), whichever is smaller, and is billed for it.
 """
 
 from collections.abc import Sequence
@@ -38,7 +39,7 @@ class EF21BCServer(ShiftedServer):
 
 
 class EF21BC(SteppingServer, EF21, on_device=True):
-    """Clients as in EF21, but for x, which they move by themselves."""
+    """Clients work as in EF21, but update x by themselves."""
 
     hyper: EF21BCHyper
     paper = "Fatkhullin et al., JMLR 2025"

@@ -3,17 +3,17 @@
 Client i keeps u_i, the model that it trained last, and weights W_i in [0, 1], at first 1, for the last tensors of the
 model. When x comes down it takes the other tensors from x, and mixes the last ones entry by entry:
 
-t = u_i + (x - u_i) o W_i,   W_i <- cut(W_i - eta_w g(t) o (x - u_i), 0, 1), batch by batch,
+t = u_i + (x - u_i) o W_i,   W_i <- clip(W_i - eta_w g(t) o (x - u_i), 0, 1), batch by batch,
 
 with all else frozen. Then it trains from t as in FedAvg, keeps the result as u_i, and sends x - u_i.
 
-- One pass a round, over the first `share` of the batches of a fresh permutation of the train split (the authors' code:
-  a fixed window of the examples). In round 0 there is none, as u_i = x.
-- In round 1, when each client meets for the first time an x that is not its own, the pass is repeated until the
-  standard deviation of the last 10 losses is below 0.1, as in the authors' code, whose losses are those of passes; ours
-  are those of batches. The plan has `first_passes` for everyone, and a client that stops earlier masks the rest of
-  its updates. Work and simulated time count all of the plan. A client that comes for the first time in a later round
-  does one pass a round, like the others.
+- A round has one pass, over the first `share` of the batches of a fresh permutation of the train split (the authors'
+  code: a fixed window of the examples). Round 0 has none, as u_i = x.
+- In round 1, when clients first get an x that differs from their own model, the pass is repeated until the standard
+  deviation of the last 10 losses is below 0.1, as in the authors' code. There these are losses of passes, here of
+  batches. Every client has `first_passes` passes planned; one that stops earlier does not change W_i in the rest. Work
+  and simulated time count all planned passes. A client that comes for the first time in a later round does one pass a
+  round, like the others.
 - A client is judged, after the exchange, by t for the new x and its last W_i: an evaluation trains nothing. Right after
   its training it is judged by u_i. The global model is x.
 - A client that is not selected, or whose round is lost, keeps u_i and W_i.
@@ -35,7 +35,7 @@ class FedALAHyper(LocalTraining):
     num_mixed: int = Field(default=2, ge=1, description="tensors at the end of the model that are mixed entry by entry")
     weights_lr: float = Field(default=1.0, ge=0, description="step size of the weights, eta_w")
     share: float = Field(default=0.8, gt=0, le=1, description="share of the train split's batches in a pass")
-    first_passes: int = Field(default=20, ge=1, description="most passes in round 1; later rounds have one")
+    first_passes: int = Field(default=20, ge=1, description="most passes in round 1; later rounds have one pass")
 
 
 class FedALAState(ModelState):
@@ -52,7 +52,7 @@ class FedALACarry(LocalCarry, FedALAState):
 
 
 class FedALA(OwnModel, FedAvg, on_device=True, takes_stale=True):
-    """FedAvg from a start that each client mixes of x and its last model."""
+    """FedAvg in which each client starts from its own mixture of x and its last model."""
 
     hyper: FedALAHyper
     paper = "Zhang et al., AAAI 2023"

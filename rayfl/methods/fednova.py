@@ -8,14 +8,14 @@ d_i = (x - x_i) / a_i,   x <- x - tau_eff sum_i p_i d_i,   tau_eff = sum_i p_i a
 
 - a_i is the distance, in units of the learning rate, that the client's optimizer moves if every gradient is 1: tau_i
   for plain SGD, (tau - rho (1 - rho^tau) / (1 - rho)) / (1 - rho) with momentum rho, (1 - (1 - eta mu)^tau) / (eta mu)
-  with the proximal term mu / 2 ||y - x||^2. One recurrence gives all of them, and those of momentum and mu together,
-  which the authors' code counts twice. Adam's steps are not linear in gradients, so it is refused.
-- `clip_norm` clips gradients before the optimizer has them, and weight decay is a part of f_i: a_i stays.
+  with the proximal term mu / 2 ||y - x||^2. One recurrence gives all of these, and also a_i for momentum with mu, which
+  the authors' code double counts. Adam's steps are not linear in gradients, so Adam is refused.
+- `clip_norm` acts on gradients before the optimizer, and weight decay is a part of f_i, so neither changes a_i.
 - With mu, tau_eff is sum_i p_i tau_i, as in the authors' code.
 - If all clients take the same number of steps, this is FedAvg up to rounding. `clients.work = "capacity"` gives
   clients unequal numbers of steps.
-- The server may keep momentum over tau_eff sum_i p_i d_i, as FedAvgM does over its mean (`server_momentum`).
-- Clients remember nothing of a round, so an absent client or a lost upload only changes the p_i.
+- The server may apply momentum to tau_eff sum_i p_i d_i, as FedAvgM does to its mean (`server_momentum`).
+- Clients keep no state between rounds, so an absent client or a lost upload only changes the p_i.
 """
 
 from typing import Literal

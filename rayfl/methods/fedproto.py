@@ -1,21 +1,23 @@
 """FedProto: Tan et al., FedProto: Federated Prototype Learning across Heterogeneous Clients, AAAI 2022, Algorithm 1.
 
 No model crosses the wire: a client keeps its own. Its prototype c_ij of class j is the mean representation R(a) [D] of
-its train examples of that class, with the representation the input of the model's head, its last linear layer. The
+its train examples of that class; a representation is the input of the model's head, its last linear layer. The
 server averages over the clients that sent one, C_j = sum_i w_ij c_ij / sum_i w_ij. A client minimises
-f_i + lam / D mean_a ||R(a) - C_{y(a)}||^2 over its examples a; one whose class has no prototype counts as 0.
+f_i + lam / D mean_a ||R(a) - C_{y(a)}||^2 over its examples a; the term is 0 for a class without a prototype.
 
-- w_ij = 1, as the authors' code has it, or with `weighting="samples"` the number of examples. The paper prints both
-  factors together, which shrinks C_j.
-- c_ij comes from one forward pass after local training, in evaluation mode; the code collects it in the last epoch,
-  from a model that moves. A slow client of `clients.work` collects it from a share of its examples.
+- w_ij = 1, as in the authors' code, or the number of examples with `weighting="samples"`. The paper prints both factors
+  together, which shrinks C_j.
+- c_ij comes from one forward pass after local training, in evaluation mode; the authors' code collects it during the
+  last epoch, while the model changes. With `clients.work` a slow client collects it from a share of its examples.
 - Up, for every class j that the client has: w_ij c_ij and w_ij, 4 (D + 1) bytes, and a bit for each class. Down: C_j,
-  4 D bytes, for every class with a prototype, and a bit for each class. In round 0 there is none: plain f_i.
+  4 D bytes, for every class with a prototype, and a bit for each class. In round 0 there is no prototype, and clients
+  minimise f_i.
 - A class of which nothing arrived keeps its C_j. A client that is away, or whose upload is lost, keeps its model.
-- `own/...` judges the paper's prediction argmin_j ||R(a) - C_j||, with the C_j after the round; it is the model whose
-  head has the weights 2 C_j and the biases -||C_j||^2, and -1e30 without a prototype. It is also what is saved as the
-  client's model, and the server's "global" model is this head. `own_after_training/...` judges the client's own head.
-- All clients have the experiment's model; the paper lets them differ in all but D.
+- `own/...` judges the paper's prediction argmin_j ||R(a) - C_j||, with the C_j after the round. This is the prediction
+  of the client's model with another head: weights 2 C_j and biases -||C_j||^2, or -1e30 if a class has no prototype.
+  That model is saved as the client's, and the server's "global" model is this head. `own_after_training/...` judges the
+  client's own head.
+- All clients have the experiment's model; in the paper only D must be the same.
 """
 
 import torch
@@ -52,13 +54,12 @@ class FedProtoCarry(LocalCarry):
     """A client's carry."""
 
     wanted: torch.Tensor  # C_j, float32 [num_classes, D]
-    held: torch.Tensor  # whether there is one, bool [num_classes]
-    found: torch.Tensor  # the sums of own representations by class, and their numbers, float32 [num_classes, D + 1]
+    held: torch.Tensor  # whether the class has a prototype, bool [num_classes]
+    found: torch.Tensor  # sums of the client's representations, and counts, by class, float32 [num_classes, D + 1]
 
 
 class FedProto(OwnModel, GradientMethod, ServerHalf, on_device=True):
-    """Client state: its model. Server state: "table", C_j and 1 if there is one, otherwise zeros,
-    [num_classes, D + 1]."""
+    """Client state: its model. Server state: "table" [num_classes, D + 1], rows C_j and 1, or zeros without a C_j."""
 
     hyper: FedProtoHyper
     paper = "Tan et al., AAAI 2022"
@@ -68,7 +69,7 @@ class FedProto(OwnModel, GradientMethod, ServerHalf, on_device=True):
     gather = {"prototypes": Sum()}
 
     def plan(self, round: int, coin: float) -> Plan:
-        # Representations are computed for this number of examples at once.
+        # The batch size limits the memory of the representations; it does not change them.
         return Plan(stages=(self.hyper.stage(round), Stage("collect", epochs=1, batch_size=1000)))
 
     def gradients_per_example(self, stage: Stage, ctx: Context) -> float:

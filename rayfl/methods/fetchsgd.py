@@ -1,21 +1,21 @@
 """FetchSGD: Rothchild et al., FetchSGD: Communication-Efficient Federated Learning with Sketching, ICML 2020,
 Algorithm 1.
 
-A client sends the count sketch of its gradient, S_i = Sketch(g_i), an R x C table by hashes that all clients share, and
-remembers nothing. Sketches are linear, so the server keeps momentum and error as tables: U <- rho U + mean_i S_i,
-E <- E + eta U, Delta = TopK(Estimate(E)), E <- E without Delta, x <- x - Delta.
+A client sends the count sketch of its gradient, S_i = Sketch(g_i), an R x C table made with hash functions that all
+clients share; it keeps no state. Sketches are linear, so the server keeps momentum and error as tables:
+U <- rho U + mean_i S_i, E <- E + eta U, Delta = TopK(Estimate(E)), remove Delta from E, x <- x - Delta.
 
-- The paper subtracts Sketch(Delta) from E (`error="subtract"`). The authors' code sets the cells of E that
-  Sketch(Delta) touches to 0 (`zero`, the default), as subtracting diverged, and the same cells of U
-  (`mask_momentum`), which the paper leaves out. That code applies the learning rate after the top k; here, as printed,
-  eta is a part of E, so that the error keeps its size if eta changes.
+- To remove Delta, the paper subtracts Sketch(Delta) from E (`error="subtract"`). The authors' code instead sets the
+  cells of E that Sketch(Delta) touches to 0 (`zero`, the default), because subtracting diverged, and also those cells
+  of U (`mask_momentum`), which the paper does not. That code applies the learning rate after the top k; here, as in the
+  paper, eta is a part of E, so that the error keeps its size if eta changes.
 - Defaults: R = 5, C = a fiftieth of the P entries, k = a hundredth of them.
 - A client's round is one gradient, on its whole train split (batch_size = 0) or on one minibatch.
-- Up: 32 R C bits. Down: the Delta of the round before, k values and their positions; nothing in round 0, as x^0 comes
-  from the seed. A client that missed rounds gets all Delta that it missed, or x (4 bytes an entry), whichever is
-  smaller, and is billed for it.
-- Anyone may be away: the mean is over those who delivered, uniform by default. After a round in which nothing arrived
-  Delta is 0; momentum and error wait too.
+- Up: 32 R C bits. Down: the Delta of the round before, as k values and their positions; nothing in round 0, as x^0
+  comes from the seed. A client that missed rounds gets every Delta that it missed, or x (4 bytes an entry), whichever
+  is smaller, and is billed for it.
+- Clients may be away: the mean is over those who delivered, uniform by default. After a round in which nothing arrived
+  Delta is 0, and momentum and error stay as they are.
 """
 
 from collections.abc import Sequence
@@ -56,7 +56,7 @@ class FetchSGDHyper(GradientStep, Sketching):
 
 
 class FetchSGDServer(ModelState):
-    """Server state, beside what x was before the last Delta; the first two are tables, float32 [R, C]."""
+    """Server state; "params" are x before the last Delta, momentum and error are tables, float32 [R, C]."""
 
     momentum: Tensor  # U
     error: Tensor  # E
@@ -64,8 +64,8 @@ class FetchSGDServer(ModelState):
 
 
 class FetchSGD(SteppingServer, on_device=True):
-    """Up: the sketch of the gradient. Server: x, and the sketches of momentum and error. The hashes follow from the
-    experiment's seed, and stay for the whole run."""
+    """Up: the sketch of the gradient. Server: x, and the sketches of momentum and error. The hash functions are drawn
+    from the experiment's seed and stay the same for the whole run."""
 
     hyper: FetchSGDHyper
     paper = "Rothchild et al., ICML 2020"

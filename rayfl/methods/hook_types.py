@@ -89,15 +89,15 @@ class Work:
 class Context:
     """All that a method may read besides its own states.
 
-    `client` is None on the server. `num_clients` leaves out the unseen clients, whose numbers are above. `num_rounds`,
+    `client` is None on the server. `num_clients` does not count the unseen clients, whose numbers follow. `num_rounds`,
     T, is the length of the experiment, for schedules over all of it. `coin` is the shared coin of any round, in [0, 1).
     `links` [num_clients, num_clients] are the weights a_kl of the round's graph, for the server of a method that
     `uses_graph`. `retention_given`: whether the experiment gives each client a retention ratio, of which `least_ratio`
     is the smallest. `initial` are the parameters of round 0. `work` is filled, by stage name, when `finish` is called.
     `sends` is False for a client that trains and does not upload; it must leave the memory of its compressor alone.
     `generator` belongs to this (seed, round, client, call) and to nothing else. `num_selected` is `clients.per_round`.
-    `outgoing` is what wrappers do to the trees of a message; a method that encodes trees itself calls it before, once,
-    on all of them (`compressed` does).
+    `outgoing` applies the wrappers to the trees of a message; a method that encodes trees itself calls it once on all
+    of them before it encodes (`compressed` does so).
     """
 
     round: int
@@ -190,7 +190,7 @@ def uncompressed(trees: Mapping[str, Tree], ctx: Context) -> dict[str, Packet]:
 def contracting(compressor: Compressor, like: Tree) -> float:
     """The factor that makes a contraction of C: 1 / (1 + omega) if C is unbiased, else 1.
 
-    C(v) / (1 + omega) is within omega / (1 + omega) ||v||^2 of v, in expectation.
+    E||C(v) / (1 + omega) - v||^2 <= omega / (1 + omega) ||v||^2. `like`: the tree that is encoded.
     """
     return 1 / (1 + (compressor.omega(sum(tensor.numel() for tensor in like.values())) or 0.0))
 

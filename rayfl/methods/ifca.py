@@ -6,17 +6,17 @@ split (the lowest number if several are equal), and trains x^{j_i}. Up: delta_i,
 Server: x^j <- x^j - sum_{j_i = j} w_i delta_i / sum_{j_i = j} w_i, with w_i by samples or uniform.
 
 - This is the paper's model averaging. Its gradient averaging (`averaging="gradient"`) divides by the weights of all who
-  delivered, so a small cluster moves less; the paper's clients then take one step on all examples (`steps=1`,
-  `batch_size=0`). The paper's shared layers below k heads are not here.
-- The models begin at different draws, because equal models are never told apart: x^1 is the experiment's first model,
-  and the others are drawn in the same way. So `model.start` is refused. Adapters start at 0: without another trained
-  layer all models begin equal, and every client chooses the first one.
+  delivered, so that a small cluster moves less; the paper's clients then take one step on all examples (`steps=1`,
+  `batch_size=0`). The paper's variant with shared layers below k heads is not implemented.
+- Models that start equal stay equal, so each starts from its own draw: x^1 is the experiment's initial model, and the
+  others are drawn in the same way. So `model.start` is refused. Adapters start at 0: if nothing else is trained, all
+  models start equal, and every client chooses the first one.
 - The choice is made in evaluation mode, and costs k forward passes over the train split; a slow client of
   `clients.work` sees a share of it.
 - A client, an unseen one too, is judged on its test split by the model that it chooses on its train split. The
   authors' code chooses by the test loss, which is a leak. No model is global, so nothing is `pooled`.
-- A model that nobody chose, or of which nothing arrived, stays. Clients remember nothing, so a client that is away, or
-  whose upload is lost, chooses anew.
+- A model that nobody chose, or of which nothing arrived, does not change. Clients keep no state, so a client that was
+  away, or whose upload was lost, chooses anew.
 - Recorded for every client: `ifca/cluster`, j_i counted from 0.
 """
 
@@ -54,7 +54,8 @@ class IFCAHyper(LocalTraining):
 
     num_clusters: int = Field(default=2, ge=1, le=256, description="models of the server, k")
     averaging: Literal["model", "gradient"] = Field(
-        default="model", description="the weights that a sum of deltas is divided by: its cluster's, or those of all"
+        default="model",
+        description="divide a cluster's sum of deltas by the weights of its clients (model) or of all (gradient)",
     )
 
 
@@ -62,7 +63,7 @@ class IFCACarry(LocalCarry):
     """A client's carry."""
 
     models: dict[str, Tree]  # x^1, ..., x^k, until one is chosen
-    losses: torch.Tensor  # of these, sums over the train examples, float64 [k]
+    losses: torch.Tensor  # of these models, summed over the train examples, float64 [k]
     cluster: torch.Tensor  # j_i once it is chosen, int64 [1]
 
 
@@ -82,14 +83,14 @@ class IFCA(GradientMethod, ModelServer, on_device=True):
         return Plan(stages=(*self.eval_stages(round), self.hyper.stage(round)))
 
     def eval_stages(self, round: int) -> tuple[Stage, ...]:
-        # The models are compared on this number of examples at once.
+        # The batch size limits the memory; it does not change the losses' sum but for rounding.
         return (Stage("choose", epochs=1, batch_size=1000),)
 
     def gradients_per_example(self, stage: Stage, ctx: Context) -> float:
         return 1.0 if stage.name == "train" else self.hyper.num_clusters / 3
 
     def init_params(self, params: Tree, draws: FirstDraws) -> Tree:
-        # A copy: by that a model whose weights come from a file is refused.
+        # The parameters are copied, so that a model whose weights come from a file is refused as changed.
         first = {name: tensor.clone() for name, tensor in of_cluster(params, 0).items()}
         seeds = draws.common("models of clusters").integers(2**63, size=self.hyper.num_clusters - 1).tolist()
         return first | {
@@ -120,7 +121,7 @@ class IFCA(GradientMethod, ModelServer, on_device=True):
     def end_stage(self, carry: IFCACarry, *, stage: Stage) -> IFCACarry:
         if stage.name == "train":
             return carry
-        # As a tensor, so that on a GPU nobody waits for the number. A model that has diverged is chosen last.
+        # The choice stays a tensor, as reading it would wait for the GPU. A model that has diverged is chosen last.
         cluster = carry["losses"].nan_to_num(nan=torch.inf, posinf=torch.inf).argmin(dim=0, keepdim=True)
         params = {
             name: torch.stack([one[name] for one in carry["models"].values()])[cluster][0] for name in carry["params"]
@@ -128,7 +129,7 @@ class IFCA(GradientMethod, ModelServer, on_device=True):
         return {**carry, "params": params, "received": params, "cluster": cluster, "models": {}}
 
     def finish(self, state: State, carry: IFCACarry, ctx: Context) -> Finished:
-        # Of one model nothing is chosen.
+        # With one model there is no choice to send.
         cluster, choice = int(carry["cluster"]), carry["cluster"].cpu().byte().numpy()[: self.hyper.num_clusters - 1]
         message = {
             f"delta {cluster}": self.delta(carry),

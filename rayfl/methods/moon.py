@@ -6,12 +6,12 @@ after its last round (x_0 before its first), with s_g = cos(z, z_g), s_p = cos(z
 
 l_con = -log(e^{s_g / T} / (e^{s_g / T} + e^{s_p / T})) = log(1 + e^{(s_p - s_g) / T}), averaged over the batch.
 
-- A representation is the input of the model's head, its last linear layer. The paper's projection head is therefore
-  layers of the model: `mlp` with `hidden = [200, 256]` has one of 256 numbers. Only classifiers have representations.
+- A representation is the input of the model's head, its last linear layer. So the paper's projection head is a part of
+  the model: `mlp` with `hidden = [200, 256]` has a projection of 256 units. Only classifiers have representations.
 - z_g and z_p have no gradient and are computed in evaluation mode. Norms below 1e-8 count as 1e-8.
-- In round 0 z_g = z_p: l_con is log 2 and has no gradient, and the round is FedAvg's to the bit.
+- In round 0 z_g = z_p, so l_con is log 2 with gradient 0, and the round equals FedAvg's bit for bit.
 - A client that is away, or whose upload is lost, keeps its prev_i.
-- Three forward passes and one backward: 5/3 of FedAvg's operations. Wires are FedAvg's.
+- Three forward passes and one backward pass cost 5/3 of FedAvg's operations. Messages are those of FedAvg.
 - The recorded training loss is f_i + mu l_con. The paper has mu = 5, 10 and 1 for CIFAR-10, CIFAR-100 and
   Tiny-ImageNet, and its code 1 by default.
 """
@@ -64,7 +64,7 @@ class MOON(OwnModel, FedAvg, on_device=True, takes_stale=True):
 
         def objective(params: Tree, batch: Batch) -> torch.Tensor:
             loss, own = self.task.loss_and_features(params, batch)
-            # In one call, in which the gradients of equal similarities cancel to exactly 0.
+            # One call gives both similarities, so that their gradients cancel to exactly 0 if they are equal.
             near, old = functional.cosine_similarity(own, others, dim=2).unbind()
             return loss + self.hyper.mu * batch.mean(functional.softplus((old - near) / self.hyper.temperature))
 

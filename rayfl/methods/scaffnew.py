@@ -1,21 +1,23 @@
 """Scaffnew (ProxSkip for federated learning): Mishchenko, Malinovsky, Stich, Richtarik, ProxSkip: Yes! Local Gradient
 Steps Provably Lead to Communication Acceleration! Finally!, ICML 2022, Algorithm 2.
 
-An iteration: y_i = x_i - gamma (g_i(x_i) - h_i); then, by a coin of chance p that all share, x_i = mean_j y_j and
-h_i += (p / gamma) (x_i - y_i), else x_i = y_i. The sum of the h_i is 0, and h_i learns the gradient of client i at the
-minimiser of the plain mean of the f_i, which is then reached with a constant gamma, however unlike the clients are.
+An iteration: y_i = x_i - gamma (g_i(x_i) - h_i); then, with probability p, by a coin that all clients share,
+x_i = mean_j y_j and h_i += (p / gamma) (x_i - y_i); otherwise x_i = y_i. The sum of the h_i is 0, and h_i approaches
+the gradient of client i at the minimiser of the plain mean of the f_i. So a constant gamma reaches the minimiser,
+however unlike the clients are.
 
-- A round is one communication and the iterations before it: K of them for all clients, geometric of chance p by the
-  round's coin. `steps` fixes K instead, with p = 1 / K; no theorem covers that.
+- A round is one communication and the iterations before it. Their number K is the same for all clients, and is drawn by
+  the round's coin from the geometric distribution of p. `steps` fixes K instead, with p = 1 / K, which no theorem
+  covers.
 - Up: x - y_i. A client keeps y_i and moves h_i when it gets the next x, so nothing is sent in reply.
 - On L-smooth, mu-strongly convex f_i take gamma = 1 / L and p = sqrt(mu / L). An iteration then multiplies
   sum_i ||x_i - x*||^2 + (gamma / p)^2 sum_i ||h_i - grad f_i(x*)||^2 by at most 1 - mu / L on average, and only one in
   sqrt(L / mu) iterations communicates. That needs full gradients (`batch_size = 0`); with minibatches x stays in a
-  neighbourhood of x*. With p = 1 it is gradient descent.
-- If the rate changes with the rounds, h_i moves by the gamma of the steps that led to y_i.
+  neighbourhood of x*. p = 1 is gradient descent.
+- If the rate changes from round to round, h_i moves with the gamma of the steps that led to y_i.
 - Steps are plain SGD; weight decay is a part of f_i.
-- If a client missed one communication, the sum of the h_i would not be 0 for the rest of the run. So everything that
-  keeps clients or messages away is refused, and so is what changes messages: compressors and wrappers.
+- If a client missed one communication, the sum of the h_i would differ from 0 for the rest of the run. So settings that
+  keep clients or messages away are refused, and so are compressors and wrappers, which change messages.
 """
 
 import math
@@ -31,9 +33,9 @@ from rayfl.methods.shared.local_training import NOT_PLAIN, LocalCarry, LocalWork
 class ScaffnewHyper(LocalWork):
     """Hyper-parameters of Scaffnew; lr is gamma."""
 
-    p: float = Field(default=0.2, gt=0, le=1, description="chance of a communication after a step")
+    p: float = Field(default=0.2, gt=0, le=1, description="probability of a communication after a step")
     steps: int | None = Field(
-        default=None, ge=1, description="local steps of every round, K, in place of random ones; p is then 1 / K"
+        default=None, ge=1, description="fixed number of local steps a round, K, instead of a random one; p is 1 / K"
     )
 
     def default_work(self) -> dict[str, int]:
@@ -49,9 +51,9 @@ class ScaffnewHyper(LocalWork):
 
 
 class ScaffnewState(ModelState):
-    """Client state, beside the y_i that it sent last."""
+    """Client state; "params" are the y_i that it sent last."""
 
-    shift: Tree  # h_i, before its move by that communication
+    shift: Tree  # h_i, before the update by that communication
 
 
 class ScaffnewCarry(ScaffnewState, LocalCarry):
@@ -59,7 +61,7 @@ class ScaffnewCarry(ScaffnewState, LocalCarry):
 
 
 class Scaffnew(FedAvg, on_device=True):
-    """FedAvg of all clients with corrected local steps. Server: x."""
+    """FedAvg of all clients, whose local steps follow g_i - h_i. Server: x."""
 
     hyper: ScaffnewHyper
     paper = "Mishchenko et al., ICML 2022"
@@ -77,7 +79,7 @@ class Scaffnew(FedAvg, on_device=True):
     def begin(self, state: ScaffnewState, received: Message, ctx: Context) -> ScaffnewCarry:
         carry, p = super().begin(state, received, ctx), 1 / self.hyper.steps if self.hyper.steps else self.hyper.p
         moved, lr = tree.sub(carry["params"], state["params"]), self.hyper.rate(max(0, ctx.round - 1))
-        # Before round 0 nothing was sent, and nothing has moved.
+        # In round 0 `moved` is 0.
         return {**carry, "shift": tree.add(state["shift"], moved, p / lr)}
 
     def direction(self, carry: ScaffnewCarry, gradient: Tree) -> Tree:

@@ -71,7 +71,7 @@ def check_setup(setup: Setup) -> None:
         check_unseen(setup, name)
     if setup.topology is None:
         if setup.is_peer and setup.method.gather:
-            raise RayflError(f"{name} exchanges among peers; add a [topology] table")
+            raise RayflError(f"peers of {name} exchange messages along a graph; add a [topology] table")
         if setup.method.uses_graph:
             raise RayflError(f"{name} has a graph over its clients; add a [topology] table")
     else:
@@ -107,10 +107,10 @@ def check_graph(setup: Setup, topology: Topology, name: str) -> None:
 
 
 def check_schedule(setup: Setup, name: str) -> None:
-    """Reject what cannot be used with a schedule that is not in rounds, and what only such a schedule uses."""
+    """Reject settings that a schedule that is not in rounds cannot use, and settings that only such a schedule uses."""
     schedule, clients, key = setup.schedule, setup.population.settings, ("schedule",)
     if clients.is_given("availability_s") and (schedule.in_rounds or clients.availability is None):
-        why = "rounds take as long as they take" if schedule.in_rounds else "all clients are available"
+        why = "clients are available by rounds, not seconds" if schedule.in_rounds else "all clients are available"
         raise RayflError(
             f"={clients.availability_s:g} does nothing, as {why}; remove it", ("clients", "availability_s")
         )
@@ -119,13 +119,13 @@ def check_schedule(setup: Setup, name: str) -> None:
     cannot = f"={schedule.name!r} cannot be used with"
     if setup.method.takes_stale < setup.method.innermost.takes_stale:
         raise RayflError(
-            f"{cannot} what is around {name} (wrap, or parts.buffers='average'): it needs the messages of one "
-            "round together; remove it",
+            f"{cannot} the wrapper around {name} (wrap, or parts.buffers='average'), which needs the messages of one "
+            "round together; remove the wrapper",
             key,
         )
     if not setup.method.takes_stale:
-        why = "its server needs the messages of one round together, or does not say (takes_stale) that old ones may be"
-        raise RayflError(f"{cannot} {name}: {why} scaled; take fedavg, fedprox, fedopt, ditto or fedpse", key)
+        why = "its server needs the messages of one round together, or its class does not set takes_stale"
+        raise RayflError(f"{cannot} {name}: {why}; take fedavg, fedprox, fedopt, ditto or fedpse", key)
     if schedule.mixes_models and not setup.method.difference:
         why = "its server does not subtract a mean of differences from a model (difference)"
         raise RayflError(f"{cannot} {name}: {why}; take fedavg or fedprox", key)
@@ -141,7 +141,7 @@ def check_schedule(setup: Setup, name: str) -> None:
 
 
 def check_evaluation(setup: Setup) -> None:
-    """Reject settings of evaluations that judge no model."""
+    """Reject evaluation settings that have no effect."""
     here = setup.evaluation
     by_client, sampled = here.by_client or bool(setup.unseen), ("evaluation", "clients")
     if here.clients and here.clients > setup.num_clients:
@@ -153,7 +153,7 @@ def check_evaluation(setup: Setup) -> None:
         raise RayflError(f"={here.clients} is a sample of clients, and evaluation.{cause}; remove one of them", sampled)
     if here.merged and not by_client:
         raise RayflError(
-            "=true adds up what clients' own data give, and evaluation.own=false; remove one of them",
+            "=true adds up the metrics of clients' own data, and evaluation.own=false; remove one of them",
             ("evaluation", "merged"),
         )
     if here.metrics and not by_client and (setup.is_peer or not here.pooled):
@@ -191,9 +191,9 @@ def check_retention(method: Method, uplink: Compressor, clients: Clients) -> Non
 
 
 def check_feedback(setup: Setup, method: Method) -> None:
-    """Reject compressors that remember what a method remembers by itself, or whose memory its server does not keep."""
+    """Reject compressors whose memory the method has already, or whose memory the server does not keep."""
     for key, compressor in (("uplink", setup.uplink), ("downlink", setup.downlink)):
-        # Raises an error for feedback around feedback. An error has its tensor's name.
+        # `init` raises an error for feedback around feedback. An error memory has its tensor's name.
         memory = compressor.init(setup.initial)
         if key in method.own_feedback and (memory.keys() & setup.initial.keys() or (key == "downlink" and memory)):
             raise RayflError(

@@ -1,12 +1,12 @@
-"""Broadcasts through a compressed downlink: C(x - h) is sent, h being what all clients hold.
+"""Broadcasts through a compressed downlink: C(x - h) is sent, where h is the tree that all clients hold.
 
-The first broadcast of a tree goes whole. After it, every broadcast is an encoded difference, and h moves by what its
-receivers decode; what C leaves out is therefore in the next difference. A compressor that remembers its error
-(`feedback`) is given the change of x since the last broadcast, as its memory has what was left out.
-A client that missed broadcasts is sent, and billed, all of them, or h as it is, whichever is smaller. So it is with the
-packets of a method that says itself what its clients hold (`held.added_to`), compressed or not; these clients all hold
-the same before round 0. Messages to single clients (`personal_message`, `reply`) do not come this way: the method
-encodes them.
+The first broadcast of a tree is not compressed. Every later one is an encoded difference, and h moves by what its
+receivers decode; so the next difference contains what C left out. A compressor with error feedback (`feedback`) encodes
+the change of x since the last broadcast instead, because its memory contains what was left out.
+A client that missed broadcasts is sent, and billed for, all of them or the whole h, whichever is smaller. The same
+holds for packets of methods that define themselves what their clients hold (`held.added_to`), compressed or not; all
+clients of such methods hold the same trees before round 0. Messages to single clients (`personal_message`, `reply`) do
+not pass through here: the method encodes them.
 """
 
 from collections.abc import Iterable
@@ -24,11 +24,12 @@ from rayfl.rounds.worker_jobs import Missed
 
 
 def broadcast(setup: Setup, server: State, state: State, ctx: Context) -> tuple[Message, State]:
-    """The message to every participant, and the state of the downlink once it is sent; {} if clients need hold nothing.
+    """The message to every participant, and the state of the downlink after it; {} if clients need not hold anything.
 
-    State: "held", h, the compressor's "memory", and if it remembers its error "last", x at the last broadcast, each
-    with a tree for each name in the message. "sent": int64 [2], bits and values of all broadcasts; "had": int64
-    [num_clients, 2], the same when a client last received one; before that -1, or 0 if all begin with the same.
+    The state has, with a tree for each name in the message, "held" (h), the compressor's "memory", and with error
+    feedback "last" (x at the last broadcast). "sent", int64 [2], are the bits and values of all broadcasts so far;
+    "had", int64 [num_clients, 2], is "sent" at the last broadcast that a client received, and before its first one -1,
+    or 0 if all clients begin with the same trees.
     """
     download = checked_hook(setup.server_half.download)(server, ctx)
     message = {name: part for name, part in download.items() if isinstance(part, Packet)}
@@ -38,7 +39,7 @@ def broadcast(setup: Setup, server: State, state: State, ctx: Context) -> tuple[
     trees = {name: part for name, part in download.items() if not isinstance(part, Packet)}
     held: dict[str, Tree] = dict(state.get("held", {}))
     memory: dict[str, Tree] = dict(state.get("memory", {}))
-    # An error has the name of its tensor; what else is remembered (PowerSGD's factor) is no part of x.
+    # An error memory has the name of its tensor; other memories (PowerSGD's factor) are not a part of x.
     remembers = bool(setup.downlink.init(setup.initial).keys() & setup.initial.keys())
     for name, x in trees.items():
         if name in held:
@@ -55,9 +56,9 @@ def broadcast(setup: Setup, server: State, state: State, ctx: Context) -> tuple[
 
 
 def missed(state: State, message: Message, clients: Iterable[int]) -> dict[int, Missed]:
-    """What clients are sent beside the broadcast `message`, for which `state` is that of the downlink once it is sent.
+    """What each client is sent beyond the broadcast `message`; `state` is the downlink's state after that broadcast.
 
-    Less than nothing for a client to which the trees go whole because they are smaller than their difference.
+    The sizes are negative if a client is sent the whole trees, and these are smaller than `message`.
     """
     if not state:
         return {}
@@ -74,7 +75,7 @@ def missed(state: State, message: Message, clients: Iterable[int]) -> dict[int, 
 
 
 def received(state: State, clients: Iterable[int]) -> State:
-    """The state of the downlink after these clients have received its last broadcast."""
+    """The state of the downlink after these clients have received the last broadcast."""
     if not state:
         return state
     had = state["had"].clone()

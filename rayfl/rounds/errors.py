@@ -21,7 +21,7 @@ class MethodError(ClientError):
 
 
 SMALLER = "start a new run with a smaller method.batch_size, or with engine='vmap' a smaller runtime.stack_width"
-"""How local work can be made to need less memory. It changes the results, so a resumed run cannot do it."""
+"""Settings that make local work need less memory. They change the results, so a resumed run cannot change them."""
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -8,18 +8,19 @@ on all training examples), `own_train/accuracy` and `own_train_after_training/ac
 that it trains on).
 
 Clients that no round asks (`clients.unseen`) are judged as clients that come for the first time. `Method.newcomer` says
-what the method does for such a client; nothing of that is kept, sent or billed. They have `unseen...` in place of
-`own...`: `unseen_after_training/accuracy` is the same right after the local work of their first round. Where a client
-adapts the global model or trains one of its own, `unseen_before_adapting/accuracy` is the global model as it comes, on
-the same test splits.
+what the method does for such a client; nothing of that is kept, sent or billed. Their metrics have `unseen...` in place
+of `own...`: `unseen_after_training/accuracy` is measured right after the local work of their first round. If clients
+adapt the global model or train a model of their own, `unseen_before_adapting/accuracy` is the global model's before
+that, on the same test splits.
 
-A round's value of a client's metric is the mean over the clients for which it is defined; `own_merged/...` is the value
-of all their sums, `own_weighted/...` their mean weighted by examples. `own_deviation/...`, `own_worst_tenth/...`,
-`own_worst/...`, `own_difference/...` and `own_jain/...` say how evenly it lies over clients (metrics/fairness.py).
-With `evaluation.clients` clients' values are those of a sample that is drawn once from the seed: `own/...` of its
+A round's value of a client's metric is the mean over the clients for which it is defined; `own_merged/...` is the
+metric of all their examples together, `own_weighted/...` their mean weighted by examples. `own_deviation/...`,
+`own_worst_tenth/...`, `own_worst/...`, `own_difference/...` and `own_jain/...` measure how evenly the metric is
+distributed over clients (metrics/fairness.py).
+With `evaluation.clients`, clients' values are those of a sample that is drawn once from the seed: `own/...` of its
 clients, `own_after_training/...` of those among them that trained in the round, `pooled_train/...` of their training
 examples. Unseen clients are all evaluated.
-Where clients form groups of one retention ratio, each metric that ranks runs has their means too, as
+If clients form groups by retention ratio, the mean of each group is recorded for every metric that ranks runs, as
 `own/accuracy_at_retention_0.4`.
 """
 
@@ -84,16 +85,16 @@ def personal_model(setup: Setup, state: State, server: State, model: Tree | None
 
 
 def own_splits(setup: Setup, found: ModelSums, clients: Sequence[int], where: str) -> list[ClientResult]:
-    """One model's metrics on the clients' own test splits, from what it gave on the pooled test set."""
+    """One model's metrics on the clients' own test splits, from its sums `found` on the pooled test set."""
     judged = np.asarray(clients)[setup.partition.test.sizes[clients] > 0].tolist()
     return [client_result(setup, client, {where: of_client(setup, found, client)}) for client in judged]
 
 
 def over_clients(setup: Setup, results: Sequence[ClientResult]) -> dict[str, float | None]:
-    """The values of the sums of all clients in a place, as `own_merged/...`, added in the clients' order.
+    """The values of the sums of all clients, added in the clients' order, as `own_merged/...` for the place "own".
 
-    With `evaluation.merged` those of all metrics, and the means of the clients' values weighted by their examples, as
-    `own_weighted/...`; else only those that a page draws.
+    With `evaluation.merged` those of all metrics, and also the means of the clients' values weighted by their examples,
+    as `own_weighted/...`; otherwise only those of the metrics that the report draws.
     """
     found: dict[str, float | None] = {}
     for where in dict.fromkeys(where for one in results for where in one.sums):
@@ -141,9 +142,9 @@ def _defined(metrics: Iterable[Values]) -> dict[str, list[float]]:
 
 
 def fairness_over_clients(setup: Setup, metrics: Iterable[Values]) -> dict[str, float | None]:
-    """How evenly values with a better direction lie over clients, as `own_worst/accuracy` (metrics/fairness.py).
+    """How evenly values that rank runs are distributed over clients, as `own_worst/accuracy` (metrics/fairness.py).
 
-    None where nothing is defined; left out for a value of the training itself (`train/loss`).
+    None if no client's value is defined. Values of the training itself (`train/loss`) are left out.
     """
     found: dict[str, float | None] = {}
     for name, known in _defined(metrics).items():

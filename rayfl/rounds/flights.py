@@ -1,13 +1,13 @@
-"""Flights: plays the time between two updates of the server, under a schedule that is not in rounds.
+"""Flights: simulates the time between two updates of the server, under a schedule that is not in rounds.
 
-A flight is a client's download, training and upload. What it trains depends on the version of the server with which it
-began and on the client's state then, and its draws on its number, so it may be trained at any time. Its end depends on
-the bits that it sends, which are known after its training; the earliest end is known before. Flights end in the order
-of (second, client): if the first of them is not trained yet, all that are under way are trained in one wave. A client's
-state and the server's memory of it are replaced when its flight ends.
+A flight is a client's download, training and upload. Its training depends only on the server's version and the client's
+state at its start, and on random numbers keyed by the flight's number, so it can be computed at any later time. When a
+flight ends depends on the bits that it sends, which are known after its training; the earliest end is known before.
+Flights end in the order of (second, client): if the first of them is not trained yet, all flights under way are trained
+in one wave. A client's state and the server's memory of it are replaced when its flight ends.
 
-A client begins at most once between two updates, and not before it has its reply of the last one. If nobody is under
-way and nobody can begin, the server updates with what has arrived.
+A client begins at most one flight between two updates, and none before it has received the reply to its last one. If no
+flight is under way and no client can begin, the server updates with what has arrived.
 """
 
 from dataclasses import dataclass, field, replace
@@ -36,7 +36,7 @@ from rayfl.schedules.base import AT_ONCE, NOT_YET, Now
 
 
 def fly(round: Round) -> dict[str, Aggregate]:
-    """Play flights until the schedule's next update. Returns what has arrived, by message name."""
+    """Simulate flights until the schedule's next update. Returns the aggregates of what arrived, by message name."""
     setup, before = round.setup, round.run_state.air
     window = Window(round, before.second, before.next_number, dict(before.flights))
     while True:
@@ -58,7 +58,7 @@ def fly(round: Round) -> dict[str, Aggregate]:
 
 
 def await_replies(round: Round) -> None:
-    """Keep clients that got a reply after the update from beginning before they have downloaded it."""
+    """Mark clients that get a reply after the update as busy until they have downloaded it."""
     traits, air = round.setup.population.traits, round.run_state.air
     replied = {client: one for client, one in sorted(round.ledger.results.items()) if one.reply_bits}
     busy_s = {client: moment(air.second + reply_s(traits(client), one)) for client, one in replied.items()}
@@ -68,7 +68,7 @@ def await_replies(round: Round) -> None:
 
 @dataclass
 class Window:
-    """The time between two updates while it is played: the clients under way, and those whose flights have ended."""
+    """The time between two updates while it is simulated: the flights under way, and those that have ended."""
 
     round: Round
     second: float
@@ -88,7 +88,7 @@ class Window:
         return Now(self.second, self.before.second, self.round.number, len(self.flights), len(self._messages()), places)
 
     def _messages(self) -> dict[int, Flight]:
-        """The flights that brought a message which counts, by ascending client."""
+        """The ended flights whose messages are used in the update, by ascending client."""
         arrived = sorted(self.ended.items())
         return {client: one for client, one in arrived if one.result and one.result.fate is Fate.DELIVERED}
 
@@ -104,7 +104,7 @@ class Window:
         )(self._staleness(flight))
 
     def _reachable(self) -> np.ndarray:
-        """Boolean [num_clients]: who is available."""
+        """Boolean [num_clients]: whether the client is available."""
         population = self.round.setup.population
         return available(population.availability, len(population), population.seed, population.slot(self.second))
 
@@ -116,7 +116,7 @@ class Window:
         return np.flatnonzero(reachable)
 
     def begin(self) -> bool:
-        """Let idle clients begin, as many as the schedule wants. Returns whether they were too few."""
+        """Let idle clients begin, as many as the schedule wants. Returns whether there were too few of them."""
         setup, state = self.round.setup, self.round.run_state.selection
         begins = checked(setup.schedule.begins, "a whole number", lambda found: isinstance(found, int | np.integer))
         wanted, idle, choose = begins(self.now), self._idle(), setup.selection.choose
@@ -127,7 +127,7 @@ class Window:
         chosen = clients_named(choose, state, seen, idle, wanted, draws)
         for number, client in enumerate(chosen, self.next_number):
             self.flights[client] = self._begun(number, client)
-        # A selection that draws nobody draws anew the next time.
+        # If a selection draws nobody, the number still moves on, so that the next draw is a new one.
         self.next_number += max(1, len(chosen))
         return len(chosen) < wanted
 
@@ -139,7 +139,7 @@ class Window:
             return flight._replace(result=ClientResult(client, fate))
         plan, traits = self.round.inputs.plan, setup.population.traits(client)
         result = ClientResult(client, downlink_bits=message_bits(self.round.inputs.message))
-        # Who vanishes after the download does no work, and a mask can make any work short.
+        # A client that drops out after the download does no work; a mask (sparse_speedup) may shorten any work.
         if fate is not Fate.DROPPED_AFTER_DOWNLOAD and not setup.population.settings.sparse_speedup:
             data, share = setup.data(client), traits.work_share
             task = LocalTask(client, number, setup.seed, dict, data, plan.stages, setup.device, share=share)
@@ -154,7 +154,7 @@ class Window:
         return self.round.setup.population.drawn_fates(number, [client])[client]
 
     def first(self, due: float) -> Flight | None:
-        """The flight that ends next, trained if it may end by `due`; None if nobody is under way."""
+        """The flight that ends next, trained if it may end by `due`; None if no flight is under way."""
         while self.flights:
             first = min(self.flights.values(), key=lambda one: one.place)
             if first.result is not None or first.ends_s > due:
@@ -163,7 +163,7 @@ class Window:
         return None
 
     def _train(self) -> None:
-        """Train all that are under way and not trained yet, of all versions in one wave."""
+        """Train all flights under way that are not trained yet, of all versions in one wave."""
         round, setup = self.round, self.round.setup
         jobs: list[Job] = []
         untrained = [one for _, one in sorted(self.flights.items()) if one.result is None]
@@ -182,7 +182,7 @@ class Window:
             outputs = ClientOutputs.unpack(setup.output_slots, job.work.trained, answer.outputs)
             for result in answer.result.results:
                 flight, traits = self.flights[result.client], setup.population.traits(result.client)
-                # A client that finds nothing to do is back no sooner.
+                # A client without work may be done sooner, but its flight does not end before `earliest_s`.
                 ends_s = max(flight.ends_s, moment(flight.began_s + arrival_s(traits, result)))
                 left = outputs.get(result.client)
                 self.flights[result.client] = flight._replace(ends_s=ends_s, result=result, outputs=left)
@@ -203,7 +203,7 @@ class Window:
         return self.round.executor.put(server_inputs(setup, server, ctx, message))
 
     def end(self, flight: Flight) -> None:
-        """End a flight: its message is there, or dropped if it is too stale, and its state is the client's state."""
+        """End a flight: its message has arrived, or is dropped as too stale, and its state becomes the client's."""
         result, setup = flight.result, self.round.setup
         assert result is not None
         del self.flights[flight.client]
@@ -215,7 +215,7 @@ class Window:
             self.round.run_state = self.round.run_state.updated(setup.memory_slots, kept)
 
     def close(self) -> dict[str, Aggregate]:
-        """End the window with an update: fill the ledger, keep what is under way, and return what has arrived."""
+        """End the window with an update: fill the ledger, keep the flights under way, and return what has arrived."""
         round, ledger, before = self.round, self.round.ledger, self.before
         ended = [one for _, one in sorted(self.ended.items())]
         fates = {one.client: self._fate(one.number, one.client) for one in ended}
@@ -237,7 +237,8 @@ class Window:
     def _recorded(self, flight: Flight) -> ClientResult:
         """The result of a flight that has ended, with its times, its version and its staleness.
 
-        Every flight is judged after its training, as nobody knows then whether the update that it is in evaluates.
+        Every flight is evaluated after its training, because it is not known then whether its update is one that
+        evaluates; if not, these metrics are dropped here.
         """
         assert flight.result is not None
         about = {
@@ -252,14 +253,14 @@ class Window:
         return replace(flight.result, metrics={**own, **metrics}, sums=flight.result.sums if evaluated else {})
 
     def _received(self) -> dict[str, Aggregate]:
-        """What the messages say together, each scaled by its staleness."""
+        """The aggregates of the messages, by name, with each message scaled by its staleness."""
         round, setup, flights = self.round, self.round.setup, self._messages()
         scales = {client: self._scale(one) or 0.0 for client, one in flights.items()}
         messages = {client: one.outputs.message for client, one in flights.items() if one.outputs}
         mixes = setup.schedule.mixes_models
         if mixes and len(flights) > 1:
             raise HookError(
-                f"{setup.schedule.due.__qualname__} waits for several messages; mixes_models takes them singly"
+                f"{setup.schedule.due.__qualname__} waits for several messages; with mixes_models an update takes one"
             )
         sums, sum_bytes = add_messages(round, messages, {} if mixes else scales)
         received = merge_sums(round, sums, sum_bytes)

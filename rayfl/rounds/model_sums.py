@@ -1,7 +1,7 @@
-"""The sums that a model's outputs on some examples give the metrics of a run.
+"""The sums of a run's metrics over the outputs of one model on some examples.
 
-A metric of single examples (`PerExample`) keeps a row of numbers, and the sums of a client's own split are sums over
-its rows. Other metrics keep their sums, and the outputs if splits are to be measured later.
+Metrics of single examples (`PerExample`) are kept per example, and the sums of a client's own split are sums over its
+examples. Of other metrics the sums are kept, and the outputs if clients' splits are to be measured later.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,11 +23,11 @@ BATCH = 1000
 
 
 class ModelSums(NamedTuple):
-    """A model's sums, with what makes the sums of a part of the examples.
+    """A model's metric sums, and what is needed to make those of a part of the examples.
 
-    rows: the sums and counts of each example, float64 [2, n], of each `PerExample` metric; others: the sums of other
-    metrics. Of clients' own splits of the pooled test set: the outputs, float32 [n, ...], or, where all outputs are too
-    large to be kept, the sums by client.
+    rows: for each `PerExample` metric, by its index, the sum and count of each example, float64 [2, n]. others: the
+    sums of the other metrics. For clients' own splits of the pooled test set there are the outputs, float32 [n, ...],
+    or, if all outputs are too large to be kept, the sums by client.
     """
 
     rows: Mapping[int, np.ndarray]
@@ -43,7 +43,7 @@ class ModelSums(NamedTuple):
 
 
 def model_sums(setup: Setup, params: Tree, split: Split, indices: np.ndarray, keep_outputs: bool = False) -> ModelSums:
-    """What the model `params` gives the metrics on the examples `indices` of a split, batch by batch."""
+    """The metric sums of the model `params` on the examples `indices` of a split, batch by batch."""
     params = to_device(params, setup.device)
     with torch.no_grad():
         return joined([_of_batch(setup, params, batch, keep_outputs) for batch in batches(setup, split, indices)])
@@ -98,7 +98,7 @@ def joined(parts: Sequence[ModelSums]) -> ModelSums:
 
 
 def cut_up(setup: Setup, found: ModelSums, first: int) -> ModelSums:
-    """Sums by client in place of the outputs of pooled test examples, of which the first has the number `first`."""
+    """Replace the outputs of pooled test examples, the first of which has the number `first`, by the sums by client."""
     if found.outputs is None:
         return found
     by_client: dict[int, SplitSums] = {}
@@ -130,14 +130,14 @@ def _of_outputs(setup: Setup, found: ModelSums, outputs: np.ndarray, rows: np.nd
 
 
 def values(setup: Setup, sums: Mapping[int, Arrays], of_client: bool = False) -> dict[str, float | None]:
-    """The values of metrics by name. Of a client, those that a page draws of all clients together are left out.
+    """The values of metrics by name. `of_client`: leave out values that the report draws for all clients together.
 
-    NaN of finite sums is undefined, None; of others it is the value of a model that has diverged.
+    A NaN made of finite sums is undefined, and becomes None; a NaN made of others says that the model has diverged.
     """
     found: dict[str, float | None] = {}
     for place, own in sums.items():
         metric = setup.metrics[place]
-        # Without tensors the value of a mean takes a fraction of the time, which counts for many clients.
+        # Without tensors the value of a mean takes a fraction of the time, which matters with many clients.
         is_mean = type(metric).value is PerExample.value
         named = metric.value(own if is_mean else {name: torch.as_tensor(value) for name, value in own.items()})
         if any(value != value for value in named.values()) and are_finite(own):

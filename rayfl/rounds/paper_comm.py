@@ -4,8 +4,8 @@ Dai et al., DisPFL, ICML 2022, Table 1, column "Comm": "maximum comm cost (downl
 Such a device is a peer, the server, or a client; the larger of its two directions counts. A number counts once,
 whatever its width (`Codec.num_values`); positions do not count. 1 MB = 1e6 bytes. Table 3 has the mean over peers
 instead; with a server it is the mean over the clients.
-The paper's graphs are directed: every peer hears 10 others, and more or fewer hear it. Its tables count what a peer
-hears, which is `comm/busiest_received_megabytes`.
+The paper's graphs are directed: every peer receives from 10 others, and sends to more or fewer. Its tables count what a
+peer receives, which is `comm/busiest_received_megabytes`.
 """
 
 from collections.abc import Mapping, Sequence

@@ -47,7 +47,7 @@ from rayfl.topology.graphs import graph_of, link_weights, mixing_weights, withou
 from rayfl.topology.statistics import round_metrics
 
 AT_ONCE = 4
-"""Models that a worker makes before they are taken, since all together can be larger than memory."""
+"""Personal models made per worker in one wave of calls; all models together can be larger than memory."""
 
 
 def first_run_state(setup: Setup) -> RunState:
@@ -70,7 +70,7 @@ def simulate(
     """
     one_round = peer_round if setup.is_peer else server_round
     with fixed(setup.threads, torch.device("cpu")):
-        # What the rounds before a resumed one have read is not known.
+        # After a resume it is not known which settings the earlier rounds have read.
         unread = setup.unread if run_state is None else ()
         run_state = run_state or first_run_state(setup)
         while run_state.round < (setup.rounds if rounds is None else rounds):
@@ -213,9 +213,9 @@ def evaluate(round: Round) -> None:
 
 
 def evaluate_unseen(round: Round, pooled: ModelSums | None) -> None:
-    """Evaluate the unseen clients, on the workers where each has a model of its own.
+    """Evaluate the unseen clients; if each has a model of its own, the workers do it.
 
-    `pooled`: what the global model gave on the pooled test set, None without a global model.
+    `pooled`: the global model's sums on the pooled test set, None without a global model.
     """
     setup, plan, server = round.setup, round.inputs.plan, round.run_state.server
     takes_a_round = setup.method.for_newcomers() == "round"
@@ -237,7 +237,7 @@ def evaluate_unseen(round: Round, pooled: ModelSums | None) -> None:
 def ship_model(round: Round) -> tree.Tree:
     """Give the workers the model that an evaluation needs; returns the server's model, {} among peers.
 
-    That is the server's model, or the mean of the peers' models if the method asks for it.
+    The workers get the server's model, or among peers the mean of all models if the method asks for it.
     """
     setup = round.setup
     model = {} if setup.is_peer else checked_hook(setup.server_half.model)(round.run_state.server)
@@ -248,7 +248,7 @@ def ship_model(round: Round) -> tree.Tree:
 
 
 def evaluate_pooled(round: Round, split: Literal["test", "train"], by_client: bool = False) -> ModelSums:
-    """What the global model gives the metrics on the pooled test set, or on the train splits of `Setup.judged`.
+    """The metric sums of the global model on the pooled test set, or on the train splits of `Setup.judged`.
 
     by_client: whether clients' own splits are measured too.
     """

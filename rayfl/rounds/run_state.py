@@ -18,11 +18,11 @@ from rayfl.rounds.worker_jobs import ClientJob, ClientResult, RoundInputs
 
 
 class Flight(NamedTuple):
-    """A client's download, training and upload.
+    """A client's download, training and upload. Times are simulated seconds from the start of the run.
 
-    number: of the run's flights, from 0. version: the number of updates before it. began_s: simulated seconds from the
-    start of the run; earliest_s: the earliest at which it can end; ends_s: when it ends, or the earliest until it is
-    trained (`result`). outputs: what the client's training left.
+    number: counts the run's flights, from 0. version: the number of updates before it. began_s: when it began;
+    earliest_s: the earliest at which it can end; ends_s: when it ends, or earliest_s until it is trained (`result`).
+    outputs: the objects that the client's training made.
     """
 
     number: int
@@ -44,9 +44,9 @@ class Flight(NamedTuple):
 class Air:
     """What a schedule keeps from one update to the next.
 
-    second: of the last update. next_number: above those of all flights so far. flights: those under way, by client.
-    busy_s: by client, the second until which the download of a reply takes. versions: the server's states from which
-    flights under way began, as arrays.
+    second: the simulated second of the last update. next_number: the number of the next flight. flights: those under
+    way, by client. busy_s: by client, the second until which it downloads a reply. versions: the server's states from
+    which flights under way began, as arrays.
     """
 
     second: float = 0.0
@@ -56,7 +56,7 @@ class Air:
     versions: Mapping[int, Ref] = field(default_factory=dict)
 
     def to_arrays(self) -> tree.Arrays:
-        """Everything but the versions. Results of training are left out: it can be done again."""
+        """Everything but the versions. Results of training are left out, because training can be done again."""
         flights = [*self.flights.values()]
         return {
             "second": np.array(self.second),
@@ -83,11 +83,11 @@ class Air:
 
 @dataclass(frozen=True)
 class RunState:
-    """What is kept from one round to the next: the next round's number, the server's state, those of the selection and
-    of a compressed downlink, references to clients' states and to the server's memories of them, and who is under way.
+    """What is kept from one round to the next: the next round's number, the states of the server, the selection and a
+    compressed downlink, references to clients' states and to the server's memories of them, and the flights under way.
 
-    A client that has not taken part yet is in neither `states` nor `server_memories`. `changed`: the round in which
-    they last changed, by client; clients that have not changed since the run was started or resumed may be missing.
+    A client that has not taken part yet is in neither `states` nor `server_memories`. `changed`: by client, the round
+    in which they last changed; clients that have not changed since the run was started or resumed may be missing.
     """
 
     round: int = 0
@@ -127,7 +127,7 @@ needs up to 2 ms for each."""
 
 
 def server_inputs(setup: Setup, server: State, ctx: Context, message: Message) -> RoundInputs:
-    """What clients read that begin in the round of `ctx`, before which the server's state was `server`."""
+    """The inputs of clients that begin in the round of `ctx`; `server` is the server's state before that round."""
     return RoundInputs(
         round=ctx.round,
         plan=ctx.plan,
@@ -177,7 +177,7 @@ class Round:
 
     @property
     def has_many_workers(self) -> bool:
-        """Whether calls cost more than what they even out."""
+        """Whether there are so many workers that a second call of each costs more than it evens out."""
         return self.executor.num_workers > MANY_WORKERS
 
     def client_jobs(

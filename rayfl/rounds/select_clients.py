@@ -1,7 +1,7 @@
-"""Asks clients for a round by the experiment's selection: the poll before it, and what the server learns from it.
+"""Chooses the clients of a round by the experiment's selection: polls candidates before, and informs it afterwards.
 
 A polled client downloads the broadcast, computes the loss of the server's model on its train examples, and reports it
-in 32 bits. Training begins when all reports are back; who is then asked has the broadcast already.
+in 32 bits. Training begins when all reports are back; polled clients that are then chosen have the broadcast already.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,13 +27,13 @@ REPORT_BITS = 32
 """A loss, as float32."""
 KEY = ("selection",)
 LOSS = "train/loss"
-"""The metric of a client that a server hears."""
+"""The client metric that is reported to the server."""
 
 
 def ask(round: Round) -> None:
     """Choose the clients of a server round, after a poll if the selection has candidates, into the round's ledger.
 
-    The ledger gets the bills of the poll, and the inputs the moments from which those who were polled can train.
+    The bills of the poll go into the ledger, and the seconds from which polled clients can train into the inputs.
     """
     setup, state, selection = round.setup, round.run_state.selection, round.setup.selection
     seen = setup.population.seen(round.number)
@@ -51,7 +51,9 @@ def poll(round: Round, candidates: Sequence[int]) -> dict[int, float]:
     setup, message, server = round.setup, round.inputs.message, round.run_state.server
     if not setup.method.has_global_model:
         raise RayflError(
-            " polls clients by the server's model, and with [parts] nobody has that; choose another one", KEY
+            " polls clients by the server's model, but with this method, or with [parts], no client has that model; "
+            "choose another one",
+            KEY,
         )
     round.change_inputs(message={}, model=tree.to_arrays(checked_hook(setup.server_half.model)(server)))
     answers = round.run(round.client_jobs(PollJob, candidates, Slots()))
@@ -64,7 +66,7 @@ def poll(round: Round, candidates: Sequence[int]) -> dict[int, float]:
         )
     traits = {client: setup.population.traits(client) for client in polled}
     end = max(arrival_s(traits[client], one) for client, one in polled.items())
-    # Who trains downloads nothing more, and `arrival_s` counts a download.
+    # A polled client that trains downloads nothing more, but `arrival_s` will count its download.
     begins = {client: end - one.downlink_bits / traits[client].downlink_bps for client, one in polled.items()}
     round.change_inputs(message=message, model=None, begins=begins)
     round.ledger.polled = polled
@@ -107,8 +109,8 @@ def clients_named(
 
 
 def _with_poll(result: ClientResult, asked: bool, polled: ClientResult, traits: Traits) -> ClientResult:
-    """A client's result with the bill of its poll. Who was asked has downloaded the broadcast only once, and the time
-    of the poll lies before the moment from which it could train."""
+    """A client's result with the bill of its poll. A client that was then asked has downloaded the broadcast only once,
+    and the time of its poll lies before `begins_s`."""
     if not asked:
         return replace(polled, fate=result.fate, metrics={})
     return replace(

@@ -45,7 +45,7 @@ from rayfl.topology.graphs import Topology, link_weights
 
 # Any: names, tables and metrics.
 def _several(given: Any) -> Sequence[Any]:
-    """Several metrics, or one that needs no list. RayflError for none."""
+    """A list of metrics; a single one needs no list. Raise RayflError for an empty list."""
     if isinstance(given, list | tuple) and not given:
         raise RayflError("=[] names none; leave it out to have those of the task", ("metrics",))
     return given if isinstance(given, list | tuple) else (given,)
@@ -59,8 +59,8 @@ class Evaluation(Settings):
     )
     split: Literal["test", "validation"] = Field(
         default="test",
-        description="validation: a share of each client's train split that no method sees takes the place of all test "
-        "data, splits.validation_ratio or 0.2",
+        description="validation: all test data are replaced by a share of each client's train split, which no method "
+        "sees (splits.validation_ratio, or 0.2)",
     )
     pooled: bool = Field(default=True, description="evaluate the global model on the pooled test set")
     own: bool = Field(default=True, description="evaluate each client's model on its own test split")
@@ -71,8 +71,8 @@ class Evaluation(Settings):
     clients: int | None = Field(
         default=None,
         ge=1,
-        description="evaluate the models and examples of this number of clients only, drawn once from the seed; "
-        "default: all; unseen clients are not counted, and all evaluated",
+        description="evaluate only this number of clients, drawn once from the seed; default: all; unseen clients are "
+        "not counted, and all of them are evaluated",
     )
     metrics: (
         Annotated[
@@ -82,7 +82,7 @@ class Evaluation(Settings):
         | None
     ) = Field(default=None, description="metrics, each by its name or as a table; default: those of the task")
     merged: bool = Field(
-        default=False, description="record the value of all clients' sums too, and the mean weighted by their examples"
+        default=False, description="also record each metric of all clients' examples together, and its weighted mean"
     )
     masks: bool = Field(
         default=False, description="compare the clients' masks after the last round, pair by pair, beside their labels"
@@ -95,8 +95,9 @@ class Evaluation(Settings):
 
 
 MOST_OUTPUT_BYTES = 256 << 20
-"""Outputs of the pooled test set up to this size (float32) are kept for an evaluation if a metric measures clients' own
-splits by them. Of larger ones, each batch is measured for each client that has a part of it."""
+"""If a metric needs outputs to measure clients' own splits, the outputs of the pooled test set are kept during an
+evaluation up to this size (float32). If they are larger, each batch is measured for each client that owns a part of it.
+"""
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,7 @@ class Setup:
     identity: str = ""
     """A digest of everything that decides the numbers, which checkpoints store; "" if nobody compares it."""
     unread: Sequence[Given] = ()
-    """Settings of classes from elsewhere that no code had read when this was made."""
+    """Settings of third-party classes that no code had read when this was made."""
 
     # Any: fields and what was computed from them.
     def __getstate__(self) -> dict[str, Any]:
@@ -145,7 +146,7 @@ class Setup:
 
     @property
     def first_model(self) -> tree.Tree:
-        """The whole model of round 0, with what clients keep."""
+        """The whole model of round 0, with the parts that clients keep."""
         return {**self.initial, **tree.to_tensors(dict(self.method.task.local))}
 
     @cached_property
@@ -165,7 +166,7 @@ class Setup:
 
     @cached_property
     def judged(self) -> range | dict[int, None]:
-        """The clients whose models and examples every evaluation takes, ascending; the unseen ones come beside them."""
+        """The clients that every evaluation evaluates, ascending; unseen clients are evaluated besides."""
         if self.evaluation.clients is None:
             return range(self.num_clients)
         draws = seeding.generator(self.seed, purpose="evaluated clients")
@@ -222,7 +223,7 @@ class Setup:
 
     @cached_property
     def needs_outputs(self) -> bool:
-        """Whether a metric measures clients' own splits by the model's outputs."""
+        """Whether a metric needs the model's outputs to measure clients' own splits."""
         return not all(isinstance(one, PerExample) for one in self.metrics)
 
     @cached_property
@@ -235,7 +236,7 @@ class Setup:
 
     @cached_property
     def drawn_metrics(self) -> tuple[int, ...]:
-        """The places of the metrics that a page draws."""
+        """The indices in `metrics` of those that the report draws."""
         return tuple(place for place, one in enumerate(self.metrics) if one.drawn)
 
     @property
@@ -335,7 +336,7 @@ class Setup:
 
     def data(self, client: int) -> ClientData:
         """The client's examples."""
-        # Stacks of unseen clients are their own.
+        # Unseen clients are stacked only with each other.
         stacked = self.num_clients if client < self.num_clients else len(self.partition.train)
         return ClientData(self.dataset, self.partition, client, self.device_data, stacked)
 

@@ -41,7 +41,8 @@ MOST_PARTS = 8
 """Sums that a call adds if there are many workers: about those of a node, so that there is about one call a node."""
 
 ENTRIES = 1 << 24
-"""The most entries of all messages together that a call reads, so that slices do not depend on the workers."""
+"""Entries that a call reads at most, summed over all messages. It is a constant, so that slices do not depend on the
+workers."""
 
 
 def server_participants(setup: Setup, plan: Plan, participation: Participation) -> dict[int, Fate]:
@@ -68,7 +69,7 @@ def train(round: Round, fates: Mapping[int, Fate]) -> tuple[dict[str, Aggregate]
     sums: dict[Node, Ref] = {}
     for job, answer in zip(jobs, answers, strict=True):
         if not setup.keeps_messages:
-            # Taken out of the answers, so that a sum is free as soon as it has been added.
+            # The sums are taken out of the answers, so that each is freed as soon as it has been added.
             sums |= {node: answer.outputs.pop() for node in reversed(job.work.nodes)}
         outputs |= ClientOutputs.unpack(setup.output_slots, job.work.trained, answer.outputs)
     fate_of = {client: round.ledger.results[client].fate for client in outputs}

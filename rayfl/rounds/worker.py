@@ -131,7 +131,7 @@ class Worker:
             untrained = {one.client: ended for one in client_rounds if (ended := one.untrained()) is not None}
             tasks = [one.local_task() for one in client_rounds if one.client not in untrained]
             trained = self.setup.engine(self.method, tasks, width)
-            # Here, because the engine before has kept its client's model until now.
+            # Not before: until now the previous engine has kept its client's model.
             if tree.num_bytes(self.setup.initial_arrays) > HUGE_BYTES:
                 trim()
             for one in client_rounds:
@@ -236,7 +236,7 @@ class Worker:
     def evaluate(
         self, job: EvaluateJob, round_inputs: RoundInputs, inputs: Sequence[Any]
     ) -> tuple[tuple[ClientResult, ...], list[Any]]:
-        """Evaluate every client's model after the exchange; of a newcomer that takes a round, the one after it."""
+        """Evaluate every client's model after the exchange; a newcomer's after its first round, if it takes one."""
         model = None if round_inputs.model is None else tree.to_tensors(round_inputs.model)
         found = ClientOutputs.unpack(self.setup.state_slots, job.clients, inputs)
         takes_a_round = self.method.for_newcomers() == "round"
@@ -326,13 +326,13 @@ class Worker:
         return found, []
 
     def _state(self, client: int, kept: ClientOutputs) -> tree.State:
-        """A client's state; before the client's first round the state that the method begins with."""
+        """A client's state; before the client's first round, the method's initial state."""
         if not self.setup.stateful:
             return {}
         return self.setup.first_state(client) if kept.state is None else tree.to_tensors(kept.state)
 
     def _server_memory(self, client: int, kept: ClientOutputs) -> tree.State:
-        """The server's memory of a client; before the client's first round the one that the method begins with."""
+        """The server's memory of a client; before the client's first round, the method's initial one."""
         if not self.setup.has_server_memory:
             return {}
         return self.setup.first_server_memory(client) if kept.memory is None else tree.to_tensors(kept.memory)

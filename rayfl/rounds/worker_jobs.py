@@ -23,8 +23,8 @@ class Missed(NamedTuple):
 class RoundInputs:
     """The inputs that all jobs of one wave share, stored once.
 
-    `server`: the server's state, if workers need it. `begins`: the simulated second from which a client can train, less
-    its download, by client; the others begin at once. `missed`: by client, what it is sent beside `message`.
+    `server`: the server's state, if workers need it. `begins`: by client, the simulated second from which it can train,
+    minus the time of its download; the others begin at once. `missed`: by client, what it is sent beyond `message`.
     """
 
     round: int
@@ -43,8 +43,9 @@ class TrainJob:
 
     Inputs: `Setup.memory_slots` of all clients. Outputs: `Setup.output_slots` of `trained`, then, unless
     `Setup.keeps_messages`, the messages of each node (`partial_sums.Sent`). `packets`: whether a
-    node's messages may come back as packets instead of their sum. `numbers`: of the clients' flights, by which they
-    draw; {} in rounds. `own_inputs`: the first input is the `RoundInputs` of these clients, instead of the wave's.
+    node's messages may come back as packets instead of their sum. `numbers`: by client, the number of its flight, which
+    keys its random draws; {} in rounds. `own_inputs`: whether the first input is the `RoundInputs` of these clients,
+    instead of the wave's.
     """
 
     nodes: tuple[Node, ...]
@@ -171,7 +172,7 @@ WorkerJob = TrainJob | ClientJob | MixJob | AddJob | MergeJob | RewriteJob | Rob
 
 
 class SplitSums(NamedTuple):
-    """What a model's outputs on `num_examples` examples give the metrics, by the places of these in `Setup.metrics`."""
+    """The metric sums of a model on `num_examples` examples, by the metrics' indices in `Setup.metrics`."""
 
     num_examples: int
     sums: Mapping[int, Arrays]

@@ -16,7 +16,7 @@ from rayfl.methods.shared.local_training import ADAM, GradientMethod, LocalCarry
 from rayfl.models import flops
 
 GATE = "gate"
-"""The stage that counts."""
+"""The name of the stage that counts correct predictions."""
 
 
 class GateHyper(LocalWork):
@@ -26,9 +26,9 @@ class GateHyper(LocalWork):
         default=0.5, ge=0, lt=1, description="momentum of sgd", json_schema_extra=unused_with(optimizer=ADAM)
     )
     prune_ratio: float = Field(default=0.1, gt=0, lt=1, description="share of the kept weights that a pruning removes")
-    min_accuracy: float = Field(default=0.2, ge=0, le=1, description="validation accuracy above which it prunes")
+    min_accuracy: float = Field(default=0.2, ge=0, le=1, description="validation accuracy above which a client prunes")
     target_density: float | None = Field(
-        default=None, gt=0, le=1, description="where pruning ends; default: clients.retention_ratio, else 0.5"
+        default=None, gt=0, le=1, description="density at which pruning ends; default: clients.retention_ratio, or 0.5"
     )
 
 
@@ -99,7 +99,7 @@ TRAIN = "train"
 class LotteryState(masks.MaskedModel):
     """The state of a client that prunes."""
 
-    left: torch.Tensor  # share of the weights that the prunings left, (1 - prune_ratio)^times
+    left: torch.Tensor  # share of the weights left after this number of prunings, (1 - prune_ratio)^number
 
 
 class LotteryCarry(GatedCarry):
@@ -119,7 +119,7 @@ class Lottery(GatedPruning):
         return {"params": params, "mask": masks.everything(params), "left": torch.ones((), dtype=torch.float64)}
 
     def begin_from(self, params: Tree, state: LotteryState, ctx: Context) -> LotteryCarry:
-        """The carry of a client that comes to its gate with `params`, which are 0 outside its mask."""
+        """The carry of a client that reaches its gate with `params`, which are 0 outside its mask."""
         gate = self.closed_gate(state["mask"], ctx)
         return {**self.start(params), **gate, "left": state["left"], "initial": ctx.initial}
 
@@ -131,7 +131,7 @@ class Lottery(GatedPruning):
         return {**carry, "mask": mask, "params": rewound, "left": carry["left"] * (1 - self.hyper.prune_ratio)}
 
     def prunes(self, carry: LotteryCarry) -> bool:
-        """Whether the client is good enough to prune, and has something left to."""
+        """Whether the client passes the gate, and its density is still above the target."""
         return self.passes(carry) and float(carry["left"]) > float(carry["target"])
 
     def finished_with(self, packet: Packet, carry: LotteryCarry, ctx: Context) -> Finished:

@@ -48,7 +48,7 @@ class GradientCarry(TypedDict):
     """The carry of a client that computes one gradient."""
 
     params: Tree
-    gradient: Tree  # at params, after the step
+    gradient: Tree  # 0 before the step, then the gradient at params
     loss: torch.Tensor
 
 
@@ -96,14 +96,14 @@ class OneGradient(Method):
 
 
 class GradientWork(OneBatch):
-    """Hyper-parameters of such a client in distributed gradient methods."""
+    """Hyper-parameters of a client of distributed gradient methods: its batch, l2, and its weight in the mean."""
 
     l2: float = Field(default=0.0, ge=0, description="l2 / 2 ||x||^2 is part of every client's objective")
     weighting: Weighting = Field(default="uniform", description="weight of a client in the mean")
 
 
 class GradientStep(GradientWork, LearningRate):
-    """Hyper-parameters of such a client, and of the server's step along the received message."""
+    """`GradientWork`, and the size of the server's step along the mean of the messages."""
 
     lr: float = Field(default=0.05, gt=0, description="step size, gamma")
 
@@ -138,11 +138,11 @@ class DistributedGradient(OneGradient, ModelServer):
 class CompressedSGD(DistributedGradient):
     """Distributed SGD with a compressor that belongs to the method: x <- x - sum_i p_i C(gamma g_i).
 
-    Up: one compressed step a client and round, as "delta". Down: the dense model, 4 bytes an entry. Client state: the
+    Up: one compressed step per client and round, as "delta". Down: the dense model, 4 bytes an entry. Client state: the
     compressor's memory.
 
-    The step size is inside the compressor. Where C(a v) = a C(v) for a > 0 that is gamma C(g_i); and with error
-    feedback, C(gamma g_i + e_i), the memory stays a part of x when gamma changes.
+    The step size is inside the compressor, so that with error feedback, C(gamma g_i + e_i), the memory stays in units
+    of x when gamma changes. If C(a v) = a C(v) for a > 0, then C(gamma g_i) = gamma C(g_i).
     """
 
     hyper: GradientStep
@@ -168,13 +168,13 @@ class CompressedSGD(DistributedGradient):
 
 
 class ShiftState(UplinkMemory):
-    """The state of a client that sends compressed differences to its shift."""
+    """The state of a client that sends the compressed difference of its gradient and its shift."""
 
     shift: Tree  # h_i
 
 
 class ShiftedGradient(DistributedGradient):
-    """Clients have shifts, at first 0, which learn their gradients."""
+    """Clients keep shifts, at first 0, that approach their gradients."""
 
     needs_one_omega = True
 
@@ -189,15 +189,15 @@ class ShiftedGradient(DistributedGradient):
 
 
 class ShiftedServer(ModelState):
-    """The state of a server of such clients, beside x."""
+    """The state of a server whose clients have shifts: x, and the mean shift."""
 
     shift: Tree  # h, the mean of all h_i
 
 
 class SteppingServer(DistributedGradient):
-    """A server that sends compressed steps instead of its model, which every client keeps from x^0 on.
+    """A server that sends compressed steps instead of its model; every client starts from x^0 and applies them.
 
-    A client that missed steps is sent, and billed, all of them, or what they lead to, whichever is smaller
+    A client that missed steps is sent, and billed for, all missed steps or the resulting trees, whichever is smaller
     (rayfl/rounds/downlinks.py).
     """
 
@@ -210,12 +210,13 @@ class SteppingServer(DistributedGradient):
 
     @abstractmethod
     def steps(self, server: Any, ctx: Context) -> Sequence[Packet]:
-        """The round's step, made by `encoded`: the packet that decodes to the new x, and others for the server."""
+        """The round's step, made by `encoded`: the packet that decodes to the new x, then others that only the server
+        reads."""
 
     def encoded(self, step: Tree, ctx: Context, *held: tuple[Tree, float]) -> Sequence[Packet]:
-        """C_down(step), for each (tree, factor) of `held` as a packet that decodes to tree + factor * C_down(step).
+        """For each (tree, factor) of `held`, a packet of C_down(step) that decodes to tree + factor * C_down(step).
 
-        It is the same whenever it is made in a round.
+        Every call in a round draws the same random numbers, and so gives the same packets.
         """
         packet, _ = ctx.downlink.encode(step, {}, LazyGenerator(*ctx.draws.key).generator)
         return [added_to(one, packet, factor * contracting(ctx.downlink, step), self.num_held) for one, factor in held]
@@ -230,7 +231,7 @@ def soft_threshold(x: Tree, threshold: float) -> Tree:
 
 
 def stated_omega(ctx: Context, wanted: str) -> float:
-    """omega of the uplink on the whole model. Raises ValueError if it states none: `wanted` then has no default."""
+    """omega of the uplink on the whole model. Raises ValueError, naming the setting `wanted`, if it states none."""
     omega = ctx.uplink.omega(tree.num_entries(ctx.initial))
     if omega is None:
         raise RayflError(
@@ -246,8 +247,9 @@ def damping(alpha: float | None, ctx: Context) -> float:
 
 
 def shifted(shift: Tree, arrived: Aggregate, alpha: float, ctx: Context) -> Tree:
-    """The server's h + alpha sum_i p_i D_i over those i that delivered, with p_i of all clients, so h = sum_i p_i h_i.
+    """The server's new shift, h + alpha sum_i p_i D_i over the clients i that delivered.
 
-    If p_i is not 1 / n, everyone must have delivered (`ShiftedGradient`).
+    p_i is the weight of i among all n clients, so that h stays sum_i p_i h_i. If p_i is not 1 / n, all clients must
+    have delivered (`ShiftedGradient`).
     """
     return tree.add(shift, arrived.result, alpha * arrived.count / ctx.num_clients) if arrived.count else shift

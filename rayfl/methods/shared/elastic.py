@@ -54,25 +54,25 @@ class ElasticHyper(HyperParameters):
     """Hyper-parameters of elastic aggregation, the table `[method.elastic]`."""
 
     tau: float = Field(default=0.5, ge=0, description="zeta of the most sensitive entry of a layer")
-    mu: float = Field(default=0.95, ge=0, lt=1, description="share of the sensitivity that a new batch leaves")
+    mu: float = Field(default=0.95, ge=0, lt=1, description="share of the old sensitivity that each batch keeps")
     batch_size: int = Field(default=32, ge=0, description="held-out examples a batch; 0: the whole split")
     group: Literal["tensor", "module"] = Field(
-        default="tensor", description="the unit whose largest sensitivity counts"
+        default="tensor", description="what a layer is: zeta divides by the largest sensitivity of a tensor or module"
     )
     dtype: ValueType = Field(default="fp32", description="numbers in which the sensitivity is sent")
     every: int = Field(default=1, ge=1, description="rounds from one measurement of the sensitivity to the next")
     factors: Literal["entry", "mean"] = Field(
-        default="entry", description="zeta: each entry's own; or, to see what it is worth, the tensor's mean for all"
+        default="entry", description="zeta of each entry; or, as a control, the tensor's mean zeta for all its entries"
     )
 
 
 class Elastic(Wrapping, on_device=True, keeps_parts=True):
     """The inner method's `delta`, entry by entry times zeta in [tau, 1 + tau].
 
-    With `every` above 1 the server keeps the last Omega that arrived. With `factors="mean"`, our control, steps are as
-    long in the mean, and only their direction is the host's. Metrics: `elastic/boosted_share`, the share of entries
-    with zeta > 1; `elastic/mean_factor`, their mean zeta. Raises ValueError if a method has no server, or if its server
-    sees no delta.
+    With `every` above 1 the server keeps the last Omega that arrived. `factors="mean"` is a control of ours: the mean
+    zeta is the same, and each tensor's step keeps the inner method's direction. Metrics: `elastic/boosted_share`, the
+    share of entries with zeta > 1; `elastic/mean_factor`, the mean zeta of all entries. Raises ValueError if the method
+    has no server, or if its server sees no delta.
     """
 
     hyper: ElasticHyper

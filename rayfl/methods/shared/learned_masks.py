@@ -37,10 +37,12 @@ class HiddenMaskHyper(MaskedPeerHyper):
     weight_decay: float = Field(default=0.0, ge=0, description="L2 penalty on the scores (5e-4 in the authors' code)")
     lasso: float = Field(default=1e-3, ge=0, description="weight of the group lasso, lambda (0 in the authors' code)")
     fc_retention_ratio: float | None = Field(
-        default=None, gt=0, le=1, description="the same for layers of two dimensions (0.9 in the authors' code)"
+        default=None, gt=0, le=1, description="share kept of layers of two dimensions (0.9 in the authors' code)"
     )
     fil: int = Field(
-        default=20, ge=0, description="a filter with fewer entries kept loses them, but in the last layer; 0: never"
+        default=20,
+        ge=0,
+        description="drop filters that keep fewer entries than this, except in the last layer; 0: none",
     )
     weight_init: WeightInit = Field(
         default="model",
@@ -52,7 +54,7 @@ class HiddenMaskHyper(MaskedPeerHyper):
         description="factor on the fixed weights of the layers, so that masked ones carry a signal (left out: 3 on the "
         "model's own, else 1)",
     )
-    different_initial: bool = Field(default=True, description="whether scores start different, or alike at all peers")
+    different_initial: bool = Field(default=True, description="whether every peer starts with scores of its own")
 
     @property
     def scale(self) -> float:
@@ -95,7 +97,7 @@ def layer_masks(y: Tree, ratios: dict[str, float], fil: float = 0, fil_share: fl
 
 
 def first_scores(layers: Tree, generator: np.random.Generator) -> Tree:
-    """Uniform within 1 / sqrt(entries of a row) (Kaiming's with a = sqrt(5)), and never 0, which could not learn."""
+    """Uniform within 1 / sqrt(entries of a row) (Kaiming's with a = sqrt(5)), and never 0: such a score cannot learn."""
 
     def draw(layer: torch.Tensor) -> torch.Tensor:
         bound = 1 / math.sqrt(layer[0].numel())

@@ -146,7 +146,7 @@ class LocalWork(LearningRate):
                 "=0.0 leaves optimizer='nesterov' nothing to do; give a momentum, for example 0.9", key=("momentum",)
             )
         if self.epochs is None and self.steps is None:
-            # Whoever reads the settings, a comparison among them, sees the work that is done.
+            # So comparisons of experiments, and others that read the settings, see the work that is done.
             vars(self).update(self.default_work())
         return self
 
@@ -168,7 +168,7 @@ class LocalWork(LearningRate):
 
 
 class FineTuning(LocalWork):
-    """Fine-tuning before an evaluation; it has the hyper-parameters of local training but for these two."""
+    """Fine-tuning before an evaluation; except for these two it has the hyper-parameters of local training."""
 
     ft_epochs: int | None = Field(
         default=None, ge=1, description="epochs of fine-tuning (left out: as much as a round of local training)"
@@ -225,7 +225,7 @@ class GradientMethod(Method):
     def step(self, carry: Training, batch: Batch, *, stage: Stage) -> Training:
         loss, gradient = self.task.value_and_grad(carry["params"], batch)
         along = self.direction(carry, gradient)
-        # Nobody else has the gradient, unless a subclass or a task keeps it; under vmap nothing is written.
+        # The gradient's memory may be overwritten unless a subclass or the task keeps the gradient; never under vmap.
         kept = along is not gradient or type(self).descend is not GradientMethod.descend
         if kept or not self.task.gives_gradients_away:
             return self.descend(carry, loss, along, stage)

@@ -17,13 +17,13 @@ class MaskedPeerHyper(OneBatch, LearningRate):
         default=None, gt=0, le=1, description="share of a layer kept, r; default: clients.retention_ratio, else 0.5"
     )
     fil: int = Field(
-        default=0, ge=0, description="a filter with fewer entries kept loses them, but in the last layer; 0: never"
+        default=0, ge=0, description="drop filters that keep fewer entries than this, except in the last layer; 0: none"
     )
     fil_share: float = Field(
         default=0.05,
         gt=0,
         le=1,
-        description="at most this share of a filter's entries for fil",
+        description="upper bound of fil, as a share of a filter's entries",
         json_schema_extra=unused_with(fil=[0]),
     )
 

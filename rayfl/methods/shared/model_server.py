@@ -1,4 +1,4 @@
-"""Servers that send their model in reply only, in rounds in which they hear from clients."""
+"""Servers that send their model only as a reply, in rounds in which clients send messages."""
 
 from abc import abstractmethod
 from typing import TypedDict

@@ -8,13 +8,14 @@ personal parameters with the client's optimizer at the stage's rate, and average
   2019): the head, `order="joint"`. FedRep (Collins et al., ICML 2021): the head, `local-first`. LG-FedAvg (Liang et
   al., 2020): the body. FedBABU (Oh et al., ICLR 2022): the head, `shared-only`, with a method that fine-tunes. FedBN
   (Li et al., ICLR 2021): BatchNorm's parameters, and personal buffers.
-- With another order than `joint`, personal parameters train in a stage of their own, and the optimizers of both stages
-  start afresh. A fine-tuning before an evaluation trains both parts together, or the ones that `finetune` names.
-- `clip_norm` bounds the gradients of the shared and of the personal parameters each.
-- Averaged buffers travel with the model, dense, in messages of their own, with the weights of the uplink. Only floats
-  do: whole numbers (num_batches_tracked) are never averaged, and begin every round at the start's.
-- Clients of a personalized method, peers and clients that send nothing also keep their buffers, by which their own
-  models are judged; the global model is judged by the averaged ones.
+- With `local-first` and `shared-first`, personal parameters train in a stage of their own, and both stages start with a
+  fresh optimizer. Fine-tuning before an evaluation trains both parts together, or the part that `finetune` names.
+- `clip_norm` bounds the gradient of the shared and of the personal parameters separately.
+- Averaged buffers travel beside the model, uncompressed, in messages of their own, weighted as the uploads are. Only
+  floats are averaged: integers (num_batches_tracked) begin every round at their initial values, unless the client keeps
+  its buffers.
+- Clients of a personalized method, peers and clients that send nothing also keep their buffers, and their own models
+  are judged with them; the global model is judged with the averaged ones.
 - In a stage whose rate is 0, such as SCAFFOLD's control batch, nothing is trained and no buffer changes.
 """
 
@@ -59,9 +60,9 @@ from rayfl.methods.shared.wrapper import Wrapping, WrappingClients
 from rayfl.task import NetworkTask, Objective, leaves, named
 
 KEPT, BUFFERS = "kept parts", "mean buffers"
-"""The wrapper's entry in states and carries of clients; and in the server's state and messages."""
+"""The wrapper's entry in states and carries of clients, and its entry in the server's state and in messages."""
 PERSONAL = "personal parts"
-"""The stage of personal parameters, unless one step trains all."""
+"""The name of the stage that trains personal parameters, if they have a stage of their own."""
 ONE_STAGE = ["joint", "shared-only"]
 
 
@@ -70,18 +71,18 @@ class Parts(HyperParameters):
 
     buffers: Literal["average", "personal", "frozen"] = Field(
         default="average",
-        description="buffers that training changes (BatchNorm's statistics): averaged, each client's own, or the "
-        "start's",
+        description="buffers that training changes (BatchNorm's statistics): average over clients, personal (each "
+        "client keeps its own), or frozen at their initial values",
     )
     personal: tuple[str, ...] = Field(
         default=(),
-        description="parameters that each client keeps: names of parameters, modules or their classes, with * and "
-        "(to take some out again) a leading !",
+        description="parameters that each client keeps: names of parameters, modules or their classes; * is a "
+        "wildcard, a leading ! excludes names",
     )
     order: Literal["joint", "local-first", "shared-first", "shared-only"] = Field(
         default="joint",
-        description="joint: a step trains personal and shared parameters; local-first, shared-first: stages of their "
-        "own; shared-only: a fine-tuning alone trains personal ones",
+        description="joint: a step trains personal and shared parameters together; local-first, shared-first: each in "
+        "a stage of its own; shared-only: only fine-tuning trains personal ones",
         json_schema_extra=unused_with(personal=[()]),
     )
     personal_epochs: int | None = Field(
@@ -91,7 +92,10 @@ class Parts(HyperParameters):
         json_schema_extra=unused_with(order=ONE_STAGE),
     )
     personal_steps: int | None = Field(
-        default=None, ge=1, description="its steps, instead of epochs", json_schema_extra=unused_with(order=ONE_STAGE)
+        default=None,
+        ge=1,
+        description="steps of the personal stage, instead of epochs",
+        json_schema_extra=unused_with(order=ONE_STAGE),
     )
 
     finetune: Literal["all", "personal", "shared"] = Field(
@@ -111,10 +115,10 @@ class Parts(HyperParameters):
 
 
 class ClientTask(NetworkTask):
-    """A task whose parameters are joined by `kept` in every pass of the network. Made for one step.
+    """A task that adds the tensors `kept` to the parameters in every pass of the network. Made for one step.
 
-    A gradient leaves what it found beside that of the parameters: `moved`, the buffers of `kept` after the training
-    pass, and `gradient`, that of the parameters of `kept` in `trained`. num_gradients: how many were taken.
+    After a gradient, `moved` holds the buffers of `kept` as the training pass left them, and `gradient` the gradient of
+    the parameters of `kept` in `trained`. num_gradients: the number of gradients taken.
     """
 
     def __init__(self, task: NetworkTask, kept: Tree, trained: Collection[str] = ()) -> None:
@@ -160,7 +164,7 @@ class ClientTask(NetworkTask):
 
 
 class OwnParts(WrappingClients, on_device=True, keeps_parts=True):
-    """The client's half around `inner`, whose task has the names and first values of what is kept."""
+    """The client's half around `inner`, whose task has the names and initial values of what is kept."""
 
     hyper: Parts
     task: NetworkTask
@@ -205,7 +209,7 @@ class OwnParts(WrappingClients, on_device=True, keeps_parts=True):
         return tree.to_tensors(dict(self.task.network.local))
 
     def for_newcomers(self) -> Newcomer:  # pyright: ignore[reportIncompatibleMethodOverride] (of one wrapper)
-        """A client that comes for the first time gets parts of its own by a fine-tuning, or else in a round."""
+        """A client that comes for the first time gets parts of its own by fine-tuning, otherwise in a round."""
         inner = self.inner.for_newcomers()
         return "round" if inner == "model" and self.kept and not self.judging else inner
 
@@ -308,7 +312,7 @@ class OwnParts(WrappingClients, on_device=True, keeps_parts=True):
 
 
 class OwnPartsOfClients(OwnParts, Wrapping, on_device=True, keeps_parts=True, takes_stale=True):
-    """The same with a server, whose model is the shared one with the first personal parameters and averaged buffers."""
+    """`OwnParts` with a server; its model has the shared parameters, the initial personal ones and averaged buffers."""
 
     def init_server(self, params: Tree) -> State:
         start = self.start
@@ -333,7 +337,7 @@ class OwnPartsOfClients(OwnParts, Wrapping, on_device=True, keeps_parts=True, ta
 
 
 class OwnPartsOfPeers(OwnParts, PeerHalf, on_device=True, keeps_parts=True):
-    """The same among peers, who mix averaged buffers as they mix their models."""
+    """`OwnParts` among peers, who mix averaged buffers as they mix their models."""
 
     # Any: see Method.
     def __init__(self, inner: Method, hyper: HyperParameters | None = None, **settings: Any) -> None:
@@ -352,7 +356,7 @@ class OwnPartsOfPeers(OwnParts, PeerHalf, on_device=True, keeps_parts=True):
 
 
 def with_parts(method: Method, parts: Parts) -> Method:
-    """The method around whose clients `parts` of the model stay; the task's network has their first values.
+    """Wrap a method so that its clients keep `parts` of the model; the task's network has their initial values.
 
     Raise RayflError if the method does not train one model by one gradient a step, or exchanges nothing.
     """

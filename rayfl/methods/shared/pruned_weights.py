@@ -32,7 +32,7 @@ class PrunedWeightsHyper(MaskedPeerHyper):
 
     lr: float = Field(default=0.3, gt=0, description="learning rate (0.001 in MCE-PL, for thousands of rounds)")
     weight_decay: float = Field(default=0.0, ge=0, description="L2 penalty on the weights (5e-4 in the authors' code)")
-    hard: bool = Field(default=True, description="whether pruned weights are lost, instead of only left out")
+    hard: bool = Field(default=True, description="whether pruned weights are set to 0, instead of only masked")
 
 
 class WeightsState(masks.Masked):

@@ -1,6 +1,6 @@
-"""FedAvg whose server takes the averaged delta for a gradient and steps with an optimizer of its own.
+"""FedAvg whose server treats the averaged delta as a gradient, and steps with an optimizer of its own.
 
-The optimizer moves once a round, and not in a round in which nothing arrives.
+The optimizer takes one step a round, and none in a round in which nothing arrives.
 """
 
 from abc import abstractmethod

@@ -26,9 +26,9 @@ OF_INNER = (
     *("gather", "personalized", "own_compression", "uses_graph", "hands_over_trees", "has_global_model", "difference"),
     *("honours_retention", "needs_one_omega", "metrics_with_variance", "judged_after_training", "may_be_silent"),
 )
-"""What a wrapper says as the inner method does, unless its class changes it."""
+"""Attributes that a wrapper takes from the inner method, unless its class changes them."""
 OF_BOTH = ("on_device", "keeps_parts", "takes_stale")
-"""What a wrapper says only if the inner method does too."""
+"""Attributes that are true of a wrapper only if they are true of the inner method too."""
 Hook = TypeVar("Hook", bound=Callable[..., Any])
 
 
@@ -73,7 +73,7 @@ class WrappingClients(Method):
 
     # Any: an argument of a hook.
     def inside(self, value: Any) -> Any:
-        """The argument of a hook as the inner method knows it."""
+        """The argument of a hook without the wrapper's own stages and entries."""
         if isinstance(value, Context):
             stages = tuple(stage for stage in value.plan.stages if stage.name not in self.own_stages)
             work = {name: work for name, work in value.work.items() if name not in self.own_stages}
