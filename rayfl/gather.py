@@ -213,7 +213,7 @@ class Relay(Collect):
 
 
 CENTER = "robust center"
-"""The entry of a server's state with the last result of rules that keep a center, by message name."""
+"""The server state's entry with the last result, by message name, of rules that keep a center."""
 
 
 class RobustMean(Collect):
@@ -223,16 +223,17 @@ class RobustMean(Collect):
     """
 
     measures: ClassVar[bool] = False
-    """Whether it reads the messages twice, the first time to `decide`."""
+    """Whether the rule reads the messages twice, the first time for `decide`."""
     keeps_center: ClassVar[bool] = False
     """Whether the last row of `rows` is the result of the round before, at first zeros."""
 
     def measure(self, rows: torch.Tensor) -> np.ndarray:
-        """What adds up over slices of the messages, float32 [n, slice]: the products of every two, float64 [n, n]."""
+        """Statistics of a slice of the messages, float32 [n, slice], that add up over slices: by default the inner
+        products of all pairs, float64 [n, n]."""
         return (rows.double() @ rows.double().T).numpy()
 
     def decide(self, statistics: np.ndarray) -> np.ndarray:
-        """What `combine` needs, from the sum of what `measure` returned for all slices."""
+        """The array that `combine` needs, from the sum of the statistics of all slices."""
         return statistics
 
     @abstractmethod
@@ -241,7 +242,7 @@ class RobustMean(Collect):
 
     def add(self, total: Aggregate, packet: Packet, weight: float, sender: int) -> Aggregate:
         if total.count and total.weight != weight * total.count:
-            raise RayflError("a robust mean cannot believe weights that clients send, and these are not all the same")
+            raise RayflError("a robust mean cannot trust weights that clients send, and these are not all the same")
         return replace(total, weight=total.weight + weight, count=total.count + 1)
 
 
@@ -283,6 +284,6 @@ def to_wire(total: Aggregate) -> Any:
 
 
 def from_wire(total: Any) -> Aggregate:
-    """The inverse of `to_wire`; the tensors look at the arrays' memory."""
+    """The inverse of `to_wire`; the tensors share the arrays' memory."""
     items = {sender: tree.to_tensors(item) for sender, item in total.items.items()}
     return replace(total, sum=tree.to_tensors(total.sum), weights=tree.to_tensors(total.weights), items=items)

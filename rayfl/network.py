@@ -19,11 +19,11 @@ _MADE = (
     *("module", "rows", "slots", "frozen_slots", "buffer_slots", "constant_slots", "moving_slots"),
     *("buffers", "placed_on"),
 )
-"""What a process makes for itself, and does not get from another."""
+"""Attributes that every process makes for itself, and that are not pickled."""
 
 
 class Network:
-    """What `build` makes, called as `network(params, inputs)`. The module is a skeleton without storage.
+    """The module that `build` makes, called as `network(params, inputs)`. It is a skeleton without storage.
 
     Parameters with `requires_grad=False` and buffers are constants: `init` leaves them out of the tree and keeps them
     here, and they pickle with the network. Raise RayflError if no parameter is left. Buffers that training changes are
@@ -33,10 +33,10 @@ class Network:
     precision: with bf16, products and convolutions run under autocast, forward and backward; parameters, gradients and
     outputs stay float32.
 
-    constants: what the module uses beside the parameters, by name; never trained, sent or counted.
-    local: the first values of what clients keep, by name: the parameters in `personal`, and buffers that training
-    changes. stochastic: whether it draws random numbers in training (dropout). vmappable: whether it can run under
-    torch.vmap.
+    constants: tensors that the module uses beside the parameters, by name; never trained, sent or counted.
+    local: initial values of the tensors that clients keep, by name: the parameters in `personal`, and buffers that
+    training changes. stochastic: whether it draws random numbers in training (dropout). vmappable: whether it can run
+    under torch.vmap.
     """
 
     def __init__(
@@ -63,9 +63,9 @@ class Network:
         self.vmappable = not self.stochastic and not self.recurrent
 
     def init(self, seed: int) -> tree.Tree:
-        """The shared parameters of `first_weights`; the constants and what clients keep stay here.
+        """The shared parameters of `first_weights`; constants and tensors that clients keep stay in the network.
 
-        Where they are here already, they stay as they are: several models may be drawn for one network.
+        If the network has them already, they are not replaced: several models may be drawn for one network.
         """
         return self.keep_constants(
             {**self.first_weights(seed), **tree.to_tensors({**self.constants, **self.local})},
@@ -130,7 +130,7 @@ class Network:
             self._place(inputs.device)
         if self.precision != "bf16":
             return self._forward(params, inputs)
-        # Without its cache: what it keeps of one call's weights would meet the next call's.
+        # Without autocast's cache, which would use one call's weights in the next call.
         with torch.autocast(inputs.device.type, torch.bfloat16, cache_enabled=False):
             return self._forward(params, inputs).float()
 
@@ -146,7 +146,7 @@ class Network:
             self.rows.weights, self.rows.by_hand = None, False
         moved: tree.Tree = {}
         for owner, name, key in self.moving_slots:
-            # Taken out of the module, where it would keep this call's graph alive.
+            # The buffer is taken out of the module, where it would keep this call's graph alive.
             buffer, owner._buffers[name] = owner._buffers[name], None
             if key in params and buffer is not None:
                 moved[key] = buffer.detach()
@@ -171,7 +171,7 @@ class Network:
                 owner._parameters[name] = None
 
     def _checked(self, outputs: Tensor) -> Tensor:
-        """The outputs. Raise RayflError if the pass changed a constant: that of one client would reach others."""
+        """The outputs. Raise RayflError if the pass changed a constant, as the change would reach other clients."""
         for owner, name, key in self.constant_slots:
             if owner._buffers[name] is not self.buffers[key] or self.buffers[key]._version:
                 raise RayflError(

@@ -145,7 +145,7 @@ class Packet:
         return self.codec.decode(self.parts)
 
     def decode_beside(self, like: Tree) -> Tree:
-        """`decode`, on the device of `like`: for clients that read what they have sent."""
+        """`decode`, on the device of `like`: for clients that read their own messages."""
         return to_device(self.decode(), device_of(like))
 
     def support(self) -> Tree:

@@ -28,7 +28,7 @@ class ComposeCodec(PositionedCodec):
     """
 
     draw: Draw | None
-    # Any: the codec of a Quantizer, a dataclass with the field `shapes`; without any here.
+    # Any: the codec of a Quantizer, a dataclass with the field `shapes`, which is () here.
     inner: Any
 
     def read(self, parts: Parts) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
@@ -52,8 +52,8 @@ class Compose(Compressor, on_device=True):
     """Q(S(v)): the sparsifier `outer`, S, chooses entries (and scales them, if it does), and the quantizer `inner`, Q,
     encodes those of each tensor as a vector.
 
-    Bits: those of Q for vectors of as many entries as are kept, and the seed, or the positions in their cheapest code
-    (one byte where all entries of a tensor are kept). The `values` of S have no meaning here.
+    Bits: those of Q for the vectors of kept entries, and the seed, or the positions in their cheapest code (one byte if
+    all entries of a tensor are kept). The setting `values` of S has no meaning here.
     Source: Basu, Data, Karakus, Diggavi, "Qsparse-local-SGD: Distributed SGD with Quantization, Sparsification and
     Local Computations", NeurIPS 2019, section 2 (there with top-k and rand-k).
     """

@@ -18,7 +18,8 @@ from rayfl.tree import Tree, num_entries
 
 
 def hashes(num_rows: int, num_columns: int, num_entries: int, seed: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """By row the cell of every entry j, h_r(j), int64 [num_entries] in [0, num_columns), and its sign, s_r(j), float32.
+    """Yield, row by row, for every entry j its cell h_r(j), int64 [num_entries] in [0, num_columns), and its sign
+    s_r(j), float32 [num_entries].
 
     All are independent and drawn from the seed, so they are not sent.
     """
@@ -28,8 +29,8 @@ def hashes(num_rows: int, num_columns: int, num_entries: int, seed: int) -> Iter
 
 
 def largest(table: np.ndarray, num_entries: int, keep_ratio: float, seed: int) -> torch.Tensor:
-    """The k largest estimates where they belong, else zeros: float32 [num_entries], from a table of this seed,
-    float32 [R, C].
+    """The k largest estimates at their positions, and zeros elsewhere, float32 [num_entries]; from a `table`, float32
+    [R, C], that was made with `seed`.
 
     The estimate of entry j is the median over the rows of s_r(j) T[r, h_r(j)].
     """
@@ -39,18 +40,18 @@ def largest(table: np.ndarray, num_entries: int, keep_ratio: float, seed: int) -
 
 
 class Sketching(Settings):
-    """The size of a count sketch of a tree, and how many entries are estimated from it."""
+    """The settings of a count sketch of a tree: its size, and the share of entries that are estimated from it."""
 
-    rows: Literal[1, 3, 5, 7] = Field(default=5, description="rows of the table, R; their median is the estimate")
+    rows: Literal[1, 3, 5, 7] = Field(default=5, description="rows of the table, R; an estimate is a median over rows")
     columns: int | None = Field(
         default=None, ge=1, description="cells of a row, C; default: a fiftieth of the entries, rounded up"
     )
     keep_ratio: KeepRatio = Field(default=0.01, description="share of the entries that is estimated, k / n, in (0, 1]")
 
     def table(self, x: Tree, seed: int) -> torch.Tensor:
-        """T, float32 [R, C], on the CPU: T[r, h_r(j)] = the sum of s_r(j) x_j over the entries j of the whole tree.
+        """T, float32 [R, C], on the CPU: T[r, c] = the sum of s_r(j) x_j over the tree's entries j with h_r(j) = c.
 
-        Linear in x, but for rounding each sum once. ValueError on NaN and infinity in x; a sum may be infinite.
+        Linear in x, except that each sum is rounded once. ValueError on NaN and infinity in x; a sum may be infinite.
         """
         flat = np.concatenate([entries(name, tensor).numpy() for name, tensor in x.items()])
         columns = self.columns or -(-flat.size // 50)
@@ -78,8 +79,8 @@ class CountSketch(Sketching, Compressor, on_device=True):
     """A table of R x C sums of the whole tree, from which the receiver estimates the k largest entries.
 
     Entry j is added to one cell in each row, with a random sign; its estimate is the median over the rows of that cell
-    times the sign. Every estimate is unbiased, and that of one row has variance (||v||^2 - v_j^2) / C. What is decoded
-    is biased, because it has the largest estimates alone, and it is no contraction if many entries collide.
+    times the sign. Every estimate is unbiased, and that of one row has variance (||v||^2 - v_j^2) / C. The decoded tree
+    is biased, because it has only the largest estimates, and it is no contraction if many entries collide.
     Bits: 32 R C, and a seed of 64, drawn anew for each packet. A method whose clients share a seed can add the tables
     (`fetchsgd`); as a compressor each packet is decoded by itself.
     Source: Charikar, Chen, Farach-Colton, "Finding Frequent Items in Data Streams", ICALP 2002.

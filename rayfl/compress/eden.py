@@ -27,14 +27,15 @@ NUMBERS = [
         (0.1284, 0.3880, 0.6568, 0.9423, 1.2562, 1.6180, 2.0690, 2.7326),
     )
 ]
-"""For 1 to 4 bits: the numbers [2^bits] with the least error for standard normal numbers (Lloyd, Max)."""
+"""For 1 to 4 bits: the 2^bits numbers with the least squared error for standard normal numbers (Lloyd, Max)."""
 
 
 def rotate(block: np.ndarray, signs: np.ndarray) -> np.ndarray:
-    """float32 [D]: times the first of `signs` [count, D]; then for each other row H / sqrt(D), and times that row.
+    """Rotate a block, float32 [D]: multiply by the first row of `signs` [count, D]; then for each other row apply
+    H / sqrt(D), and multiply by that row.
 
-    H is the Hadamard matrix of order D, a power of two. With `signs` in reverse order it is the inverse. Its additions
-    have one order, so that both ends compute the same bits.
+    H is the Hadamard matrix of order D, a power of two. `signs` in reverse order give the inverse. The order of
+    additions is fixed, so that both ends compute the same bits.
     """
     block = block * signs[0]
     for flips in signs[1:]:
@@ -47,8 +48,8 @@ def rotate(block: np.ndarray, signs: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class EdenCodec(WholeTensorCodec):
-    """Reads "seed" (uint64), and of each tensor "<name>.codes", `bits` for each entry of its padded blocks, and
-    "<name>.scales", fp32, one a block."""
+    """Reads "seed" (uint64), and for each tensor "<name>.codes", `bits` bits for each entry of its padded blocks, and
+    "<name>.scales", one fp32 a block."""
 
     bits: int
     rotations: int
@@ -56,11 +57,11 @@ class EdenCodec(WholeTensorCodec):
     def blocks(self, size: int, seed: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
         """The place of each block of a tensor of `size` entries, and its signs, float32 [rotations + 1, D].
 
-        The last row of signs changes no decoded number; it makes the inverse the same walk backwards.
+        The last row of signs does not change the decoded numbers; with it `rotate` with reversed signs is the inverse.
         """
         draws, start = np.random.Generator(np.random.PCG64(int(seed[0]))), 0
         while (rest := size - start) > 0:
-            # At most 2^16 entries. A rest below 32 is padded, since one more scale has 32 bits.
+            # At most 2^16 entries. A rest below 32 is padded, since one more block costs a scale of 32 bits.
             power = (rest - 1).bit_length() if rest < 32 else min(rest.bit_length() - 1, 16)
             flips = draws.integers(0, 2, (self.rotations + 1, 1 << power), dtype=np.int8)
             yield slice(start, start + (1 << power)), np.float32(1) - np.float32(2) * flips
@@ -77,16 +78,16 @@ class EdenCodec(WholeTensorCodec):
 class Eden(Quantizer, on_device=True):
     """S R^T q(R v): R is a random rotation, q rounds each entry to the nearest of 2^bits numbers, S is a scale.
 
-    A tensor is cut into blocks of D = 2^16 entries, then of the largest power of two that the rest has, and so on; a
+    A tensor is cut into blocks of D = 2^16 entries, then blocks of the largest power of two that fits into the rest; a
     rest below 32 entries is padded with zeros. For a block x, z = R x and q = q(z sqrt(D) / ||x||). `rotations`: how
     often random signs and the Hadamard matrix over sqrt(D) are applied. Once is not enough for sparse tensors: then
     (2, 1, 0, ...) arrives as (2.5, 0, ...) whatever the signs are.
     `scale` "unbiased": S = ||x||^2 / <z, q>. With a uniform rotation C is unbiased, and E||C(v) - v||^2 / ||v||^2 is
-    0.571, 0.133, 0.036 or 0.0096 with 1 to 4 bits. Random signs and Hadamard matrices come near to one in long blocks,
-    but are not one, so no omega is stated. "least": S = <z, q> / ||q||^2, the least error for this q (0.363 with one
-    bit and a uniform rotation). It is biased: wrap it in feedback.
+    0.571, 0.133, 0.036 or 0.0096 with 1 to 4 bits. Random signs and Hadamard matrices approximate a uniform rotation in
+    long blocks, but are not one, so no omega is stated. "least": S = <z, q> / ||q||^2, which has the least error for
+    this q (0.363 with one bit and a uniform rotation). It is biased: wrap it in feedback.
     Bits: 64 for a seed, from which both ends draw the signs, 32 a block, and `bits` an entry, padding included, in
-    whole bytes a tensor. Range: ValueError if S is too large for float32; decoded numbers are cut to 3.4e38.
+    whole bytes a tensor. Range: ValueError if S is too large for float32; decoded numbers are clipped to 3.4e38.
     Sources: Vargaftik, Ben-Basat, Portnoy, Mendelson, Ben-Itzhak, Mitzenmacher, "EDEN: Communication-Efficient and
     Robust Distributed Mean Estimation for Federated Learning", ICML 2022; the same, "DRIVE: One-bit Distributed Mean
     Estimation", NeurIPS 2021. They rotate once and agree on the seed beforehand; the blocks are ours.
@@ -94,8 +95,10 @@ class Eden(Quantizer, on_device=True):
 
     name = "eden"
     bits: int = Field(default=1, ge=1, le=4, description="bits an entry; 1 is DRIVE")
-    scale: Literal["unbiased", "least"] = Field(default="unbiased", description="least: the scale of the least error")
-    rotations: int = Field(default=2, ge=1, le=8, description="times that signs and a Hadamard matrix are applied")
+    scale: Literal["unbiased", "least"] = Field(
+        default="unbiased", description="scale of a block: unbiased, or the one of least error (biased)"
+    )
+    rotations: int = Field(default=2, ge=1, le=8, description="how often signs and a Hadamard matrix are applied")
 
     def encode(self, x: Tree, memory: Tree, generator: np.random.Generator) -> tuple[Packet, Tree]:
         """A seed, codes and scales. ValueError on NaN, infinity, and scales too large for float32."""
@@ -121,7 +124,7 @@ class Eden(Quantizer, on_device=True):
         return codes.astype(np.uint8), norm * (root / product if self.scale == "unbiased" else product / root / squared)
 
     def expected_delta(self, num_entries: int) -> float | None:
-        """1/2 for the least error with one bit, and with more sqrt(2) c - c^2, for the best of the magnitudes c of q.
+        """With scale "least": 1/2 with one bit; with more, sqrt(2) c - c^2 for the best c of the magnitudes of q.
 
         Random signs suffice: an entry y of R x sqrt(D) / ||x|| has E|y| >= 1 / sqrt(2) (Szarek, "On the best constants
         in the Khinchin inequality", 1976). The nearest magnitude has an error of at most (|y| - c)^2, on average

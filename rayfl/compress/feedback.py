@@ -15,7 +15,7 @@ from rayfl.tree import Tree
 
 
 class Around(Compressor):
-    """A compressor around another one, whose memory it has."""
+    """A compressor around another one, `inner`; by default its memory is that of `inner`."""
 
     inner: Annotated[Compressor, from_table(Compressor), TO_TABLE] = Field(
         default=TopK(), description="the compressor inside, by name or table"
@@ -39,7 +39,7 @@ class ErrorFeedback(Around, on_device=True):
     name = "feedback"
 
     def init(self, like: Tree) -> Tree:
-        """e = 0, float32 in main memory, and C's memory. RayflError if that has an error too, under a tensor's name."""
+        """e = 0, float32 in main memory, and C's memory. RayflError if C remembers errors too, under tensors' names."""
         if self.inner.init(like).keys() & like.keys():
             raise RayflError(f"feedback around {self.inner.name!r} would count every error twice; give it alone")
         return {**self.inner.init(like), **{name: torch.zeros(tensor.shape) for name, tensor in like.items()}}
@@ -52,7 +52,7 @@ class ErrorFeedback(Around, on_device=True):
             for name, flat in flats.items()
         }
         packet, kept = self.inner.encode(wanted, {name: memory[name] for name in memory if name not in x}, generator)
-        # A dense packet looks at `wanted`, so the error is taken from a copy.
+        # A dense packet is a view of `wanted`, so the error is computed in a copy.
         error = {name: tensor.clone() for name, tensor in wanted.items()}
         packet.add_to(error, -1.0)
         return packet, {**kept, **error}

@@ -1,4 +1,4 @@
-"""HeldCodec: reads packets of differences, which their receivers add to a tree that they hold."""
+"""HeldCodec: reads packets of differences, which receivers add to a tree that they hold."""
 
 from dataclasses import dataclass
 
@@ -10,9 +10,9 @@ from rayfl.compress.base import Codec, Packet, Parts, Shapes, WholeTensorCodec, 
 
 @dataclass(frozen=True, eq=False)
 class HeldCodec:
-    """Adds what `inner` decodes, times `factor`, to `held`, the float32 arrays that all receivers have.
+    """Adds the tree that `inner` decodes, times `factor`, to `held`, the float32 arrays that all receivers have.
 
-    `held` is not billed, unless a receiver missed packets: `num_whole` trees then say the same as all that it missed.
+    `held` is not billed. A receiver that missed packets may be sent `num_whole` whole trees instead of all of them.
     """
 
     shapes: Shapes

@@ -1,4 +1,4 @@
-"""Lossless: every buffer of another compressor's packet goes through zlib."""
+"""Lossless: compresses every buffer of another compressor's packet with zlib."""
 
 import zlib
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from rayfl.tree import Tree, num_entries
 class LosslessCodec:
     """Reads the buffers of `inner`, each as a byte and its content, see `squeezed`.
 
-    `most`: bytes of the largest buffer that can be expected.
+    `most`: the largest number of bytes that a buffer may expand to.
     """
 
     shapes: Shapes
@@ -39,11 +39,11 @@ class LosslessCodec:
 
 
 class Lossless(Around, on_device=True):
-    """What `inner` sends, in fewer bytes and without loss: each of its buffers goes through zlib at level 6.
+    """The packet of `inner` without loss in fewer bytes: each of its buffers is compressed with zlib at level 6.
 
     The first bytes of all numbers come first, then all second bytes, and so on, since these resemble each other. A
-    buffer that does not become smaller stays as long as it is. Bits: those of the buffers, and 8 for each, which name
-    the type of its numbers and whether it went through zlib. So they are at most 8 a buffer more than those of `inner`;
+    buffer that zlib does not make smaller is sent uncompressed. Bits: those of the new buffers, and 8 for each, which
+    name the type of its numbers and whether it is compressed. So they exceed those of `inner` by at most 8 a buffer;
     they depend on the build of zlib, which platform.json names. Memory and constants are those of `inner`.
     zlib (RFC 1950) is that of Python's standard library.
     """
@@ -51,7 +51,7 @@ class Lossless(Around, on_device=True):
     name = "lossless"
 
     def encode(self, x: Tree, memory: Tree, generator: np.random.Generator) -> tuple[Packet, Tree]:
-        """What `inner` sends and remembers. ValueError where it raises one."""
+        """The compressed buffers, and the memory of `inner`. Raises the errors of `inner`."""
         packet, memory = self.inner.encode(x, memory, generator)
         # A count sketch may be larger than the tree; all others have less than four times its bytes.
         most = max(64 + 16 * num_entries(x), *(part.nbytes for part in packet.parts.values()), 0)
@@ -69,9 +69,9 @@ class Lossless(Around, on_device=True):
 
 
 def squeezed(buffer: np.ndarray) -> np.ndarray:
-    """uint8: a byte, and the buffer's bytes by their place in a number, through zlib if that makes them fewer.
+    """uint8: a first byte, and the buffer's bytes ordered by their place in a number, compressed if that is smaller.
 
-    The byte is the letter of the buffer's dtype, plus 128 after zlib.
+    The first byte is the letter of the buffer's dtype, plus 128 if the rest is compressed.
     """
     planes = np.ascontiguousarray(buffer).view(np.uint8).reshape(-1, buffer.itemsize).T.tobytes()
     content = min(planes, zlib.compress(planes, 6), key=len)
@@ -79,7 +79,7 @@ def squeezed(buffer: np.ndarray) -> np.ndarray:
 
 
 def expanded(name: str, buffer: np.ndarray, most: int) -> np.ndarray:
-    """The inverse. Raise RayflError for more than `most` bytes, of which only one more is made."""
+    """The inverse. Raise RayflError for more than `most` bytes; at most `most` + 1 are made."""
     kind, content = np.dtype(chr(buffer[0] & 127)), buffer[1:].tobytes()
     planes = zlib.decompressobj().decompress(content, most + 1) if buffer[0] & 128 else content
     if len(planes) > most:

@@ -1,4 +1,4 @@
-"""PowerSGD: a matrix as the product of two thin ones, found by one power iteration that goes on from the last one."""
+"""PowerSGD: approximates a matrix by the product of two thin ones, with one power iteration a message, warm-started."""
 
 import numpy as np
 import torch
@@ -10,7 +10,7 @@ from rayfl.tree import Tree
 
 
 class PowerCodec(WholeTensorCodec):
-    """Reads one fp32 buffer a tensor, under its name: P [n, r] and then Q [m, r], or all entries if it has as many."""
+    """Reads one fp32 buffer a tensor, under its name: P [n, r] and then Q [m, r], or all entries of the tensor."""
 
     def read(self, parts: Parts, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         buffer, columns = decode_values(parts[name], "fp32"), torch.Size(shape[1:]).numel()
@@ -23,12 +23,12 @@ class PowerCodec(WholeTensorCodec):
 class PowerSGD(Compressor, on_device=True):
     """P Q^T with P = orth(M Q) and then Q = M^T P, for each tensor as a matrix M [n, m]: first dimension by the others.
 
-    orth: QR in float64, the diagonal of R positive. `rank`: r, the columns of P [n, r] and Q [m, r]. The next message
-    begins with this one's Q, the memory; the first one, and a column that has become 0, begins with normal numbers.
+    orth: QR in float64, the diagonal of R positive. `rank`: r, the columns of P [n, r] and Q [m, r]. The memory is Q,
+    with which the next message begins; the first message, and a column that is 0, begin with standard normal numbers.
     Bits: 32 r (n + m) a matrix. A tensor of one dimension or none, or with r (n + m) >= n m / 2, is sent whole.
-    Exactly ||C(M) - M||^2 = ||M||^2 - ||P^T M||^2, up to float32, so a matrix of rank r arrives as it is, and on a
-    matrix that stays the error falls to that of the best matrix of rank r. No constant holds: a Q from another matrix
-    may miss all of M. Biased: wrap it in feedback, whose error is then remembered beside Q.
+    ||C(M) - M||^2 = ||M||^2 - ||P^T M||^2 up to float32. So a matrix of rank r arrives unchanged, and if M is the same
+    in every message, the error falls to that of the best approximation of rank r. No constant is stated, because M may
+    be orthogonal to a Q that comes from another matrix. Biased: wrap it in feedback, whose error is kept beside Q.
     Source: Vogels, Karimireddy, Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed
     Optimization", NeurIPS 2019, Algorithm 1. There all workers share one Q and average P before orth, which takes two
     exchanges a round; here each client has its own. Its Algorithm 2, error feedback, is the compressor feedback.
@@ -67,6 +67,6 @@ def _left_factor(matrix: torch.Tensor, start: torch.Tensor, generator: np.random
     """P [n, r] of M [n, m] and a Q [m, r], float64. Columns of Q that are 0 are drawn; those of P that are rounding
     noise, shorter than 1e-12 ||M||, become 0."""
     start = start.where(start.norm(dim=0) > 0, torch.from_numpy(generator.standard_normal(tuple(start.shape))))
-    # Columns of length 1, so that lengths in M Q compare with ||M||.
+    # The columns get length 1, so that the lengths of columns of M Q can be compared with ||M||.
     left, upper = torch.linalg.qr(matrix @ (start / start.norm(dim=0)))
     return left * upper.diagonal().sign() * (upper.diagonal().abs() >= 1e-12 * matrix.norm())

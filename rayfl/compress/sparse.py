@@ -52,9 +52,9 @@ positions in each tensor. A dataclass of settings that both ends know, so that i
 
 @dataclass(frozen=True)
 class Selection:
-    """The entries to send: increasing int64 `positions` of each tensor, and `scales` of the values (1 if absent).
+    """The entries to send: increasing int64 `positions` in each tensor, and `scales` of the values (1 if absent).
 
-    If `draw` gives the same positions from `seed`, uint64 [1], the seed is sent instead of the positions.
+    With `draw`, which gives the same positions from `seed`, uint64 [1], the seed is sent instead of the positions.
     """
 
     positions: Parts

@@ -79,7 +79,7 @@ class Structured(Compressor, on_device=True):
 
     name = "structured"
     threshold: float | None = Field(
-        default=None, ge=0, description="least score of what is sent; 0.3 where keep_ratio is not given either"
+        default=None, ge=0, description="least score of what is sent; 0.3 if keep_ratio is not given either"
     )
     keep_ratio: float | None = Field(
         default=None, gt=0, le=1, description="share of each tensor's entries that is sent, in place of a threshold"

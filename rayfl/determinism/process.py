@@ -69,7 +69,7 @@ _HEEDED = (
     "TORCH_MKLDNN_MATMUL_MIN_DIM",
     "TORCH_MKLDNN_MATMUL_MIN_SIZE",
 )
-"""Variables that may change bits and stay as the user set them."""
+"""Variables that may change bits, and that rayfl leaves as the user set them."""
 
 
 def prepare_process() -> None:

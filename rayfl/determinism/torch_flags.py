@@ -1,4 +1,4 @@
-"""Settings of torch with which a process computes the same bits every time (promise 1 of the design)."""
+"""Settings of torch with which a process computes the same bits every time."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -15,8 +15,9 @@ _filling: Any = torch.utils.deterministic
 def fix(threads: int, device: torch.device, precision: Precision = "fp32") -> None:
     """Set the thread count; on a GPU also deterministic algorithms, without cudnn's search for the fastest one.
 
-    With these torch would also fill every empty tensor, as if somebody read it before it is written.
-    TF32 is on where `precision` says so and nowhere else: torch has it on for cuDNN's convolutions by itself.
+    With deterministic algorithms torch would also fill every empty tensor; this is switched off, since nothing reads
+    such a tensor before it is written. TF32 is on only if `precision` is "tf32": by default torch has it on for cuDNN's
+    convolutions.
     """
     torch.set_num_threads(threads)
     if device.type == "cuda":

@@ -1,6 +1,6 @@
-"""Availability: which clients can be reached in a round, by chance, by the hour, or by a file.
+"""Availability: which clients can be reached in a round: at random, by time of day, or from a file.
 
-A client's chances do not depend on other clients. Rounds count from 0.
+A client's probability does not depend on other clients. Rounds count from 0.
 """
 
 import csv
@@ -28,7 +28,7 @@ _EVER = 2**62
 class PerClient(Settings):
     """Each client can be reached in a round with its own probability."""
 
-    probability: Shares = Field(description="chance of each client to be available in a round")
+    probability: Shares = Field(description="probability of each client to be available in a round")
 
     def chances(self, count: int, seed: int, round: int) -> np.ndarray:
         """The probability that each client is available in this round, float64 [count]."""
@@ -45,7 +45,7 @@ class Diurnal(Settings):
     period: float = Field(gt=0, description="rounds a day")
     low: float = Field(default=0.0, ge=0, le=1, description="probability by night")
     high: float = Field(default=1.0, ge=0, le=1, description="probability by day")
-    spread: float = Field(default=1.0, ge=0, le=1, description="share of the day over which clients' noons lie")
+    spread: float = Field(default=1.0, ge=0, le=1, description="share of the day over which clients' noons are spread")
 
     @model_validator(mode="after")
     def _nights_are_quieter(self) -> Self:

@@ -14,7 +14,7 @@ class Fate(StrEnum):
     NOT_ASKED = "not_asked"
     """The server asked it for nothing (`Method.has_work`); the round does not wait for it."""
     DROPPED_BEFORE_DOWNLOAD = "dropped_before_download"
-    """It is out of reach: with a server it does nothing, among peers it trains for itself."""
+    """It cannot be reached: with a server it does nothing, among peers it trains for itself."""
     DROPPED_AFTER_DOWNLOAD = "dropped_after_download"
     DROPPED_AFTER_TRAINING = "dropped_after_training"
     UPLOAD_LOST = "upload_lost"
@@ -23,7 +23,7 @@ class Fate(StrEnum):
     SURPLUS = "surplus"
     """It was not among the first to finish (`take_first`)."""
     STALE = "stale"
-    """Its message came more updates late than the schedule uses."""
+    """Its message was older than the schedule's `most_staleness`."""
 
     @property
     def trains(self) -> bool:

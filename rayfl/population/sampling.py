@@ -58,12 +58,13 @@ class Clients(Settings):
     )
     upload_loss: float = Field(default=0.0, ge=0, lt=1, description="chance that an update is sent and never arrives")
     availability: Availability | None = Field(
-        default=None, description="who can be selected: by chance, by the hour or from a file; default: everybody"
+        default=None,
+        description="which clients can be selected: at random, by time of day or from a file; default: all",
     )
     availability_s: float = Field(
         default=60.0,
         gt=0,
-        description="simulated seconds of what availability calls a round, with a schedule that is not in rounds",
+        description="simulated seconds of one round of availability, with a schedule that is not in rounds",
     )
     retention_ratio: Shares | None = Field(
         default=None,
@@ -83,7 +84,7 @@ class Clients(Settings):
         default=None, gt=0, description="simulated seconds after which the server stops waiting for clients"
     )
     take_first: int | None = Field(
-        default=None, ge=1, description="over-selection: how many of the selected clients are used, the first to finish"
+        default=None, ge=1, description="over-selection: use only this number of selected clients, the first to finish"
     )
     work: Literal["full", "capacity"] = Field(
         default="full",
@@ -145,15 +146,15 @@ class Clients(Settings):
 
 
 def attackers(seed: int, num_clients: int, share: float) -> frozenset[int]:
-    """The clients that attack an experiment: a share of all, rounded to whole ones, the same in all rounds. A larger
-    share has those of a smaller."""
+    """The clients that attack: a share of all, rounded to a whole number, the same in all rounds. The attackers of a
+    smaller share are among those of a larger one."""
     order = seeding.generator(seed, purpose="attackers").permutation(num_clients)
     return frozenset(order[: math.floor(share * num_clients + 0.5)].tolist())
 
 
 @dataclass(frozen=True)
 class Participation:
-    """The clients selected in a round, ascending, the fate drawn for each, and who could not be selected."""
+    """The clients selected in a round, ascending, the fate drawn for each, and the unavailable clients."""
 
     fates: Mapping[int, Fate]
     unavailable: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64), compare=False)
@@ -218,12 +219,12 @@ class Population:
         return Participation(self.drawn_fates(round, selected), np.flatnonzero(~reachable))
 
     def slot(self, second: float) -> int:
-        """The number of what availability calls a round, at a second of a run that is not in rounds."""
+        """The round of availability at this second of a run that is not in rounds."""
         # A slot begins at a product that may be rounded down.
         return math.floor(second / self.settings.availability_s + 1e-9)
 
     def next_slot_s(self, second: float) -> float:
-        """The second at which other clients may be available; infinite if all always are."""
+        """The second at which the available clients change next; infinite if all are always available."""
         return math.inf if self.availability is None else (self.slot(second) + 1) * self.settings.availability_s
 
     def drawn_fates(self, round: int, clients: Sequence[int]) -> dict[int, Fate]:

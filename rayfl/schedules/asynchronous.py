@@ -6,7 +6,7 @@ from rayfl.schedules.base import AT_ONCE, NOT_YET, Flying, Now
 
 
 class Asynchronous(Flying):
-    """Every message is an update: x <- (1 - a) x + a x_i, with a = `mixing` times the factor of its staleness.
+    """Every message makes an update: x <- (1 - a) x + a x_i, with a = `mixing` times the factor of its staleness.
 
     x_i is the client's model after its training. In `rayfl` clients send delta_i = x_v - x_i, where x_v is the model of
     the version v with which they began, so the server subtracts a (delta_i + x - x_v). `clients.per_round` clients are

@@ -1,4 +1,4 @@
-"""Schedule: when clients begin, which messages make an update of the server, and how old ones count."""
+"""Schedule: when clients begin, which messages make an update of the server, and how stale messages are scaled."""
 
 import math
 from abc import abstractmethod
@@ -11,7 +11,7 @@ from rayfl.choices.kinds import Choice
 from rayfl.settings import unused_with
 
 AT_ONCE, NOT_YET = -math.inf, math.inf
-"""Seconds of an update before anything else happens, and of none until more has happened."""
+"""Values of `Schedule.due`: update now, before anything else; and no update until something else has happened."""
 
 
 @dataclass(frozen=True)
@@ -32,20 +32,21 @@ class Now:
 
 
 class Schedule(Choice):
-    """A rule for the moments of a run. It is pure: the engine keeps the clock and what is under way."""
+    """A rule for when clients begin and the server updates. It is pure: the engine keeps the clock and the flights."""
 
     label = "schedule"
     package = "rayfl.schedules"
     in_rounds: ClassVar[bool] = False
-    """Whether the engine plays rounds, in which the server waits for all whom it asked; the hooks are not called."""
+    """Whether the server works in rounds, and waits for all clients that it asked; the hooks are then not called."""
     mixes_models: ClassVar[bool] = False
     """Whether an update moves the server's model towards those of clients, by `scale` (FedAsync). If False, the scaled
     messages are given to the method."""
 
     def begins(self, now: Now) -> int:
-        """How many clients begin now, if as many can. Called at the start and after each update and arrival.
+        """The number of clients that should begin now; fewer begin if fewer are idle. Called at the start, and after
+        each update and each arrival.
 
-        By default every free place is taken.
+        By default every free place is filled.
         """
         return now.places - now.under_way
 
@@ -59,7 +60,7 @@ class Schedule(Choice):
     def scale(self, staleness: int) -> float | None:
         """The factor of a message from a client that began `staleness` updates ago; None: the message is dropped.
 
-        It multiplies what a message says and not its weight in a mean, which would cancel in an update by one message.
+        It multiplies the message itself and not its weight in a mean, which would cancel in an update by one message.
         """
         return 1.0
 
@@ -68,7 +69,7 @@ class Schedule(Choice):
 
 
 class Flying(Schedule):
-    """A schedule that is not in rounds, with the settings of how stale messages are scaled."""
+    """A schedule that is not in rounds, with settings for how stale messages are scaled."""
 
     staleness: Literal["constant", "polynomial", "hinge"] = Field(
         default="polynomial",
@@ -76,16 +77,25 @@ class Flying(Schedule):
         "1 / (slope (s - hinge) + 1)",
     )
     power: float = Field(
-        default=0.5, gt=0, description="of polynomial", json_schema_extra=unused_with(staleness=["constant", "hinge"])
+        default=0.5,
+        gt=0,
+        description="exponent of polynomial",
+        json_schema_extra=unused_with(staleness=["constant", "hinge"]),
     )
     slope: float = Field(
-        default=10.0, gt=0, description="of hinge", json_schema_extra=unused_with(staleness=["constant", "polynomial"])
+        default=10.0,
+        gt=0,
+        description="slope of hinge",
+        json_schema_extra=unused_with(staleness=["constant", "polynomial"]),
     )
     hinge: int = Field(
-        default=4, ge=0, description="of hinge", json_schema_extra=unused_with(staleness=["constant", "polynomial"])
+        default=4,
+        ge=0,
+        description="staleness up to which the factor of hinge is 1",
+        json_schema_extra=unused_with(staleness=["constant", "polynomial"]),
     )
     most_staleness: int | None = Field(
-        default=None, ge=0, description="messages that are more updates old are dropped; default: none"
+        default=None, ge=0, description="messages older than this number of updates are dropped; default: none are"
     )
 
     def scale(self, staleness: int) -> float | None:

@@ -9,14 +9,14 @@ from rayfl.schedules.base import AT_ONCE, NOT_YET, Flying, Now
 class Buffered(Flying):
     """`clients.per_round` clients are under way; the server updates whenever `buffer` messages have arrived.
 
-    A client that is back makes room for another at once. The paper's K is `buffer`, its concurrency `per_round`, and
-    its staleness scaling `polynomial` with power 0.5. Its client is any at random; here it is one that is idle and has
-    not come back since the last update, so that an update has at most one message of each.
+    When a client is back, another one begins at once. The paper's K is `buffer`, its concurrency `per_round`, and its
+    staleness scaling `polynomial` with power 0.5. The paper draws any client at random; here a client is drawn from
+    those that are idle and have not come back since the last update, so an update has at most one message of each.
     """
 
     name = "buffered"
     buffer: int | None = Field(
-        default=None, ge=1, description="messages of an update, K; default: half of clients.per_round"
+        default=None, ge=1, description="number of messages of an update, K; default: half of clients.per_round"
     )
 
     def messages(self, places: int) -> int:

@@ -1,4 +1,4 @@
-"""Rounds of a fixed length, in which late messages count in the round in which they arrive."""
+"""Updates at fixed intervals; a late message is used in the update after its arrival."""
 
 from pydantic import Field
 
@@ -6,9 +6,9 @@ from rayfl.schedules.base import Flying, Now
 
 
 class SemiSynchronous(Flying):
-    """The server updates every `period_s` seconds with what has arrived; who is late goes into a later round.
+    """The server updates every `period_s` seconds with the messages that have arrived since the last update.
 
-    At the start of a round it asks so many idle clients that `clients.per_round` are under way.
+    After each update it asks idle clients until `clients.per_round` are under way.
     """
 
     name = "semi-synchronous"

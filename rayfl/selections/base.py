@@ -1,4 +1,4 @@
-"""Selection: which clients a server asks in a round, from what it may know of them."""
+"""Selection: which clients a server asks in a round, based on what it may know of them."""
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from rayfl.tree import State
 
 @dataclass(frozen=True)
 class Seen:
-    """What the server may know before it asks anyone in a round.
+    """What the server may know before it asks clients in a round.
 
     num_examples: train examples of each client, int64 [num_clients]; examples_per_s: speed of each client, float64
     [num_clients]; losses: the mean losses that polled clients reported, by client.
@@ -40,12 +40,12 @@ class Answer:
 
 
 class Selection(Choice):
-    """A rule that chooses the clients of a round. Its state is that of the server, and in checkpoints."""
+    """A rule that chooses the clients of a round. Its state is kept at the server, and in checkpoints."""
 
     label = "selection"
     package = "rayfl.selections"
     hears_losses: ClassVar[bool] = False
-    """Whether those who deliver report their mean training loss, for which each is billed 32 bits."""
+    """Whether clients that deliver report their mean training loss, for which each is billed 32 bits."""
 
     def init(self, num_clients: int) -> State:
         """The state before round 0: arrays as tensors, by name."""
@@ -54,7 +54,7 @@ class Selection(Choice):
     def candidates(
         self, state: State, seen: Seen, available: np.ndarray, wanted: int, generator: np.random.Generator
     ) -> Sequence[int]:
-        """The clients that are polled before `choose`: each gets the model and reports its loss. By default nobody."""
+        """The clients that are polled before `choose`: each gets the model and reports its loss. By default none."""
         return ()
 
     def polled_examples(self) -> int | Literal["all"]:

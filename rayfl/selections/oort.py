@@ -1,4 +1,4 @@
-"""Oort: clients whose data still help and that are fast, beside some that nobody has tried (Lai et al., OSDI 2021)."""
+"""Oort: prefers fast clients with a large training loss, and tries some new clients (Lai et al., OSDI 2021)."""
 
 import math
 from collections.abc import Sequence
@@ -16,13 +16,14 @@ CUT_OFF = 0.95
 
 
 class Oort(Selection):
-    """A share of the clients is drawn by utility among the tried ones, the rest among the untried (Algorithm 1).
+    """A share of the clients is drawn by utility from the tried ones, the rest from the untried ones (Algorithm 1).
 
     The statistical utility of a client is U_i = n_i |mean training loss|: methods report the mean of the losses and not
-    the root of their mean square. It is cut at its 95th percentile, brought to [0, 1], and a bonus sqrt(.1 ln R / L_i)
-    for clients that were last asked in round L_i of R is added. A client that takes t_i seconds, more than T, counts
-    (T / t_i)^penalty times; T is a percentile of the seconds seen, and is not paced. Who did not deliver counts as
-    tried and keeps its utility. Each report is 32 bits.
+    the root of their mean square. U_i is clipped at the 95th percentile and scaled to [0, 1]; then a bonus
+    sqrt(.1 ln R / L_i) is added, where R is the current round and L_i the one in which the client was last asked. For a
+    client that takes t_i > T seconds the sum is multiplied by (T / t_i)^penalty; T is a percentile of the seconds
+    observed (the paper's pacer, which changes T, is not implemented). A client that did not deliver counts as tried and
+    keeps its utility. Each report is 32 bits.
     """
 
     name = "oort"
@@ -31,10 +32,10 @@ class Oort(Selection):
     exploration_decay: float = Field(default=0.98, gt=0, le=1, description="factor of that share each round")
     least_exploration: float = Field(default=0.2, ge=0, le=1, description="the smallest such share")
     explore_by: Literal["speed", "size"] = Field(
-        default="speed", description="chances of untried clients: by their speed (paper), or by their n_i"
+        default="speed", description="chances of untried clients: proportional to their speed (paper), or to their n_i"
     )
     penalty: float = Field(default=2.0, ge=0, description="exponent of T / t_i for clients slower than T, alpha")
-    percentile: float = Field(default=80.0, gt=0, le=100, description="percentile of the seconds seen that is T")
+    percentile: float = Field(default=80.0, gt=0, le=100, description="percentile of the seconds observed that is T")
 
     def init(self, num_clients: int) -> State:
         return {

@@ -1,4 +1,4 @@
-"""Selections that look at nothing that clients report: uniform, Poisson, by size, in turns."""
+"""Selections that use no reports of clients: uniform, Poisson, by size, in turns."""
 
 from collections.abc import Sequence
 
@@ -22,9 +22,9 @@ class Uniform(Selection):
 
 
 class Poisson(Selection):
-    """Every available client with chance `per_round / count`, independently: their number varies and may be 0.
+    """Every available client with probability `per_round / count`, independently: their number varies and may be 0.
 
-    Differential privacy is amplified by this sampling (McMahan et al., ICLR 2018).
+    This sampling amplifies differential privacy (McMahan et al., ICLR 2018).
     """
 
     name = "poisson"
@@ -32,7 +32,7 @@ class Poisson(Selection):
     def choose(
         self, state: State, seen: Seen, available: np.ndarray, wanted: int, generator: np.random.Generator
     ) -> Sequence[int]:
-        # A draw for every client, so that nobody's depends on who is available.
+        # Every client has a draw, so that no client's draw depends on which others are available.
         hit = generator.random(len(seen.num_examples)) < wanted / len(seen.num_examples)
         return available[hit[available]].tolist()
 
@@ -49,7 +49,7 @@ class Weighted(Selection):
 
 
 class RoundRobin(Selection):
-    """The next `clients.per_round` available clients, in the order of their numbers, and from the first one again."""
+    """The next `clients.per_round` available clients in the order of their numbers; after the last comes the first."""
 
     name = "round-robin"
 

@@ -15,9 +15,9 @@ class PowerOfChoice(Selection):
     """Candidates are drawn with chances proportional to n_i; those with the largest losses are asked.
 
     pow-d: every candidate downloads the model and reports its loss on all of its train examples. cpow-d: on one batch
-    of them. rpow-d: nobody is polled; a client counts with the training loss that it reported last, and before its
-    first report as infinite. Each report is 32 bits. Equal losses: the lower number first. The method's own mean should
-    be uniform, as the draw has the weights.
+    of them. rpow-d: no client is polled; the loss of a client is the training loss that it reported last, or infinite
+    before its first report. Each report is 32 bits. Of equal losses the lower client number comes first. The method's
+    own mean should be uniform, because candidates are drawn with the weights already.
     """
 
     name = "power-of-choice"
@@ -30,13 +30,13 @@ class PowerOfChoice(Selection):
     batch_size: int = Field(
         default=50,
         ge=1,
-        description="examples of that batch",
+        description="examples of cpow-d's batch",
         json_schema_extra={"unused_with": {"variant": ["pow-d", "rpow-d"]}},
     )
 
     @property
     def hears_losses(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether those who deliver report their training loss: in rpow-d alone."""
+        """Whether clients that deliver report their training loss: only with rpow-d."""
         return self.variant == "rpow-d"
 
     def init(self, num_clients: int) -> State:

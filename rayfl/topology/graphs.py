@@ -26,7 +26,7 @@ Sparse = Any
 Weights = Literal["uniform", "metropolis"]
 
 MOST_PEERS = 1000
-"""Peers beyond which no eigenvalue is computed: the time grows with their cube."""
+"""Above this number of peers no eigenvalues are computed, because the time grows with its cube."""
 
 
 class Topology(Choice):
@@ -75,7 +75,7 @@ class Grid(SparseTopology):
 
     name = "grid"
     wraps: ClassVar[bool] = False
-    rows: int | None = Field(default=None, ge=1, description="rows of the grid; default: as square as it can be")
+    rows: int | None = Field(default=None, ge=1, description="rows of the grid; default: those of the squarest grid")
 
     def sparse(self, num_peers: int, seed: int, round: int) -> Sparse:
         rows = self.num_rows(num_peers)

@@ -13,11 +13,11 @@ from rayfl.wrappers.base import MessageWrapper
 
 
 class Attack(MessageWrapper):
-    """A share of the clients, drawn once from the seed, sends something else than they have computed.
+    """A share of the clients, drawn once from the seed, sends false messages.
 
-    sign-flip: -strength times their message. gaussian: normal numbers of deviation `strength` in place of it (Blanchard
-    et al., NeurIPS 2017). scale: strength times their message (Bagdasaryan et al., AISTATS 2020). Their own states are
-    those of honest clients. `data.flipped_clients` flips labels instead.
+    sign-flip: -strength times the true message. gaussian: normal numbers of standard deviation `strength` instead
+    (Blanchard et al., NeurIPS 2017). scale: strength times the true message (Bagdasaryan et al., AISTATS 2020). The
+    attackers' own states are those of honest clients. `data.flipped_clients` flips labels instead.
     """
 
     name = "attack"
@@ -38,7 +38,7 @@ class Attack(MessageWrapper):
 
 
 def noise(like: Tree, deviation: float, ctx: Context) -> Tree:
-    """Normal numbers, float32 in the shapes of `like`, from the context's generator."""
+    """Normal numbers of mean 0 and this standard deviation, float32 in the shapes of `like`, from `ctx.generator`."""
     return {
         name: torch.from_numpy(ctx.generator.normal(0.0, deviation, tuple(one.shape)).astype("float32"))
         for name, one in like.items()

@@ -66,10 +66,10 @@ class MessageWrapper(Wrapper):
     """
 
     needs_server: ClassVar[bool] = False
-    """Whether peers cannot have it."""
+    """Whether the wrapper needs a server, so that methods of peers are refused."""
     sees_all: ClassVar[bool] = False
-    """Whether nothing may be sent that it has not seen. It is then the last wrapper, and neither counts beside the
-    trees nor clients that keep silent are allowed."""
+    """Whether nothing may be sent that the wrapper has not seen. It must then be the last wrapper, and methods are
+    refused that send counts beside their trees, or whose clients may send nothing."""
 
     def around(self, method: Method) -> Method:
         name = type(method.innermost).__name__
@@ -79,7 +79,7 @@ class MessageWrapper(Wrapper):
             what = "encodes them in its own way" if method.own_compression else "has messages that are encoded already"
             raise RayflError(
                 f": {self.name!r} changes messages before they are encoded, and {name} {what}; take another method, or "
-                "(with elastic) put this wrapper first",
+                "(with elastic) list this wrapper first",
                 KEY,
             )
         if self.sees_all and method.may_be_silent:
@@ -121,7 +121,8 @@ class MessageWrapper(Wrapper):
     ) -> tuple[Mapping[str, Tree], State, Metrics]:
         """The trees that are encoded in place of `trees`, the client's new state, and metrics of the client.
 
-        trees: all that the client sends, by message name. received: what `download` made, {} if nothing came down.
+        trees: everything that the client sends, by message name. received: the tree of `download`, {} if nothing came
+        down.
         """
 
     def aggregate(self, received: Received, server: State, ctx: Context) -> tuple[Received, State, Metrics]:
@@ -164,7 +165,9 @@ class Wrapped(WrappingClients, keeps_parts=True):
         def outgoing(trees: Trees) -> Trees:
             nonlocal own, metrics
             if seen:
-                raise RayflError(f"{type(self.inner).__name__} sends in two parts; {self.wrapper.name!r} needs all")
+                raise RayflError(
+                    f"{type(self.inner).__name__} sends its trees in two parts; {self.wrapper.name!r} must see all of them"
+                )
             opened = {name: one.tree() if isinstance(one, Difference) else one for name, one in trees.items()}
             client = checked(
                 self.wrapper.client,
@@ -197,7 +200,7 @@ class Wrapped(WrappingClients, keeps_parts=True):
 
 
 class WrappedClients(Wrapped, Wrapping, keeps_parts=True, takes_stale=True):
-    """The same with a server."""
+    """`Wrapped` with a server."""
 
     def init_server(self, params: Tree) -> State:
         return self._with(super().init_server(params), checked(self.wrapper.init_server, *A_STATE)(params))
@@ -221,7 +224,7 @@ class WrappedClients(Wrapped, Wrapping, keeps_parts=True, takes_stale=True):
 
 
 class WrappedPeers(Wrapped, PeerHalf, keeps_parts=True):
-    """The same among peers."""
+    """`Wrapped` among peers."""
 
     def __init__(self, inner: Method, wrapper: MessageWrapper) -> None:
         super().__init__(inner, wrapper)
@@ -244,7 +247,7 @@ def _is_like(found: Mapping[str, Tree], wanted: Mapping[str, Tree]) -> bool:
 
 
 def _replaces(now: Received, before: Received) -> bool:
-    """Whether a wrapper may hand over `now` for `before`: under each name nothing, or finite numbers in its shapes."""
+    """Whether a wrapper may return `now` for `before`: each changed aggregate has finite numbers in the same shapes."""
     changed = [
         (now[name], one) for name, one in before.items() if now[name] is not one and now[name].count and one.count
     ]
@@ -259,7 +262,7 @@ def require_uniform_weights(name: str, method: Method) -> None:
     """Raise RayflError if clients send the number of their examples, which then weighs their messages."""
     if (weighting := getattr(method.innermost.hyper, "weighting", "uniform")) != "uniform":
         raise RayflError(
-            f": {name!r} cannot believe the weights that clients send; give method.weighting='uniform' in place of "
+            f": {name!r} cannot trust the weights that clients send; give method.weighting='uniform' in place of "
             f"{weighting!r}",
             KEY,
         )

@@ -11,21 +11,21 @@ from rayfl.methods.base import Context, Gather, Metrics, Received, State, Sum, T
 from rayfl.wrappers.base import MessageWrapper
 
 WITHIN = "clip/within"
-"""The message that says whether a client's message was within the norm: 1/2, or else -1/2."""
+"""The message that says whether a client's message was within the norm: 1/2 if it was, otherwise -1/2."""
 
 
 class Clip(MessageWrapper):
     """Scales a client's message down to a Euclidean norm of at most `norm`, over all of its trees together.
 
-    With a `quantile` (Andrew, Thakkar, McMahan, Ramaswamy, NeurIPS 2021, Algorithm 1, without noise) `norm` is that of
-    round 0: clients download the norm C and send whether their message was within, and the server sets
+    With a `quantile` (Andrew, Thakkar, McMahan, Ramaswamy, NeurIPS 2021, Algorithm 1, without noise) `norm` is only the
+    norm of round 0: clients download the norm C and report whether their message was within it, and the server sets
     C <- C exp(-rate (share within - quantile)).
     """
 
     name = "clip"
     norm: float = Field(default=1.0, gt=0, description="largest norm of a message; with a quantile: in round 0")
     quantile: float | None = Field(
-        default=None, gt=0, lt=1, description="share of the clients within the norm that is aimed at"
+        default=None, gt=0, lt=1, description="target share of the clients whose messages are within the norm"
     )
     rate: float = Field(
         default=0.2,

@@ -2,7 +2,7 @@
 
 Central: McMahan, Ramage, Talwar, Zhang, Learning Differentially Private Recurrent Language Models, ICLR 2018, with a
 fixed denominator; with a quantile Andrew et al., NeurIPS 2021. Noise is drawn from the experiment's seed: epsilon is
-that of the mechanism, to study what it costs; a simulation protects nobody's data.
+that of the mechanism, so that its cost can be studied; a simulation does not protect data.
 """
 
 import functools
@@ -29,12 +29,12 @@ from rayfl.wrappers.base import KEY, require_uniform_weights
 from rayfl.wrappers.clip import WITHIN, Clip
 
 ORDERS = [1 + tenth / 10 for tenth in range(1, 100)] + [*range(12, 64), 80, 128, 256, 512, 1024]
-"""The orders of Renyi divergence among which the accountant chooses."""
+"""The orders of Renyi divergence over which the accountant minimises epsilon."""
 
 
 @functools.cache
 def one_round(noise_multiplier: float, rate: float) -> np.ndarray:
-    """The Renyi divergence of a round of each of ORDERS, float64 [num_orders], by Opacus's accountant."""
+    """The Renyi divergence of one round for each of ORDERS, float64 [num_orders], by Opacus's accountant."""
     # Opacus imports most of torch; only runs with differential privacy wait for it.
     from opacus.accountants.analysis import rdp
 
@@ -42,8 +42,10 @@ def one_round(noise_multiplier: float, rate: float) -> np.ndarray:
 
 
 def epsilon(noise_multiplier: float, rate: float, rounds: int, delta: float) -> float:
-    """Epsilon after `rounds` rounds of the Gaussian mechanism with Poisson sampling at `rate` (1: no sampling), from
-    the Renyi divergence of all rounds, which is that of one round times their number."""
+    """Epsilon after `rounds` rounds of the Gaussian mechanism with Poisson sampling at `rate` (1: no sampling).
+
+    The Renyi divergence of all rounds is that of one round times their number.
+    """
     from opacus.accountants.analysis import rdp
 
     spent = (rounds * one_round(noise_multiplier, rate)).tolist()
@@ -51,10 +53,12 @@ def epsilon(noise_multiplier: float, rate: float, rounds: int, delta: float) -> 
 
 
 class Private(Clip):
-    """Clipping before noise; what both sorts have in common."""
+    """The part that central and local differential privacy share: clipping before noise."""
 
     sees_all = True
-    noise_multiplier: float = Field(default=1.0, gt=0, description="deviation of the noise over the norm, z")
+    noise_multiplier: float = Field(
+        default=1.0, gt=0, description="standard deviation of the noise, as a multiple of the norm, z"
+    )
     delta: float = Field(default=1e-5, gt=0, lt=1, description="delta of (epsilon, delta)")
 
     def check(self, setup: Setup, store_bytes: int) -> None:
@@ -71,20 +75,22 @@ class Private(Clip):
 
 
 class CentralDP(Private):
-    """The server adds noise of deviation z S to the sum of messages of norm at most S, and divides by the number of
-    clients that it expects, in every round, also if nobody is asked.
+    """The server adds noise of standard deviation z S to the sum of messages of norm at most S, and divides by the
+    expected number of clients. It does so in every round, even if nobody is asked.
 
-    Epsilon, as `privacy/epsilon` in every round, is for all rounds so far and for two experiments of which one has a
-    client more. Clients that drop out change nothing in it. Messages of all names are clipped and get noise together.
+    `privacy/epsilon` of a round covers all rounds so far, and compares two experiments of which one has one client
+    more. Clients that drop out do not change it. All messages of a client are clipped and get noise together.
     """
 
     name = "central-dp"
     needs_server = True
-    adjacency: Literal["add-or-remove"] = Field(default="add-or-remove", description="experiments that are compared")
+    adjacency: Literal["add-or-remove"] = Field(
+        default="add-or-remove", description="epsilon compares experiments with and without one client"
+    )
     count_noise: float | None = Field(
         default=None,
         gt=0,
-        description="deviation of the noise on the number of clients within the norm; default: per_round / 20",
+        description="standard deviation of the noise on the number of clients within the norm; default: per_round / 20",
         json_schema_extra=unused_with(quantile=[None]),
     )
 
@@ -98,8 +104,8 @@ class CentralDP(Private):
         dense = isinstance(uplink, Dense) and uplink.dtype == "fp32"
         if not dense and not (isinstance(uplink, TopK | Threshold) and uplink.values == "fp32"):
             raise self.broken(
-                f"what arrives by uplink={uplink.name!r} can be longer than what was clipped; take dense, topk or "
-                "threshold, with fp32"
+                f"a message decoded from uplink={uplink.name!r} may have a larger norm than the clipped one; take "
+                "dense, topk or threshold, with fp32"
             )
         half, others = setup.server_half, {type(rule) for rule in setup.method.gather.values()} - {Sum, WeightedMean}
         if others or any(half.overrides(hook) for hook in ("personal_message", "reply", "store_uplink")):
@@ -110,7 +116,7 @@ class CentralDP(Private):
             )
 
     def multiplier(self, count_deviation: float) -> float:
-        """The multiplier of the noise on messages: larger with a quantile, which takes a part of epsilon."""
+        """The multiplier of the noise on messages; with a quantile, which uses a part of epsilon, it is larger."""
         z = self.noise_multiplier
         return z if self.quantile is None else (z**-2 - (2 * count_deviation) ** -2) ** -0.5
 
@@ -130,17 +136,19 @@ class CentralDP(Private):
 
 
 class LocalDP(Private):
-    """Every client clips its message to norm S and adds noise of deviation z S before it sends it, to anybody.
+    """Every client clips its message to norm S and adds noise of standard deviation z S before it sends it.
 
-    Two data sets of a client that differ in any way move its message by at most 2 S. Epsilon, as `privacy/epsilon`, is
-    that of a client which has been asked in every round so far, without any amplification.
+    The messages made of any two data sets of a client differ by at most 2 S. `privacy/epsilon` is that of a client that
+    has been asked in every round so far, without any amplification.
     """
 
     name = "local-dp"
-    adjacency: Literal["replace"] = Field(default="replace", description="data sets of a client that are compared")
+    adjacency: Literal["replace"] = Field(
+        default="replace", description="epsilon compares any two data sets of one client"
+    )
     quantile: float | None = Field(
         default=None,
-        description="not here: whether a message was within the norm would be in the clear",
+        description="cannot be given: clients would report without noise whether they were within the norm",
         json_schema_extra=unused_with(adjacency=["replace"]),
     )
 
@@ -152,7 +160,8 @@ class LocalDP(Private):
         return sent, state, {**metrics, "privacy/epsilon": self._spent(ctx)}
 
     def aggregate(self, received: Received, server: State, ctx: Context) -> tuple[Received, State, Metrics]:
-        """Under a schedule messages are of several rounds: their mean would be less than what a client has spent."""
+        """See `MessageWrapper`. Record epsilon of this round: under a schedule the clients' own values, whose mean is
+        recorded otherwise, are of earlier rounds and too low."""
         received, server, metrics = super().aggregate(received, server, ctx)
         return received, server, {**metrics, "privacy/epsilon": self._spent(ctx)}
 

@@ -1,7 +1,7 @@
-"""Robust means: what a server takes in place of the mean of its clients' messages, some of which may be attacks.
+"""Robust means: replace the mean of clients' messages by a value that a few false messages cannot move far.
 
-All messages of a round are kept, and read slice by slice on the workers: once by the rules that look at each entry by
-itself, twice by those that look at distances, which follow from the sums of products of every two messages.
+All messages of a round are kept, and read slice by slice on the workers: once by rules that treat every entry by
+itself, twice by rules that use distances, which are computed from the inner products of all pairs of messages.
 """
 
 import numpy as np
@@ -28,7 +28,7 @@ from rayfl.wrappers.base import KEY, Wrapper, require_uniform_weights
 
 
 class Robust(Wrapping, on_device=True, keeps_parts=True):
-    """A method whose means are made by a robust rule."""
+    """A method whose means are computed by a robust rule."""
 
     own_names = frozenset((CENTER,))
 
@@ -45,7 +45,7 @@ class Robust(Wrapping, on_device=True, keeps_parts=True):
 
 
 class RobustWrapper(Wrapper, RobustMean):
-    """A rule for a server's means; a subclass has `combine`, and `decide` if it `measures`."""
+    """A rule that replaces a server's means; a subclass has `combine`, and `decide` if it `measures`."""
 
     store_share: float = Field(
         default=0.5, gt=0, le=1, description="share of the object store that a round's messages may take"
@@ -55,8 +55,8 @@ class RobustWrapper(Wrapper, RobustMean):
         rules = {type(rule) for rule in method.gather.values()}
         if not isinstance(method, ServerHalf) or rules != {WeightedMean} or method.innermost.needs_everyone:
             raise RayflError(
-                f": {self.name!r} takes the place of a server's means, and {type(method).__name__} has none, or other "
-                "sums beside, or needs the mean of all; take fedavg, for example",
+                f": {self.name!r} replaces a server's means, but {type(method).__name__} has none, gathers other sums "
+                "too, or needs the mean of all clients; take fedavg, for example",
                 KEY,
             )
         return Robust(method, self)
@@ -74,8 +74,8 @@ class RobustWrapper(Wrapper, RobustMean):
 
 
 class CoordinateMedian(RobustWrapper):
-    """The median of every entry, of an even number the mean of the two in the middle (Yin, Chen, Ramchandran, Bartlett,
-    ICML 2018, Definition 1)."""
+    """The median of every entry; for an even number of messages, the mean of the middle two (Yin, Chen, Ramchandran,
+    Bartlett, ICML 2018, Definition 1)."""
 
     name = "coordinate-median"
 
@@ -95,7 +95,7 @@ class TrimmedMean(RobustWrapper):
 
 
 class ByDistances(RobustWrapper):
-    """Weights of the messages by their distances."""
+    """A weighted sum of the messages, with weights computed from their distances."""
 
     measures = True
 
@@ -107,7 +107,7 @@ class Krum(ByDistances):
     """The message with the smallest sum of squared distances to its n - f - 2 nearest ones (Blanchard, El Mhamdi,
     Guerraoui, Stainer, NeurIPS 2017); with `keep` the mean of the best ones, multi-Krum.
 
-    Where fewer than 2 f + 3 messages arrive (dropouts, Poisson sampling), the rule is the same and withstands fewer
+    If fewer than 2 f + 3 messages arrive (dropouts, Poisson sampling), the rule is the same but withstands fewer
     attackers.
     """
 
@@ -138,8 +138,8 @@ class GeometricMedian(ByDistances):
     Pillutla, Kakade, Harchaoui, IEEE TSP 2022, Algorithm 2)."""
 
     name = "geometric-median"
-    steps: int = Field(default=32, ge=1, description="iterations; they cost no pass over messages")
-    smoothing: float = Field(default=1e-6, gt=0, description="the least distance that counts, nu")
+    steps: int = Field(default=32, ge=1, description="iterations; they do not read the messages again")
+    smoothing: float = Field(default=1e-6, gt=0, description="smaller distances are replaced by this one, nu")
 
     def decide(self, statistics: np.ndarray) -> np.ndarray:
         weights = np.full(len(statistics), 1 / len(statistics))
@@ -155,7 +155,7 @@ class CenteredClipping(ByDistances):
 
     name = "centered-clipping"
     keeps_center = True
-    radius: float = Field(default=1.0, gt=0, description="how far a message moves v at most, tau")
+    radius: float = Field(default=1.0, gt=0, description="norm to which each message's distance to v is clipped, tau")
     steps: int = Field(default=1, ge=1, description="iterations a round")
 
     def decide(self, statistics: np.ndarray) -> np.ndarray:

@@ -90,7 +90,10 @@ class Elastic(Wrapping, on_device=True, keeps_parts=True):
                 "needs it unchanged; remove it"
             )
         if self.sees_all:
-            raise RayflError("elastic sends a message past a wrapper that must see all; put it before that one, or out")
+            raise RayflError(
+                "elastic sends a message that a wrapper inside it must see and cannot; list elastic before that "
+                "wrapper, or remove it"
+            )
         self.gather, self.hands_over_trees = {**inner.gather, SENSITIVITY: WeightedMean()}, False
 
     def plan(self, round: int, coin: float) -> Plan:

@@ -97,7 +97,7 @@ def layer_masks(y: Tree, ratios: dict[str, float], fil: float = 0, fil_share: fl
 
 
 def first_scores(layers: Tree, generator: np.random.Generator) -> Tree:
-    """Uniform within 1 / sqrt(entries of a row) (Kaiming's with a = sqrt(5)), and never 0: such a score cannot learn."""
+    """Uniform within 1 / sqrt(entries of a row) (Kaiming's with a = sqrt(5)), and not 0: such a score cannot learn."""
 
     def draw(layer: torch.Tensor) -> torch.Tensor:
         bound = 1 / math.sqrt(layer[0].numel())
