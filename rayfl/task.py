@@ -31,9 +31,9 @@ class BoundTask(ABC):
     """Whether the loss draws random numbers in training (dropout)."""
     uses_functorch: bool = False
     constants: Mapping[str, np.ndarray] = MappingProxyType({})
-    """What the loss uses beside the parameters: never trained, sent or counted, and saved with the final models."""
+    """Tensors that the loss uses beside the parameters: never trained, sent or counted; saved with the final models."""
     local: Mapping[str, np.ndarray] = MappingProxyType({})
-    """The first values of what clients keep of a model: personal parameters, and buffers that training changes."""
+    """Initial values of the tensors that clients keep: personal parameters, and buffers that training changes."""
 
     @abstractmethod
     def init(self, seed: int) -> Tree:

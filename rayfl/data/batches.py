@@ -153,7 +153,7 @@ class ClientData:
         return len(self.partition.split(split)[self.client])
 
     def most_examples(self, split: str) -> int:
-        """The largest number of samples in `split` that any client has which may be stacked."""
+        """The largest number of samples in `split` among the clients that may be stacked."""
         return int(self.partition.split(split).sizes[: self.num_clients].max())
 
     def all(self, split: str) -> Batch:

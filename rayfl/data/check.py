@@ -22,8 +22,10 @@ _held: WeakValueDictionary[str, Dataset] = WeakValueDictionary()
 
 
 def read_dataset(source: Source) -> Dataset:
-    """Load and check the dataset of a source. As long as its files stay the same and somebody holds the dataset, it is
-    loaded once. Raise RayflError as `checked_dataset`."""
+    """Load and check the dataset of a source, or return the one that this process already holds of the same files.
+
+    Raise RayflError as `checked_dataset` does.
+    """
     if not (digests := source_digests(source)):
         return checked_dataset(source.load())
     key = repr((type(source), source.to_table(), digests))

@@ -1,7 +1,7 @@
-"""Digests of data files by their content, so that a run of other data is another run.
+"""Digests of data files by their content, so that a run on changed data counts as another run.
 
-A process keeps a digest with size, modification time, change time and inode of the files, and makes it again only if
-one of these is another.
+A process keeps a digest with size, modification time, change time and inode of the files, and computes it again only if
+one of these changes.
 """
 
 import hashlib
@@ -101,8 +101,8 @@ def _of_file(path: Path, whole: bool) -> str:
 def source_digests(source: "Source") -> dict[str, str]:
     """The digest of each file and folder that a source reads, by its path from the folder that has all of them.
 
-    What is not there is left out: loading says so. Raise RayflError, with the file, if its digest is not the one in
-    the source's settings, or if a file cannot be read or downloaded.
+    Missing files are left out, because loading reports them. Raise RayflError, with the file's name, if its digest is
+    not the one in the source's settings, or if a file cannot be read or downloaded.
     """
     paths = [path.absolute() for path in source.files()]
     home = os.path.commonpath([path.parent for path in paths]) if paths else ""

@@ -44,7 +44,7 @@ class Shards:
         return np.repeat(np.arange(len(self)), self.sizes)
 
     def of_clients(self, clients: np.ndarray) -> "Shards":
-        """Shards of some clients, int64, with the numbers 0, 1, ... in their order."""
+        """Shards of some clients, int64 [n], which get the numbers 0, 1, ... in the given order."""
         sizes = self.sizes[clients]
         ends = np.cumsum(sizes)
         places = np.arange(ends[-1]) + np.repeat(self.offsets[clients] - ends + sizes, sizes)
@@ -127,8 +127,7 @@ class Partition:
         )
 
     def with_last(self, clients: Sequence[int]) -> "Partition":
-        """The same partition with new numbers of the clients: `clients` are the last ones. Both parts keep their
-        order."""
+        """The same partition with clients renumbered: `clients` become the last ones. Both groups keep their order."""
         order = np.concatenate([np.setdiff1d(np.arange(len(self.train)), clients), np.sort(clients)])
         return Partition(**{one.name: getattr(self, one.name).of_clients(order) for one in fields(self)})
 

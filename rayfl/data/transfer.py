@@ -46,7 +46,7 @@ def to_memory(nested: Nested, device: torch.device) -> Nested:
 
 
 def stack(nested: Sequence[Nested], width: int, device: torch.device) -> Nested:
-    """Stack `nested` on the device: every leaf is [width, ...]. The rows that are missing are copies of the first."""
+    """Stack `nested` on the device: every leaf becomes [width, ...]. Missing rows are copies of the first one."""
     spec, missing = tree_flatten(nested[0])[1], width - len(nested)
     columns = [[*column, *[column[0]] * missing] for column in zip(*map(_leaves, nested), strict=True)]
     if device.type == "cpu":
@@ -63,8 +63,8 @@ def stack(nested: Sequence[Nested], width: int, device: torch.device) -> Nested:
 def unstack(stacked: Nested, count: int) -> list[Nested]:
     """The first `count` rows of a stack, on its device. In main memory each row owns its memory.
 
-    On a GPU all rows look at one copy of the stack, in which each tensor of a row begins as in CUDA's own allocations:
-    a row costs no operation.
+    On a GPU all rows are views of one copy of the stack, in which each tensor is aligned as in CUDA's own allocations:
+    a row then costs no operation.
     """
     leaves, spec = tree_flatten(stacked)
     if not leaves or leaves[0].device.type != "cuda":

@@ -8,8 +8,8 @@ from rayfl.metrics.base import PerExample, Targets, are_labels, sizes
 
 
 class Accuracy(PerExample):
-    """The share of right answers. Of classes the largest logit is the answer, of yes-or-no labels logits above 0 are
-    yes."""
+    """The share of right answers. For classes the answer is the largest logit; for yes-or-no labels a logit above 0
+    means yes."""
 
     name = "accuracy"
     unit = "%"
@@ -55,5 +55,5 @@ def over_example(values: torch.Tensor, counted: torch.Tensor | None = None) -> t
 
 
 def in_rows(values: torch.Tensor) -> torch.Tensor:
-    """[batch, ...] as [batch, m], also where the batch is empty."""
+    """[batch, ...] as [batch, m], also if the batch is empty."""
     return values.unsqueeze(1).flatten(1)

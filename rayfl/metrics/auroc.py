@@ -11,12 +11,12 @@ RANGE = 16.0
 
 
 class Auroc(Metric):
-    """The chance that a random example of a class gets a larger logit for it than one of another class (AUROC).
+    """The probability that a random example of a class gets a larger logit for it than one of another class (AUROC).
 
-    One class against the rest, as the mean over classes (or labels) of which there are examples on both sides;
-    undefined without any. The logit of a class is its log-odds, log(p / (1 - p)), clipped to +-16, in bins of equal
-    width (probabilities pile up at 1). `auroc_error` is the most by which the bins can change it: half the pairs that
-    share one. It is exact where no bin holds both sides.
+    One class against the rest, as the mean over classes (or labels) that have examples on both sides; undefined if none
+    has. The logit of a class is its log-odds, log(p / (1 - p)), clipped to +-16, in bins of equal width (bins of
+    probabilities would be crowded at 1). `auroc_error` is the largest error that the bins can cause: half the share of
+    pairs that lie in one bin. The AUROC is exact if no bin holds both sides.
     """
 
     name = "auroc"

@@ -1,4 +1,4 @@
-"""Metric: a sum that grows with the examples, and the values at its end, chosen by `[evaluation] metrics`."""
+"""Metric: sums over examples, and the values computed from them; `[evaluation] metrics` chooses them."""
 
 import math
 import re
@@ -14,8 +14,8 @@ from rayfl.errors import RayflError
 from rayfl.metrics.facts import Drawn, Facts
 
 Targets = Literal["classes", "labels", "numbers"]
-"""What targets are. classes: integers, one for each row of logits, negative ones are left out (padding); labels: 0 or 1
-for each output (multi-label); numbers: one for each output (regression)."""
+"""The kind of targets. classes: integers, one for each row of logits, where negative ones are left out (padding);
+labels: 0 or 1 for each output (multi-label); numbers: one for each output (regression)."""
 Sums = Mapping[str, Tensor]
 """Sums of fixed shapes by name, int64 or float64."""
 Values = Mapping[str, float | None]
@@ -27,33 +27,33 @@ class LossOf(Protocol):
 
     @abstractmethod
     def loss(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss of each example as a sum, and what it counts, [batch] each."""
+        """The loss of each example as a sum, and its count (see `Task.loss`), [batch] each."""
 
 
 class Metric(Choice, ABC):
-    """A sum over examples, and values that are made of it. Its settings are its fields.
+    """Sums over examples, and values computed from them. Its settings are its fields.
 
-    `value` names what is recorded: "accuracy" becomes `pooled/accuracy`, `own/accuracy`, ... A name with a slash
-    ("recall/3") is a part of the metric, of which a page makes no column. Class attributes describe all values;
-    `facts` can say more of single ones.
+    `value` names the recorded values: "accuracy" becomes `pooled/accuracy`, `own/accuracy`, ... A name with a slash
+    ("recall/3") is a part of the metric, which gets no column in reports. Class attributes describe all values; `facts`
+    can describe single ones.
     """
 
     label = "metric"
     package = "rayfl.metrics"
     title: ClassVar[str] = ""
-    """What pages call it; by default its name."""
+    """Its title in reports; by default its name."""
     unit: ClassVar[str] = ""
     """The unit of the values. "%": they are shares of 1, and are shown in percent."""
     bounds: ClassVar[tuple[float, float]] = (-math.inf, math.inf)
     """The smallest and the largest value."""
     higher_is_better: ClassVar[bool | None] = None
-    """Which way is better; None: neither."""
+    """Whether larger values are better; None: neither direction is."""
     ranks: ClassVar[bool] = True
     """Whether reports compare runs by it. It needs `higher_is_better`."""
     drawn: ClassVar[Drawn] = ""
-    """The figure that a page makes of its parts. They are recorded for all clients together and not for each."""
+    """The figure that the report draws of its parts. They are recorded for all clients together and not for each."""
     judges: ClassVar[tuple[Targets, ...]] = ("classes", "labels", "numbers")
-    """The targets that it can judge."""
+    """The kinds of targets that it accepts."""
     most_classes: ClassVar[float] = math.inf
     """More classes or labels are refused."""
 
@@ -153,8 +153,8 @@ def measured(metric: Metric, outputs: Tensor, targets: Tensor, weights: Tensor |
 
 
 def are_finite(sums: Mapping[str, Tensor | np.ndarray]) -> bool:
-    """Whether no sum, in main memory, is NaN or infinite: a value of them that is NaN is undefined, and comes from no
-    model that has diverged."""
+    """Whether no sum, in main memory, is NaN or infinite: a NaN made of such sums is undefined, and does not come from
+    a model that has diverged."""
     return all(bool(np.isfinite(np.asarray(total)).all()) for total in sums.values())
 
 
@@ -164,7 +164,7 @@ def ratio(part: float, whole: float) -> float | None:
 
 
 def flat(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits [m, classes] and classes [m] of all that is predicted: tokens of sequences too, without padding."""
+    """Logits [m, classes] and classes [m] of all predictions, including the tokens of sequences, without padding."""
     outputs, targets = outputs.reshape(-1, outputs.shape[-1]), targets.reshape(-1)
     kept = targets >= 0
     return (outputs, targets) if bool(kept.all()) else (outputs[kept], targets[kept])
@@ -176,7 +176,7 @@ def are_labels(outputs: Tensor, targets: Tensor) -> bool:
 
 
 def kind_of(outputs: Tensor, targets: Tensor) -> Targets:
-    """What all `targets` [n, ...] of an experiment are, beside outputs [batch, ...]."""
+    """The kind of all `targets` [n, ...] of an experiment, given outputs [batch, ...]."""
     if targets.ndim < outputs.ndim and not targets.is_floating_point():
         return "classes"
     return "labels" if bool(((targets == 0) | (targets == 1)).all()) else "numbers"

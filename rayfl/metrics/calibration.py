@@ -9,10 +9,10 @@ from rayfl.metrics.base import Metric, Sums, Values, are_labels, flat, ratio
 class CalibrationError(Metric):
     """The distance between confidence and accuracy, as the mean over bins of equal confidence (ECE). 0 is calibrated.
 
-    The confidence of an answer is the largest probability, and of a yes-or-no label max(p, 1 - p). Bin b of B holds
-    confidences in (b / B, (b + 1) / B], the first one 0 too. The error of all clients' outputs together is at most the
-    mean of their own errors weighted by examples. Parts: the examples, the mean confidence and the accuracy of each
-    bin, which the page draws.
+    The confidence of an answer is the largest probability; for a yes-or-no label it is max(p, 1 - p). Bin b of B holds
+    confidences in (b / B, (b + 1) / B], and the first one also 0. The error of all clients' outputs together is at most
+    the mean of their own errors weighted by examples. Parts: the examples, the mean confidence and the accuracy of each
+    bin, which the report draws.
     """
 
     name = "ece"
@@ -32,7 +32,7 @@ class CalibrationError(Metric):
         else:
             outputs, targets = flat(outputs, targets)
             confidence, right = outputs.double().softmax(dim=-1).amax(dim=-1), outputs.argmax(dim=-1) == targets
-        # A model that has diverged has no confidence; its examples count in the first bin as they are.
+        # A model that has diverged has confidence NaN; its examples go into the first bin, and the sums become NaN.
         place = ((confidence * self.bins).ceil() - 1).nan_to_num(0.0).clamp(0, self.bins - 1).long()
         return {
             "count": torch.bincount(place, minlength=self.bins),

@@ -14,9 +14,9 @@ from rayfl.settings import shown
 def checked_facts(metrics: Sequence[Metric], outputs: torch.Tensor, targets: torch.Tensor) -> dict[str, Facts]:
     """The facts of every value, by its name.
 
-    outputs [n, ...]: a network's for the first of all `targets` [m, ...] of the experiment. Raise RayflError, which
-    names evaluation.metrics, for a metric that cannot judge them, that fails on them, whose values are no numbers for
-    them or for no examples, or have the name of another one's.
+    outputs: a network's for the first n examples, [n, ...]; targets: all of the experiment, [m, ...]. Raise RayflError,
+    which names evaluation.metrics, for a metric that cannot judge them, that fails on them, whose values are not
+    numbers (for these examples, or for none), or have the name of another metric's value.
     """
     kind, found = kind_of(outputs, targets), dict[str, Facts]()
     for metric in metrics:

@@ -6,8 +6,8 @@ from rayfl.metrics.base import Metric, Sums, Values, flat
 
 
 class Confusion(Metric):
-    """The number of test examples by their class and by the class that is said, as confusion/CLASS/SAID. The page draws
-    it as a matrix."""
+    """The number of test examples by their class and by the predicted class, as confusion/CLASS/PREDICTED. The report
+    draws it as a matrix."""
 
     name = "confusion"
     title = "Confusion matrix"

@@ -1,6 +1,6 @@
-"""What a report must know of a metric's value: its title, its unit, its range, and which way is better.
+"""Facts about a metric's value that a report needs: its title, its unit, its range, and which direction is better.
 
-A run directory has them in metrics.json, so that a report needs neither torch nor the file of a stranger's metric.
+A run directory has them in metrics.json, so that a report needs neither torch nor the file of a third party's metric.
 """
 
 from typing import Literal
@@ -10,7 +10,7 @@ from pydantic import Field
 from rayfl.settings import Settings
 
 Drawn = Literal["", "matrix", "calibration"]
-"""The figure that a page makes of a metric's values; "": none."""
+"""The figure that the report draws of a metric's values; "": none."""
 
 
 PLACES = (
@@ -18,7 +18,7 @@ PLACES = (
     *("pooled_train", "own_train", "own_train_after_training", "unseen_train", "unseen_train_after_training"),
     *("personal_pooled", "personal_pooled_after_training"),
 )
-"""The models and data that evaluations judge (rayfl/rounds/evaluation.py): what values' names begin with."""
+"""The places that evaluations judge, with which values' names begin (rayfl/rounds/evaluation.py)."""
 
 
 class Facts(Settings):
@@ -31,7 +31,7 @@ class Facts(Settings):
     unit: str = ""
     low: float | None = Field(default=None, description="the smallest value; None: there is none")
     high: float | None = Field(default=None, description="the largest value; None: there is none")
-    higher_is_better: bool | None = Field(default=None, description="None: neither way is better")
+    higher_is_better: bool | None = Field(default=None, description="None: neither direction is better")
     ranks: bool = Field(default=False, description="whether runs are compared by it, in tables and targets")
     drawn: Drawn = ""
 
@@ -42,11 +42,11 @@ class Facts(Settings):
 
     @property
     def sign(self) -> int:
-        """Sorts values: of two, the better one has the larger product with it. 1 where neither way is better."""
+        """Sorts values: the better of two has the larger product with it. 1 if neither direction is better."""
         return -1 if self.higher_is_better is False else 1
 
     def words(self, value: float, decimals: int | None = None) -> str:
-        """A value with its unit: "81.2 %", "0.4312", "12.3 nats". decimals: of a value in percent, by default 1."""
+        """A value with its unit: "81.2 %", "0.4312", "12.3 nats". decimals: of percent, by default 1."""
         percent = f"{100 * value:.{1 if decimals is None else decimals}f} %"
         return percent if self.is_percent else f"{value:,.4g} {self.unit}".strip()
 
@@ -78,4 +78,4 @@ LOSS = Facts(
     higher_is_better=False,
 )
 RECORDED_BEFORE = {"loss": LOSS, "accuracy": ACCURACY}
-"""The facts of a run from before there was a metrics.json."""
+"""The facts of a run that is older than metrics.json."""

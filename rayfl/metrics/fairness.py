@@ -1,4 +1,4 @@
-"""How evenly a metric's values lie over clients. A worst tenth is rounded up to whole clients."""
+"""How evenly a metric is distributed over clients. The worst tenth is rounded up to whole clients."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -14,18 +14,19 @@ RECORDED: Mapping[str, Mapping[str, object]] = {
     "difference": {"low": 0.0, "high": None, "higher_is_better": False},
     "jain": {"unit": "", "low": 0.0, "high": 1.0, "higher_is_better": True},
 }
-"""What each evaluation records of `fairness`, as `own_worst/accuracy`, and in what their facts differ from
-those of the metric."""
+"""The values of `fairness` that each evaluation records, as `own_worst/accuracy`, with the facts in which they differ
+from the metric."""
 OVER_CLIENTS = ("merged", "weighted", *RECORDED)
-"""What places end in whose values are no means over clients: `own_merged/accuracy` (rayfl/rounds/evaluation.py)."""
+"""Endings of places whose values are not means over clients: `own_merged/accuracy` (rayfl/rounds/evaluation.py)."""
 
 
 def fairness(values: np.ndarray, found: Facts) -> dict[str, float]:
-    """The spread of clients' values [n], NaN where they are undefined; {} without any. What is NaN is left out.
+    """The spread of clients' values [n], which are NaN if undefined; {} if all are. Results that are NaN are left out.
 
-    mean, deviation: over clients (the population's deviation). worst_tenth: the mean of the worst 10 %. worst, best: of
-    a client; difference: between the two. jain: Jain's index, (sum a)^2 / (n sum a^2), from 1/n to 1 (all equal, also
-    where all are 0), left out where a value is negative. left_out: the number of clients whose value is undefined.
+    mean, deviation: over clients (the population's standard deviation). worst_tenth: the mean of the worst 10 %. worst,
+    best: the worst and the best client; difference: between these two. jain: Jain's index, (sum a)^2 / (n sum a^2),
+    from 1/n to 1 (1 if all are equal, also if all are 0), left out if a value is negative. left_out: the number of
+    clients whose value is undefined.
     """
     defined = values[~np.isnan(values)]
     if not len(defined):
@@ -50,11 +51,11 @@ def fairness(values: np.ndarray, found: Facts) -> dict[str, float]:
 
 
 def is_summary(name: str, endings: Iterable[str] = OVER_CLIENTS) -> bool:
-    """Whether the value `name` sums clients' values up in another way than by their mean: own_merged/accuracy."""
+    """Whether the value `name` is over clients, but not the mean of their values: own_merged/accuracy."""
     return name.partition("/")[0].endswith(tuple(f"_{word}" for word in endings))
 
 
 def facts_over_clients(place: str, found: Facts) -> Facts:
-    """The facts of a value in a place: of "own_jain" those of Jain's index over clients, of "own" those `found`."""
+    """The facts of a value in a place: for "own_jain" those of Jain's index, for "own" those of the metric, `found`."""
     fields = next((fields for word, fields in RECORDED.items() if place.endswith(f"_{word}")), None)
     return found.model_copy(update=fields) if fields else found

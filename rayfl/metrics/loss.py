@@ -13,7 +13,7 @@ from rayfl.metrics.facts import LOSS, Facts
 
 
 class Loss(PerExample):
-    """The mean of the task's loss, over examples or over what the task counts."""
+    """The mean of the task's loss, over examples or over the units that the task counts (tokens)."""
 
     name = "loss"
     higher_is_better = False

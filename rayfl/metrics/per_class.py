@@ -1,4 +1,4 @@
-"""Recall, precision and F1 of classes or labels, from three counts of each: right, occurring, predicted."""
+"""Recall, precision and F1 of classes or labels, from three counts per class: right, occurring, predicted."""
 
 from abc import abstractmethod
 from typing import ClassVar
@@ -53,7 +53,7 @@ class Recall(PerClass):
 
 
 class Precision(PerClass):
-    """The share of right answers among those that say a class, as the mean over the classes that are said.
+    """The share of right answers among the predictions of a class, as the mean over the classes that are predicted.
 
     Parts: the precision of each class, precision/CLASS.
     """
@@ -66,7 +66,7 @@ class Precision(PerClass):
 
 class F1(PerClass):
     """F1, the harmonic mean of a class's recall and precision, as the mean over the classes that occur (macro). A
-    class that occurs and is never said counts 0; one that is only said is left out."""
+    class that occurs and is never predicted counts 0; one that is only predicted is left out."""
 
     name = "f1"
     title = "F1, macro"

@@ -39,8 +39,8 @@ class RootMeanSquaredError(MeanAbsoluteError):
 class R2(Metric):
     """The share of the targets' variance that predictions explain: 1 - squared error / variance.
 
-    It is the mean over outputs with a variance, and undefined without one. Below 0 the mean of the targets would be the
-    better prediction. Sums are taken around the mean of the training targets, so that little precision is lost.
+    It is the mean over the outputs whose targets vary, and undefined if none do. Below 0 the mean of the targets would
+    be the better prediction. Sums are taken around the mean of the training targets, so that little precision is lost.
     """
 
     name = "r2"
@@ -66,7 +66,7 @@ class R2(Metric):
 
     def value(self, sums: Sums) -> Values:
         spread = sums["squares"] - sums["around"].square() / max(float(sums["count"]), 1.0)
-        # Sums around a centre that is not the mean can leave a variance of rounding errors.
+        # As the centre is not the mean, the variance of equal targets may be a rounding error instead of 0.
         defined = spread > 1e-12 * sums["squares"]
         shares = 1 - sums["errors"][defined] / spread[defined]
         return {self.name: float(shares.mean()) if len(shares) else None}

@@ -22,9 +22,9 @@ class TorchMetrics(Metric):
     """A metric of the package torchmetrics, as {name = "torchmetrics", metric = "classification.MulticlassCohenKappa",
     options = {num_classes = 10}}.
 
-    It gets the network's outputs and the targets as they are. Its states must be sums (`dist_reduce_fx="sum"`), which
+    It gets the network's outputs and the targets unchanged. Its states must be sums (`dist_reduce_fx="sum"`), which
     are kept as int64 or float64; a metric that keeps lists of all outputs is refused. Its direction, its best possible
-    value and the sentence on it are those of its class; shares of counts have both bounds, and are shown in percent.
+    value and its description come from its class; shares of counts have both bounds, and are shown in percent.
     """
 
     name = "torchmetrics"
@@ -43,7 +43,7 @@ class TorchMetrics(Metric):
     # Any: an object of torchmetrics.
     @property
     def made(self) -> Any:
-        """The metric of torchmetrics. Raise RayflError if there is none, or if its states are no sums."""
+        """The metric of torchmetrics. Raise RayflError if there is no such metric, or if its states are not sums."""
         if self._made is None:
             self._made = self._make()
         return self._made
@@ -82,7 +82,7 @@ class TorchMetrics(Metric):
     def measure(self, outputs: torch.Tensor, targets: torch.Tensor) -> Sums:
         made = self.made.to(outputs.device)
         made.reset()
-        # Sums of float32 outputs would depend on how examples are cut up into batches.
+        # Sums in float32 would depend on how examples are divided into batches.
         if len(outputs):
             made.update(outputs.double(), targets.double() if targets.is_floating_point() else targets)
         states = {name: getattr(made, name) for name in made._reductions}
@@ -100,7 +100,7 @@ class TorchMetrics(Metric):
         try:
             computed = made.compute()
         except ValueError:
-            # Some raise it where there are too few examples for a value.
+            # Some metrics raise it if there are too few examples for a value.
             computed = torch.nan
         found = torch.as_tensor(computed).detach().double().reshape(-1)
         numbers = [None if torch.isnan(number) else float(number) for number in found]
@@ -119,7 +119,7 @@ class TorchMetrics(Metric):
         title = re.sub(_NEW_WORD, " ", self.metric.rpartition(".")[2])
         # The first sentence, without the marks of reStructuredText.
         about = re.split(r"\.\s", re.sub("`_?", "", f"{made.__doc__}\n"))[0].replace("_", " ")
-        # A class's bounds are those of its plots: zero is no bound of a coefficient of agreement that may be negative.
+        # A class states the bounds of its plots, which may be narrower than its values: agreement may be negative.
         is_share = made.plot_upper_bound == 1 and {"tp", "fp", "tn", "fn"} <= made._reductions.keys()
         return Facts(
             title=f"{title}: {part}" if part else title,

@@ -1,7 +1,8 @@
 """LoRA on linear layers of a frozen model: Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, ICLR 2022.
 
 peft (the extra `adapters`) makes the layers: W x + (alpha / rank) B A x with A [rank, in] random and B [out, rank]
-zero, so that the first model is the frozen one. Frozen weights are constants: put once a node, never sent or averaged.
+zero, so that the initial model equals the frozen one. Frozen weights are constants: stored once per node, never sent or
+averaged.
 """
 
 import re
@@ -33,7 +34,7 @@ class Adapters(Settings):
     )
 
     def builder(self, build: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
-        """`adapted` of what `build` makes; it pickles as `build` does."""
+        """A function that makes the module of `build` with its adapters (`adapted`); it pickles if `build` does."""
         return partial(self.adapted, build)
 
     def adapted(self, build: Callable[[], nn.Module]) -> nn.Module:
@@ -49,9 +50,9 @@ class Adapters(Settings):
         names = _matching(self.layers, linear, "layers", "linear layer")
         trained = _matching(self.trained, [name for name, _ in module.named_parameters()], "trained", "parameter")
         with warnings.catch_warnings():
-            # Of layers that share weights with others, which stay frozen.
+            # peft warns of layers that share weights with others; these weights stay frozen.
             warnings.simplefilter("ignore")
-            # A text matches whole names; in a list, each would also match the end of a name.
+            # A regular expression matches whole names; in a list, each name would also match the end of another.
             whole = "|".join(map(re.escape, names))
             config = LoraConfig(r=self.rank, lora_alpha=self.alpha, target_modules=whole)  # pyright: ignore[reportArgumentType] (a float will do)
             inject_adapter_in_model(config, module)
@@ -61,7 +62,7 @@ class Adapters(Settings):
 
 
 def plain_names(weights: Tree) -> dict[str, str]:
-    """The names that a model's own weights have without adapters, each with the name beside them."""
+    """The names of a model's own weights without adapters, each with its name in the adapted model."""
     return {name.replace(BASE, "."): name for name in weights if LORA not in name}
 
 

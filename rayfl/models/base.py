@@ -36,10 +36,10 @@ class Architecture(Choice):
 
     @abstractmethod
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-        """The network: inputs [batch, *input_shape] to logits [batch, num_classes]. Raise RayflError if they do not
-        fit.
+        """The network: inputs [batch, *input_shape] to outputs [batch, num_classes]. Raise RayflError if it cannot be
+        made for these shapes.
 
-        num_classes: the number of outputs that the task asks for: of classes, numbers, labels, or different tokens.
+        num_classes: the number of outputs that the task needs: the number of classes, numbers, labels, or tokens.
         """
 
     def builder(self, input_shape: tuple[int, ...], num_classes: int) -> Callable[[], nn.Module]:
@@ -79,13 +79,14 @@ class Architecture(Choice):
 
 
 SHAPES = ("input_shape", "num_classes")
-"""The facts about the data that a factory gets if it has parameters of these names."""
+"""Facts about the data that a factory is given if it has parameters of these names."""
 
 
 class FromFactory(Architecture):
-    """A model that somebody's class of torch modules, or function, makes: `factory(input_shape, num_classes, ...)`.
+    """A model that a user's class of torch modules, or function, makes: `factory(input_shape, num_classes, ...)`.
 
-    `input_shape` and `num_classes` are given by name to those that take them, `options` to all; `start` to none.
+    `input_shape` and `num_classes` are passed by name if the factory has such parameters; `options` are always passed,
+    `start` never.
     """
 
     # Any: a class or a function.
@@ -113,7 +114,7 @@ class FromFactory(Architecture):
         return cast(MemoryFormat, found)
 
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-        # `**options` take options, and nothing of the data.
+        # A factory with `**options` gets options that way, but no facts about the data.
         parameters, facts = inspect.signature(self.factory).parameters, (input_shape, num_classes)
         given = {name: fact for name, fact in zip(SHAPES, facts, strict=True) if name in parameters}
         # The factory may import torchvision, as transformers does.
@@ -135,7 +136,7 @@ class FromFactory(Architecture):
 def laid_out(images: Tensor, memory_format: MemoryFormat) -> Tensor:
     """[batch, channels, height, width] in a memory format; other inputs as they are.
 
-    With one channel nothing moves, but torch chooses its kernels by the strides, so they are spelled out by two views.
+    With one channel no number moves, but torch chooses kernels by the strides, so two views set them.
     """
     if images.dim() != 4 or memory_format == "contiguous":
         return images

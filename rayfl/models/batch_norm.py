@@ -1,4 +1,4 @@
-"""BatchNorm as a pure function of a batch whose padding does not count: running statistics are replaced, not changed.
+"""BatchNorm as a pure function of a batch, without padding: running statistics are replaced, not changed in place.
 
 Ioffe and Szegedy, Batch Normalization, ICML 2015. The layers are torch's own, with another forward pass.
 """
@@ -14,10 +14,10 @@ from rayfl.errors import RayflError
 
 
 class Rows:
-    """The batch under way. `weights`: float32 [batch], 0 for padding; None: all rows count.
+    """Settings of the current batch. `weights`: float32 [batch], 0 for padding; None: all rows count.
 
-    by_hand: whether the layers compute by single operations, which run under torch.vmap, and not by torch's own kernel.
-    fixed: whether the running statistics are used in training too, and stay.
+    by_hand: whether the layers compute by single operations, which run under torch.vmap, instead of torch's own kernel.
+    fixed: whether training, too, uses the running statistics and does not change them.
     """
 
     weights: Tensor | None = None

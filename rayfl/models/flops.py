@@ -17,7 +17,7 @@ CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def is_linear(layer: nn.Module) -> bool:
-    """Whether it is a linear layer, such as GPT-2's in transformers, called Conv1D, whose weight is [in, out]."""
+    """Whether the layer is linear. In transformers, GPT-2's are called Conv1D, and their weight is [in, out]."""
     kind = type(layer)
     return isinstance(layer, nn.Linear) or f"{kind.__module__}.{kind.__name__}" == "transformers.pytorch_utils.Conv1D"
 
@@ -26,9 +26,9 @@ class Uses(dict[str, int]):
     """For each trained weight by name: the multiplications of each entry in one example's forward pass."""
 
     kept: int = 0
-    """Multiplications with all entries of weights that clients keep: personal and frozen ones."""
+    """Multiplications with all entries of the weights that clients keep: personal and frozen ones."""
     frozen: int = 0
-    """Those with frozen weights alone."""
+    """The part of `kept` with frozen weights."""
     head: str = ""
     """The name of the linear layer whose output is the module's own; "" if there is none."""
 

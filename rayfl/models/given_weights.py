@@ -27,10 +27,10 @@ def read_weights(path: Path, expected: Tree, model: str) -> Tree:
 
 
 def read_backbone(path: Path, weights: Tree, trained: Collection[str], model: str) -> Tree:
-    """`weights` with those of a frozen model from a file, whose names are the model's own without adapters.
+    """`weights` with those that a file has replaced; names in the file are the model's own, without adapters.
 
-    The file may have others, and may lack the parameters in `trained`; the log names both. Raise RayflError if it lacks
-    a frozen weight, or has another shape.
+    The file may have other weights too, and may lack the parameters in `trained`; the log names both. Raise RayflError
+    if it lacks a frozen weight, or if a shape differs.
     """
     found, names = _weights(path), plain_names(weights)
     missing = [name for name in names if name not in found and names[name] in trained]
@@ -46,7 +46,7 @@ def read_backbone(path: Path, weights: Tree, trained: Collection[str], model: st
 
 
 def _weights(path: Path) -> dict[str, torch.Tensor]:
-    """The tensors by name in a safetensors file, whose memory is the file, or in one of torch.save."""
+    """The tensors by name in a safetensors file (mapped into memory), or in a file of torch.save."""
     with reading(path, "give model.start=FILE"):
         require_regular(path)
         path.open("rb").close()

@@ -14,9 +14,9 @@ KEY = ("parts", "personal")
 def chosen(patterns: Sequence[str], module: nn.Module, model: str) -> tuple[str, ...]:
     """The names of the trained parameters of `module` that `patterns` choose, in the module's order.
 
-    A pattern, in the form of file names (`head.*`), is compared with the names of parameters, of the modules that they
-    lie in, and of these modules' classes. One that begins with ! takes parameters out again. Raise RayflError for a
-    pattern that chooses nothing, and if all patterns together choose none of the parameters, or all.
+    A pattern with wildcards as in file names (`head.*`) is compared with the names of parameters, of the modules that
+    contain them, and of the class of their innermost module. One that begins with ! excludes parameters again. Raise
+    RayflError for a pattern that matches nothing, and if all patterns together choose none of the parameters, or all.
     """
     words = _words(module)
     found = dict.fromkeys(words, False)
@@ -41,7 +41,7 @@ def chosen(patterns: Sequence[str], module: nn.Module, model: str) -> tuple[str,
 
 
 def _words(module: nn.Module) -> Mapping[str, set[str]]:
-    """For each trained parameter by name: its name, those of the modules that it lies in, and of its owner's class."""
+    """For each trained parameter by name: its name, those of the modules around it, and its owner's class name."""
     words: dict[str, set[str]] = {}
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:

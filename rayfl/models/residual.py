@@ -30,9 +30,9 @@ class ResNet18(Architecture):
 
 
 class ResNet18BatchNorm(Architecture):
-    """`resnet18` with BatchNorm: what becomes of its running statistics, `[parts]` says.
+    """`resnet18` with BatchNorm; `parts.buffers` says how clients share its running statistics.
 
-    As many parameters, and 9,600 running means and variances.
+    The same number of parameters, and 9,600 running means and variances.
     """
 
     name = "resnet18-batchnorm"

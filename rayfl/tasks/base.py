@@ -20,10 +20,10 @@ class Task(Choice, ABC):
 
     @abstractmethod
     def loss(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss of each example as a sum, and the number of things that it adds up, float32 [batch] each.
+        """The loss of each example as a sum, and the number of terms in that sum, float32 [batch] each.
 
-        A mean is the sum of the sums over the sum of the counts: over tokens, if an example counts its tokens. It runs
-        under torch.vmap, so its shapes depend on those of its arguments only.
+        A mean is the sum of the sums divided by the sum of the counts: a mean over tokens, if an example counts its
+        tokens. It runs under torch.vmap, so its shapes may depend only on those of its arguments.
         """
 
     @abstractmethod
@@ -39,7 +39,7 @@ class Task(Choice, ABC):
         return sums.sum() / (total + (total == 0))
 
     def num_outputs(self, dataset: Dataset) -> int:
-        """The number of outputs for each thing that is predicted, which a model gets as `num_classes`."""
+        """The number of outputs for each predicted target, which a model gets as `num_classes`."""
         return dataset.num_classes
 
     def output_shape(self, dataset: Dataset) -> tuple[int, ...]:
@@ -52,10 +52,10 @@ class Task(Choice, ABC):
 
     @abstractmethod
     def check(self, dataset: Dataset, network: Network) -> None:
-        """Raise RayflError if the data's targets, or the network, are not those of the task."""
+        """Raise RayflError if the data's targets, or the network, do not fit the task."""
 
     def misfit(self, wanted: str, dataset: Dataset) -> RayflError:
-        """The error for targets that are not those of the task; `wanted` says which are."""
+        """The error for targets that do not fit the task; `wanted` describes those that would."""
         labels = dataset.train.labels
         return RayflError(
             f"task {self.name!r} needs labels that are {wanted}, and those of dataset {dataset.name!r} are "

@@ -1,4 +1,4 @@
-"""Checks what a task makes of a few outputs before anything starts."""
+"""Checks a task on a few outputs before anything starts."""
 
 import torch
 
@@ -19,7 +19,7 @@ def check_task(task: Task, outputs: torch.Tensor, targets: torch.Tensor) -> None
             raise TypeError(f"loss returns a {type(made).__name__}, and not sums and counts")
         sums, counts = made
         if not sums.requires_grad:
-            raise TypeError("torch finds no way from the losses back to the outputs, so that nothing can be learned")
+            raise TypeError("the losses have no gradient in the outputs, so that nothing can be learned")
         numbers = {"losses": sums, "counts": counts, "scores": task.score(outputs, targets)}
         wrong = [name for name, one in numbers.items() if list(one.shape) != wanted or not one.is_floating_point()]
         outside = [] if wrong else [one for one in numbers["scores"].tolist() if not 0 <= one <= 1]

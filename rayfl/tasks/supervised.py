@@ -34,7 +34,7 @@ class Classification(Task):
     def mean_loss(
         self, outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None
     ) -> torch.Tensor:
-        # One operation for five, with the same gradient bits; a subclass may have a loss of its own.
+        # One operation instead of five, with the same bits; a subclass may have a loss of its own.
         if weights is None and type(self).loss is Classification.loss:
             return functional.cross_entropy(outputs, targets)
         return super().mean_loss(outputs, targets, weights)
@@ -171,7 +171,7 @@ class Regression(Task):
 
 
 def task_for(dataset: Dataset) -> Task:
-    """The task by the shape and the type of the data's targets; classification for one class each."""
+    """The default task for the shape and the type of the data's targets; classification for one class each."""
     labels = dataset.train.labels
     if dataset.has_classes or look_one_hot(labels):
         return Classification()

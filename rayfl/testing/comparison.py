@@ -1,4 +1,4 @@
-"""Runs compared with each other, bit for bit or closely: records, states and all that outlives a round."""
+"""Compares runs with each other, bit for bit or up to a tolerance: records, and everything that outlives a round."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,8 +19,8 @@ def rows(records: Sequence[RoundRecord]) -> list[tuple[Any, ...]]:
 
 
 def contents(executor: Executor, run_state: RunState) -> dict[str, np.ndarray]:
-    """Every array that outlives a round, by its place: the server's states, who is under way, the state of the
-    selection, and the states and memories of clients."""
+    """Every array that outlives a round, by its place: the states of the server and of the selection, the flights under
+    way, and the states and memories of clients."""
     found = leaves("server", run_state.server) | leaves("selection", run_state.selection)
     found |= leaves("air", run_state.air.to_arrays()) if run_state.air.next_number else {}
     for version, ref in run_state.air.versions.items():

@@ -1,4 +1,4 @@
-"""The method that --method names, and setups of it."""
+"""Fixtures of the contract: the method that --method names, setups of it, and a default run."""
 
 from typing import Any
 

@@ -33,7 +33,7 @@ Played = tuple[list[RoundRecord], list[RunState]]
 
 
 def loop_and_vmap_agree(loop: Setup, vmap: Setup, played: Played | None = None) -> None:
-    """The same states, bits and metrics, up to rounding, one client after another and stacked."""
+    """Training clients one after another and in stacks gives the same states, bits and metrics, up to rounding."""
     (looped, run_states), (stacked, stacked_states) = played or play(loop), play(vmap)
     assert_close(
         contents(InlineExecutor(loop), run_states[-1]),
@@ -51,7 +51,7 @@ def loop_and_vmap_agree(loop: Setup, vmap: Setup, played: Played | None = None) 
 
 
 def several_workers_give_the_bits_of_one(here: Setup, played: Played | None = None) -> None:
-    """Three workers that do their jobs in any order and to whom everything comes as bytes: states survive that."""
+    """Three workers that do their jobs in any order, and get everything as bytes, give the same bits as one worker."""
     one, many = InlineExecutor(here), Shuffled(here)
     records, run_states = played or play(here, one)
     others, other_states = play(here, many)
@@ -60,8 +60,9 @@ def several_workers_give_the_bits_of_one(here: Setup, played: Played | None = No
 
 
 def absences(make: Make, num_clients: int, **chances: float) -> dict[str, float]:
-    """Settings by which clients miss rounds: all but one are asked (not of peers, who all train), and `chances` to drop
-    out. None for a method that needs everyone.
+    """Settings by which clients miss rounds: one client is not asked (peers all train), and `chances` to drop out.
+
+    {} for a method that needs every client in every round.
     """
     settings = chances if (here := make()).is_peer else {"per_round": num_clients - 1, **chances}
     return {} if here.method.innermost.needs_everyone else settings
@@ -87,7 +88,7 @@ class Normed(nn.Module):
 
     def __init__(self, input_shape: tuple[int, ...], num_classes: int) -> None:
         super().__init__()
-        # With a bias, whose gradient is rounding alone, top-k would choose by that.
+        # A bias before BatchNorm has a gradient of rounding errors only, by which top-k would choose.
         self.body = nn.Sequential(nn.Flatten(), nn.Linear(math.prod(input_shape), 12, bias=False))
         # Batches of two examples have small variances, by whose roots rounding grows.
         self.norm = nn.BatchNorm1d(12, eps=0.1)
@@ -99,7 +100,7 @@ class Normed(nn.Module):
 
 
 def parts_stay_with_their_clients(make: Make, parts: Mapping[str, object], num_clients: int, folder: Path) -> None:
-    """With `parts` of a network with BatchNorm: the contract above, and no message has an entry of a personal one."""
+    """With `parts` of a network with BatchNorm the contracts above hold, and messages have no personal entries."""
 
     # Any: tables of an experiment.
     def made(**options: Any) -> Setup:
@@ -120,10 +121,10 @@ def parts_stay_with_their_clients(make: Make, parts: Mapping[str, object], num_c
 
 
 def no_hook_modifies_what_it_was_given(setup: Setup, played: Played, unread: Collection[str] = ()) -> None:
-    """Arguments and the method's own values are the same after every call, and states have the keys that are declared.
+    """Arguments and the method's own values are unchanged after every call, and states have the declared keys.
 
-    Every setting of the method is read, or declared in `Hyper.unused`, but for `unread`. The watch itself changes
-    nothing.
+    Every setting of the method is read or declared in `Hyper.unused`, except for those in `unread`. The watching itself
+    does not change results.
     """
     here, log = watched(setup)
     if not hasattr(here.method, "inner"):
@@ -143,9 +144,9 @@ def no_hook_modifies_what_it_was_given(setup: Setup, played: Played, unread: Col
 
 
 def the_bill_is_the_size_of_the_buffers(make: Make, num_clients: int) -> tuple[Setup, Log, Played]:
-    """Of every client in every round, also where clients drop out: eight times the bytes that it sent and received.
+    """Every client is billed in every round eight times the bytes that it sent and received, also if clients drop out.
 
-    Returns the setup that was played, what the watch saw, the records, and the state after each round.
+    Returns the setup that was run, the log of the watched hooks, and the records and run states.
     """
     clients = absences(make, num_clients, dropout_after_training=0.2, dropout_before_download=0.2)
     here, log = watched(make(seed=1, rounds=4, clients=clients, evaluation=Evaluation(every=0)))
@@ -175,14 +176,14 @@ def the_bill_is_the_size_of_the_buffers(make: Make, num_clients: int) -> tuple[S
 
 
 def owed(run_states: Sequence[RunState], round: int, message: Message) -> Mapping[int, Missed]:
-    """What each client lacked when a round's message went down; {} if nobody can have missed anything."""
+    """The broadcasts that each client had missed when a round's message went down; {} if none can be missed."""
     before = run_states[round - 1].downlink if round else {}
     state = before and {**run_states[round].downlink, "had": before["had"]}
     return downlinks.missed(state, message, range(len(state.get("had", ()))))
 
 
 def peer_bits(here: Setup, log: Log, record: RoundRecord, round: int, client: int) -> list[int]:
-    """Up: the own message to everyone who hears it; down: everyone's that the client hears. Both ends are billed."""
+    """Up: the own message, once per receiver; down: the messages that the client receives. Both ends are billed."""
     present = [row.client for row in record.clients if row.status == "delivered"]
     size = {peer: buffer_bits(log.up[round, peer]) for peer in present}
     assert here.topology is not None
@@ -192,10 +193,10 @@ def peer_bits(here: Setup, log: Log, record: RoundRecord, round: int, client: in
 
 
 def unseen_clients_are_judged_and_leave_no_trace(make: Make) -> None:
-    """Clients that no round asks are judged in every round, and all else is as if they did not exist.
+    """Unseen clients are judged in every round, and everything else is as if they did not exist.
 
-    Their numbers too do not depend on the engine and the workers. A method that has nothing for a client that comes for
-    the first time refuses `clients.unseen`, in a sentence with its own name.
+    Their metrics, too, do not depend on the engine and the workers. A method that defines no model for a client that
+    comes for the first time refuses `clients.unseen`, with its own name in the error.
     """
     clients, method = {"unseen": 0.3}, make().method
     if method.for_newcomers() == "undefined":
@@ -218,7 +219,7 @@ def unseen_clients_are_judged_and_leave_no_trace(make: Make) -> None:
 
 
 def without_unseen(setup: Setup) -> Setup:
-    """The same experiment of the clients that rounds ask alone: the unseen ones and their samples do not exist."""
+    """The same experiment without the unseen clients and their samples."""
     number, splits = (
         setup.num_clients,
         [setup.partition.split(name) for name in ("train", "validation", "heldout", "test")],
@@ -229,7 +230,7 @@ def without_unseen(setup: Setup) -> Setup:
 
 
 def bits_fall_under_a_compressor(make: Make) -> None:
-    """A tenth of the entries costs less than all of them: nothing large is sent past the uplink's compressor."""
+    """Top-k of a tenth of the entries sends fewer bits, so no large message bypasses the uplink's compressor."""
     plain, sparse = (
         sum(r.row.uplink_bits for r in play(here)[0]) for here in (make(), make(uplink=TopK(keep_ratio=0.1)))
     )

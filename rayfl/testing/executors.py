@@ -15,7 +15,7 @@ from rayfl.rounds.setup import Setup
 
 
 class Shuffled(InlineExecutor):
-    """Three workers that do their jobs in any order, and to whom everything comes as bytes, read-only."""
+    """Three workers that do their jobs in a random order, and get all values as bytes with read-only arrays."""
 
     num_workers = 3
 

@@ -31,7 +31,7 @@ def examples(kind: Targets, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def any_split_gives_the_same_value(metric: Metric, outputs: torch.Tensor, targets: torch.Tensor, seed: int = 1) -> None:
-    """Clients and batches of any sizes: integer sums bit for bit, others up to rounding."""
+    """The sums do not depend on how examples are divided: integer sums bit for bit, others up to rounding."""
     whole, generator = metric.measure(outputs, targets), np.random.default_rng(seed)
     order = torch.from_numpy(generator.permutation(len(outputs)))
     parts = torch.tensor_split(order, np.sort(generator.integers(0, len(outputs), 7)).tolist())
@@ -51,14 +51,14 @@ def any_split_gives_the_same_value(metric: Metric, outputs: torch.Tensor, target
 
 
 def padding_adds_nothing(metric: Metric, outputs: torch.Tensor, targets: torch.Tensor) -> None:
-    """Rows of weight 0, whatever they hold, change no bit of the sums."""
+    """Rows of weight 0 do not change a bit of the sums, whatever their values are."""
     padded = torch.cat([outputs, torch.full_like(outputs[:5], torch.nan)]), torch.cat([targets, targets[:5]])
     weights = (torch.arange(len(padded[0])) < len(outputs)).float()
     assert same_bits(measured(metric, *padded, weights), metric.measure(outputs, targets))
 
 
 def values_keep_their_names_and_range(metric: Metric, outputs: torch.Tensor, targets: torch.Tensor) -> None:
-    """Also without examples, where nothing may be made up: no value is finite that was divided by 0."""
+    """Values have the same names for any examples, and lie in their range; without examples they are undefined."""
     facts = checked_facts([metric], outputs, targets)
     values = metric.value(metric.measure(outputs, targets))
     empty = metric.value(metric.measure(outputs[:0], targets[:0]))
@@ -69,7 +69,7 @@ def values_keep_their_names_and_range(metric: Metric, outputs: torch.Tensor, tar
 
 
 def a_pickled_metric_measures_the_same(metric: Metric, outputs: torch.Tensor, targets: torch.Tensor) -> None:
-    """Actors get metrics as bytes."""
+    """A metric gives the same sums after pickling, because actors get metrics as bytes."""
     twin = pickle.loads(pickle.dumps(metric))  # noqa: S301 (made here)
     assert twin.to_table() == metric.to_table() and resolve(Metric, metric.to_table()).to_table() == metric.to_table()
     assert same_bits(

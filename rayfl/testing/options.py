@@ -1,6 +1,6 @@
-"""The options of `pytest --pyargs rayfl.testing`: a plugin of pytest, which must know them before it finds any test.
+"""The options of `pytest --pyargs rayfl.testing`, as a plugin, because pytest must know them before it finds tests.
 
-It imports nothing of rayfl, because pytest loads it in every project where rayfl is installed.
+It imports no other file of rayfl, because pytest loads it in every project where rayfl is installed.
 """
 
 import pytest

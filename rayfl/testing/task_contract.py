@@ -19,7 +19,7 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
     "dpsgd": {},
     "dispfl": {"density": 0.5},
 }
-"""A server, momentum on both sides, personal models, a compressed exchange, peers, and masks among peers."""
+"""Plain averaging, momentum on both sides, personal models, a compressed exchange, peers, and masks among peers."""
 _MOST = 8
 
 
@@ -57,7 +57,7 @@ def examples_are_judged_one_by_one(setup: Setup) -> None:
 
 
 def a_method_trains_on_it(make: Callable[[str], Setup]) -> None:
-    """Looped, stacked, and on three workers in place of one. `make`: a setup for an engine, "loop" or "vmap"."""
+    """Both engines agree, and three workers give the bits of one. `make`: a setup for an engine, "loop" or "vmap"."""
     here = make("loop")
     if here.method.task.vmappable:
         contracts.loop_and_vmap_agree(here, make("vmap"))

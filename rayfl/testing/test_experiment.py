@@ -1,5 +1,5 @@
-"""The contracts of an experiment that --experiment names: of its task (rayfl/testing/task_contract.py), and of all else
-in it, such as a schedule, a selection or wrappers, which the engine must play alike in every way."""
+"""The contracts of the experiment that --experiment names: of its task (rayfl/testing/task_contract.py), and of the
+rest, such as a schedule, a selection or wrappers: their results do not depend on how the run is executed."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from rayfl.testing.contracts import Make
 
 @pytest.fixture
 def experiment(request: pytest.FixtureRequest) -> Make:
-    """Setups of the experiment, with other tables in place of its own; its clients stay as they are."""
+    """Makes setups of the experiment with some of its tables replaced; its clients stay the same."""
     name = request.config.getoption("--experiment")
     if not name:
         pytest.skip("name an experiment: --experiment my_task.toml")
@@ -40,7 +40,7 @@ def test_a_run_goes_on_from_its_checkpoint(experiment: Make, tmp_path: Path) -> 
 
 @pytest.fixture
 def with_task(request: pytest.FixtureRequest, experiment: Make) -> Make:
-    """The same, of an experiment that names its task."""
+    """`experiment`, if it names its task."""
     if read(Path(str(request.config.getoption("--experiment")))).task is None:
         pytest.skip("the experiment names no task")
     return experiment

@@ -36,7 +36,7 @@ class Log:
     read: set[str] = field(default_factory=set)
     """The settings of the method that its hooks have read."""
     waiting: list[tuple[dict[str, Packet], str]] = field(default_factory=list)
-    """Where the packets belong that the engine makes next, of the trees that the server or a client sends."""
+    """The messages, and names in them, of the packets that the engine will make next of the trees that are sent."""
     depth: int = 0
     """Number of hooks that are being called; a message of an inner hook counts for the outer one."""
 
@@ -58,14 +58,14 @@ class Log:
             self.up[key] = self.expect(result.message)
 
     def expect(self, parts: Mapping[str, object]) -> dict[str, Packet]:
-        """The packets among `parts`, to which those are added that the engine makes of the trees."""
+        """The packets among `parts`; those that the engine makes of the trees are added later."""
         packets = {name: part for name, part in parts.items() if isinstance(part, Packet)}
         self.waiting = [(packets, name) for name in parts if name not in packets]
         return packets
 
 
 def watched_compressor(uplink: Compressor, log: Log) -> Compressor:
-    """The same compressor, which notes the packets that the engine makes of trees."""
+    """The same compressor, but it logs the packets that the engine makes of trees."""
 
     def encode(self: Compressor, x: Tree, memory: Tree, generator: np.random.Generator) -> tuple[Packet, Tree]:
         packet, memory = type(uplink).encode(self, x, memory, generator)
@@ -81,7 +81,7 @@ def watched_compressor(uplink: Compressor, log: Log) -> Compressor:
 
 
 def watched_settings(settings: Settings, log: Log) -> Settings:
-    """The same settings, which note the names of those that are read."""
+    """The same settings, but they log the names of those that are read."""
     plain = type(settings)
 
     def read(self: Settings, name: str) -> Any:
@@ -97,10 +97,10 @@ def watched(setup: Setup) -> tuple[Setup, Log]:
     """The setup with its method under watch."""
     log, method = Log(), setup.method
     hooks = {name: _watch(name, getattr(type(method), name), log) for name in HOOKS if _own(method, name)}
-    # Of the method's own module, so that it is called as the method is.
+    # The class is in the method's own module, so that it gets the method's name.
     kind = type("Watched", (type(method),), {"__module__": type(method).__module__, **hooks})
     twin = kind.__new__(kind)
-    # Without cached properties, which may have read settings before.
+    # Cached properties are left out, because they may have read settings before.
     vars(twin).update(own_values(method), hyper=watched_settings(method.hyper, log))
     return replace(
         setup,
@@ -137,9 +137,9 @@ def _watch(name: str, hook: Callable[..., Any], log: Log) -> Callable[..., Any]:
 
 # Any: any argument or result, and its annotation.
 def fits(part: str, value: Any, declared: Any) -> bool:
-    """Whether a dictionary has the keys that its `TypedDict` declares; true for all else.
+    """Whether a dictionary has the keys that its `TypedDict` declares; True for other values.
 
-    A result has no other keys. An argument may have them, since a method derives from another.
+    A result may not have other keys. An argument may, since a method may derive from another.
     """
     kind = next((one for one in get_args(declared) or (declared,) if is_typeddict(one)), None)
     if kind is None or not isinstance(value, Mapping):
@@ -149,7 +149,7 @@ def fits(part: str, value: Any, declared: Any) -> bool:
 
 # Any: whatever a method keeps on itself.
 def own_values(method: Method) -> dict[str, Any]:
-    """The attributes of a method but for cached properties, which follow from the others."""
+    """The attributes of a method, without cached properties, which follow from the others."""
     kind = type(method)
     return {k: v for k, v in vars(method).items() if not isinstance(getattr(kind, k, None), functools.cached_property)}
 

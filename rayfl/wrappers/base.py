@@ -166,7 +166,7 @@ class Wrapped(WrappingClients, keeps_parts=True):
             nonlocal own, metrics
             if seen:
                 raise RayflError(
-                    f"{type(self.inner).__name__} sends its trees in two parts; {self.wrapper.name!r} must see all of them"
+                    f"{type(self.inner).__name__} sends trees in two parts; {self.wrapper.name!r} must see all at once"
                 )
             opened = {name: one.tree() if isinstance(one, Difference) else one for name, one in trees.items()}
             client = checked(

@@ -33,7 +33,7 @@ class OwnImageFolder(Source):
         min_length=1, examples=["my_images"], description="the folder of class folders, or of train and test"
     )
     side: int | None = Field(
-        default=None, ge=1, le=8192, description="pixels to which every side is scaled; default: as it is"
+        default=None, ge=1, le=8192, description="pixels to which both sides are scaled; default: not scaled"
     )
     channels: Literal[1, 3] = Field(default=3, description="3: colours; 1: grey")
     test_share: float = Field(default=0.2, gt=0, lt=1, description="share that is held out if there is no test")

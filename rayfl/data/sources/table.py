@@ -34,10 +34,10 @@ class Table(Source):
     test_path: str | None = Field(default=None, description="a second file to test on; default: a share of the first")
     labels: str = Field(default="label", description="the column of labels")
     targets: tuple[str, ...] = Field(
-        default=(), description="columns of numbers to predict, in place of labels: a regression, or 0 and 1"
+        default=(), description="columns of numbers to predict instead of labels (regression; multilabel if 0 and 1)"
     )
     features: tuple[str, ...] = Field(
-        default=(), description="columns of inputs; default: all others of numbers but pandas' index"
+        default=(), description="columns of inputs; default: all other columns of numbers except pandas' index"
     )
     categories: tuple[str, ...] = Field(default=(), description="columns that become an input per value, 0 or 1")
     owners: str | None = Field(default=None, description="the column with the owner of each sample")
