@@ -33,7 +33,7 @@ class LeavingNodes:
     """
 
     def __init__(self, looks: bool) -> None:
-        """looks: whether nodes can leave; if not, there is never a look."""
+        """looks: whether nodes can leave; if not, it never looks for announcements."""
         self.announced: set[str] = set()
         self.own = False
         self.next_look = 0.0 if looks else math.inf

@@ -36,10 +36,10 @@ from rayfl.run_directory.disk import portions
 from rayfl.settings_read import read_here
 
 MOST_THIN = 64
-"""If more objects are at most half in use, their values are put together again: fewer hold too little to matter."""
+"""If more objects than this are at most half in use, their values are packed anew; fewer of them waste little."""
 
 MOST_SMALL = 10_000
-"""If there are more objects with states, those that hold less than half of what fits count as half in use, too."""
+"""If there are more objects with states than this, an object that could hold twice its values counts as half used."""
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ class RayExecutor:
         return [joined.pid for joined in self.pool.ready.values()]
 
     def settings_read(self) -> frozenset[tuple[str, str]] | None:
-        """Those of this process and of all actors; None if an actor has died."""
+        """The settings that code has read in this process and in all actors; None if an actor has died."""
         try:
             return read_here().union(*ray.get([actor.settings_read.remote() for actor in self.pool.ready]))
         except RayError:
@@ -206,11 +206,11 @@ class RayExecutor:
         return [pending.done[index] for index in range(len(jobs))]
 
     def _tidy(self, shared: Ref) -> None:
-        """If there are a quarter more objects than at the last look, put together again those at most half in use."""
+        """If there are a quarter more objects than at the last look, pack those at most half in use anew."""
         if len(self.stored) > self._look_at:
             is_many = len(self.stored) > MOST_SMALL
             thin = [one for one in self.stored if 2 * len(one.parts) <= (self._together if is_many else one.size)]
-            # Not while they are rewritten.
+            # `rewrite` calls `run`, which must not tidy again.
             self._look_at = math.inf
             try:
                 if len(thin) > MOST_THIN:

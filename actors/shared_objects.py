@@ -20,7 +20,7 @@ from rayfl.tree import ALIGNMENT_BYTES
 
 @dataclass(eq=False)
 class Stored:
-    """An object with `size` values. `parts`: the references to them that somebody holds."""
+    """An object with `size` values. `parts`: the references to these values that are still in use."""
 
     ref: ObjectRef
     size: int

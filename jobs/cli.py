@@ -54,7 +54,9 @@ def main() -> None:
 @click.option("--overwrite", is_flag=True, help="Replace the run in --output if there is one.")
 @click.option("--resume", "resumed", is_flag=True, help="Resume the run in --output if there is one.")
 @click.option("--inline", is_flag=True, help="Run in this process, without Ray (for debugging).")
-@click.option("--dry-run", is_flag=True, help="Print what the run will do and take; write nothing and start no Ray.")
+@click.option(
+    "--dry-run", is_flag=True, help="Print the run's steps, bytes, time and memory; write nothing, start no Ray."
+)
 @click.pass_context
 def run(
     context: click.Context,

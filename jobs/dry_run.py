@@ -1,8 +1,8 @@
-"""`rayfl run --dry-run`: what a run will do and take, without Ray and without writing a file.
+"""`rayfl run --dry-run`: predicts a run's steps, bytes, time and memory, without Ray and without writing a file.
 
-The engine plays the rounds in this process, with all draws, messages and bills, but only one client is trained: what
-that changed in its model is changed in every other client's, whose steps are counted. After LONGEST_S seconds the rest
-is extrapolated from the rounds so far.
+The rounds are simulated in this process, with all random draws, messages and bills, but only one client is trained: the
+change of its model is applied to the models of all others, whose steps are counted. After LONGEST_S seconds the rest is
+extrapolated from the rounds so far.
 """
 
 import resource
@@ -33,11 +33,11 @@ from rayfl.run_directory.tracking import Stopped
 
 FLOPS = "flops/training"
 LONGEST_S = 30.0
-"""Seconds after which no further round is played."""
+"""Seconds after which no further round is simulated."""
 
 
 class DryEngine:
-    """Trains one client of each shape. example_s: seconds of an example; spent_s: of all training."""
+    """Trains one client for each shape of carries. example_s: seconds per example; spent_s: seconds of all training."""
 
     def __init__(self, engine: engines.Engine, width: int) -> None:
         self.engine, self.width, self.example_s, self.spent_s = engine, width, 0.0, 0.0
@@ -46,11 +46,11 @@ class DryEngine:
     def __call__(
         self, method: Method, tasks: Sequence[engines.LocalTask], width: int = 1
     ) -> Iterator[tuple[Carry, dict[str, Work]]]:
-        """As of the engine."""
+        """See `engines.Engine`."""
         for task in tasks:
             carry, work = task.begin(), {stage.name: task.planned(stage) for stage in task.stages}
             key = engines.shape_of(carry), *work
-            # Twice, as the first time is slower. A stack of one client takes as long as a full one.
+            # It trains twice, because the first time is slower. A stack of one client takes as long as a full one.
             for _ in range(0 if key in self.known else 2):
                 begun = time.perf_counter()
                 ((trained, _),) = self.engine(method, [task], self.width)
@@ -70,11 +70,11 @@ def _moved(leaf: Any, before: Any, after: Any) -> Any:
 
 
 class DrySetup(Setup):
-    """A setup whose clients are not trained, and that is evaluated in round 0 alone."""
+    """A setup whose clients are not trained, except for one, and that is evaluated in round 0 alone."""
 
     @cached_property
     def engine(self) -> DryEngine:
-        """An engine around that of the setup."""
+        """The setup's engine inside a `DryEngine`."""
         return DryEngine(super().engine, self.work_width)
 
     def evaluated(self, round: int) -> bool:
@@ -90,7 +90,7 @@ class DrySetup(Setup):
 
 
 def foresee(experiment: Experiment, shown: display.Display) -> None:
-    """Print what a run of the experiment will do and take."""
+    """Print the predicted steps, bytes, time and memory of a run."""
     shown.stage("playing the rounds without training")
     plain = prepare(experiment)
     setup = DrySetup(**{one.name: getattr(plain, one.name) for one in fields(Setup)})

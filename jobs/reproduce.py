@@ -31,12 +31,12 @@ from rayfl.settings import Settings, dotted
 PAPERS = FOLDER / "reproduce"
 CLAIMS = "claims.toml"
 TUNING = "tune-"
-"""The beginning of the names of sweeps that choose settings."""
+"""The prefix of the names of sweeps that choose settings."""
 Sweeps = Mapping[str, Sequence[Combination]]
 
 
 class Paper(Settings):
-    """The file claims.toml. quick: settings of all sweeps under --quick, and by a sweep's name those of it alone."""
+    """The file claims.toml. quick: settings of all sweeps with --quick; a table named after a sweep is for it alone."""
 
     paper: str
     # Any: settings by dotted key.
@@ -89,7 +89,7 @@ def read_paper(
 ) -> tuple[Paper, Sweeps]:
     """Read claims.toml and the sweeps of a folder. Raise RayflError if one is wrong, or if they do not fit together.
 
-    With `only`, claims about other sweeps need not fit: a setting may be given that those sweep.
+    With `only`, claims about other sweeps are not checked, because `overrides` may fix a setting that those sweep.
     """
     table = {key: value for key, value in read_table(folder / CLAIMS).items() if (key, value) != ("name", "claims")}
     try:
@@ -126,7 +126,7 @@ def _combinations(file: Path, changes: Mapping[str, Any], overrides: Sequence[st
 
 
 def _write(paper: Paper, sweeps: Sweeps, home: Path, quick: bool) -> Mapping[str, Sequence[tuple[Choices, Run]]]:
-    """Write the verdicts and tables by all runs that have finished below `home`; return the runs of each sweep."""
+    """Write the verdicts and tables of all runs that have finished below `home`; return the runs of each sweep."""
     found = {
         name: [
             (_choices(one), run)

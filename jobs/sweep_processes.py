@@ -64,7 +64,7 @@ def run_at_once(
         if stopping() or audience.is_over(one.experiment.runtime.limit_s):
             return None
         with tempfile.TemporaryDirectory() as folder:
-            # The limit counts from the begin of the sweep.
+            # The limit counts from the start of the sweep.
             left_s = audience.began + (one.experiment.runtime.limit_s or inf) - time.monotonic()
             command = _command(one, directory, Path(folder, "experiment.toml"), overwrite, left_s)
             process = _begun(command, address)

@@ -1,14 +1,14 @@
-"""Tune an experiment under a budget: trials by Optuna, each of them a run that is judged on validation data.
+"""Tune an experiment under a budget: Optuna draws trials, and each trial is a run that is judged on validation data.
 
     [tune]
     seed = 100
-    method.lr = {low = 0.001, high = 1.0, log = true}       # whole numbers if both ends are
+    method.lr = {low = 0.001, high = 1.0, log = true}       # whole numbers if both ends are whole
     method.mu = [0.1, 1.0, 10.0]
 
-All trials have the seed of `[tune]` and `evaluation.split` "validation", so that no test sample decides anything. Each
-case of a `[sweep]` is tuned by itself; a `[[sweep.case]]` may have a table `tune` of its own, which adds to the other.
-Optuna stores nothing: a tune that goes on asks it for the same trials again and answers from the runs in the directory.
-As its sampler is seeded, it draws the same values.
+All trials have the seed of `[tune]` and `evaluation.split` "validation", so that no test sample influences a choice.
+Each case of a `[sweep]` is tuned by itself; a `[[sweep.case]]` may have a table `tune` of its own, which adds to
+`[tune]`. Optuna stores nothing. When a stopped tune goes on, its seeded sampler draws the same trials again, and those
+that have finished runs in the directory are answered from there.
 """
 
 import itertools
@@ -37,7 +37,7 @@ except ImportError:
     raise RayflError("tuning needs the package optuna: run `pip install 'rayfl[tune]'`") from None
 
 BEST = "best.toml"
-"""The experiment in a tune's directory that has the best values."""
+"""The experiment file with the best values, in a tune's directory."""
 _FIXED = {*identity.NOT_DETERMINING, "runtime", "evaluation", "sweep", "tune"}
 """Tables and settings that do not change how well a model learns."""
 
@@ -45,19 +45,19 @@ _FIXED = {*identity.NOT_DETERMINING, "runtime", "evaluation", "sweep", "tune"}
 class Options(Settings):
     """The settings of the `[tune]` table beside the values to draw from."""
 
-    seed: int = Field(default=100, ge=0, description="the seed of all trials, which is none of the experiment's")
+    seed: int = Field(default=100, ge=0, description="seed of all trials; it must differ from the experiment's seeds")
     pruner: Literal["median", "asha", "none"] = Field(
         default="median",
-        description="ends a trial at an evaluation: below the median of the others, or by successive halving",
+        description="ends bad trials early: median, if worse than the median of the others; asha, successive halving",
     )
 
 
 # Any: settings of any type.
 class Tuning:
-    """What is tuned: a file's `table` without `[tune]` and `[sweep]`, and by label the `cases` of its sweep, as in
-    `[[sweep.case]]` ({} if nothing but seeds is swept), with the list or range of each tuned setting by dotted key.
+    """The experiments to tune: a file's `table` without `[tune]` and `[sweep]`, the `cases` of its sweep by label (as
+    in `[[sweep.case]]`; {} if only seeds are swept), and for each case the list or range of each tuned setting.
 
-    Settings in `overrides` are not tuned. Raise RayflError if a case, or an end of its ranges, is no valid experiment.
+    Settings in `overrides` are not tuned. Raise RayflError if a case is no valid experiment, at any end of its ranges.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Tuning:
     ) -> None:
         lists, keys = lists or {}, {one: ".".join(table.split_override(one)[0]) for one in overrides}
         self.table = table.copied(given)
-        # The others are inside swept or tuned settings; every trial has these of its own.
+        # Every trial sets these three itself.
         self.overrides = [one for one, key in keys.items() if key not in ("label", "seed", "evaluation.split")]
         tune, self.name = dict(self.table.pop("tune", {})), self.table["name"]
         self.options = Options(**{key: tune.pop(key) for key in Options.model_fields if key in tune})
@@ -99,14 +99,14 @@ class Tuning:
         return {key: _drawn(asked, key, of) for key, of in self.ranges[label].items()}
 
     def trial(self, label: str, values: Mapping[str, Any]) -> sweeps.Combination:
-        """The experiment of a trial, called by its case and its values. Raise RayflError if they do not go together."""
+        """The experiment of a trial, named after its case and its values. Raise RayflError if they do not fit."""
         words = [f"{key.rpartition('.')[2]}={sweeps.described(value)}" for key, value in values.items()]
         title = ", ".join([label] * bool(self.cases[label] or not words) + words)
         changes = {**values, "label": title, "seed": self.options.seed, "evaluation.split": "validation"}
         return sweeps.case_of(self.table, _with(self.cases[label], changes), self.overrides)
 
     def best(self, studies: Mapping[str, optuna.Study], note: str) -> str:
-        """The experiment file with the best values. `note`: what its page says of them."""
+        """The text of the experiment file with the best values. `note`: the note for its report."""
         best = {at: self.values(at, optuna.trial.FixedTrial(one.best_params)) for at, one in studies.items()}
         cases = [_with(case, best[label]) for label, case in self.cases.items() if case]
         lists = {"seed": self.seeds if len(self.seeds) > 1 else None, "case": cases or None}
@@ -132,10 +132,10 @@ def _ranges(given: Mapping[str, Any]) -> dict[str, Any]:
 
 # Any: what the user gave.
 def _drawn(asked: optuna.trial.BaseTrial, key: str, of: Any) -> Any:
-    """A value from a list or a range; of numbers three digits, so that people can read and copy them."""
+    """A value from a list or a range. Floats are rounded to three digits, so that people can read and copy them."""
     try:
         if isinstance(of, list):
-            # By its place, as Optuna stores no tables.
+            # Optuna gets the value's index, because it cannot store tables.
             return of[asked.suggest_categorical(key, range(len(of)))]
         if isinstance(of["low"], int) and isinstance(of["high"], int):
             return asked.suggest_int(key, **of)
@@ -149,7 +149,7 @@ def _drawn(asked: optuna.trial.BaseTrial, key: str, of: Any) -> Any:
 
 def tune(tuning: Tuning, budget: int, directory: Path | None, audience: console.Audience) -> int:
     """Run `budget` trials of each case into `directory` (None: the next free one), or go on with them. Draw a page of
-    all trials, write the experiment with the best values, and print where they are; returns the exit code.
+    all trials, write the experiment with the best values, and print both paths; returns the exit code.
 
     Raise RayflError, before anything is written, if a case cannot run, and at the end if all trials of a case failed.
     """
@@ -183,7 +183,7 @@ def tune(tuning: Tuning, budget: int, directory: Path | None, audience: console.
 
 
 def _study(tuning: Tuning, label: str, budget: int) -> optuna.Study:
-    """The study of a case. Of lists alone combinations wait in it, in an order drawn from the seed."""
+    """The study of a case. If only lists are tuned, their combinations are queued in an order drawn from the seed."""
     pruners = {
         "median": optuna.pruners.MedianPruner(),
         "asha": optuna.pruners.SuccessiveHalvingPruner(min_resource=1),
@@ -201,9 +201,9 @@ def _study(tuning: Tuning, label: str, budget: int) -> optuna.Study:
 def _play_trial(
     tuning: Tuning, label: str, study: optuna.Study, goal: tuple[str, int, int], home: Path, audience: console.Audience
 ) -> bool:
-    """Play the next trial of a study, or what is left of it, and tell the study how it ended. False if it was stopped.
+    """Run the next trial of a study, or the rest of it, and tell the study the result. False if it was stopped.
 
-    goal: a metric; 1, or -1 if less of it is better; and the number of last evaluations whose mean counts.
+    goal: a metric; 1, or -1 if smaller values are better; and the number of last evaluations whose mean counts.
     """
     asked, pruned, seen, (metric, sign, last) = study.ask(), Event(), set[int](), goal
     try:
@@ -247,7 +247,7 @@ def _play_trial(
 
 
 def _failed(study: optuna.Study, asked: optuna.Trial, error: str) -> bool:
-    """Tell the study of a trial that has no result, which is then the worst. Returns True."""
+    """Tell the study that a trial has no result, which counts as the worst. Returns True."""
     asked.set_user_attr("error", error)
     study.tell(asked, -np.inf)
     return True
@@ -260,7 +260,7 @@ def _write(
     options: report_options.ReportOptions,
     home: Path,
 ) -> str:
-    """Draw the page of all trials, and write the experiment with the best values; returns what both say of them."""
+    """Draw the page of all trials, and write the experiment with the best values; returns the note in both."""
     runs = dict[Path, int]()
     for label, study in studies.items():
         if study.best_value == -np.inf:

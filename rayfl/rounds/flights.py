@@ -260,7 +260,7 @@ class Window:
         mixes = setup.schedule.mixes_models
         if mixes and len(flights) > 1:
             raise HookError(
-                f"{setup.schedule.due.__qualname__} waits for several messages; with mixes_models an update takes one"
+                f"{setup.schedule.due.__qualname__} waits for several messages; mixes_models allows one an update"
             )
         sums, sum_bytes = add_messages(round, messages, {} if mixes else scales)
         received = merge_sums(round, sums, sum_bytes)
