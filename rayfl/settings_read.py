@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from rayfl.errors import UnusedSetting
 
 OURS = ("rayfl", "actors", "jobs")
-"""The packages whose own reading of somebody's settings, to write them down say, does not count."""
+"""Our own packages. They read all settings, to write them down for example, so their reading does not count."""
 _ALL_AT_ONCE = ("__dict__", "model_dump")
 
 _read: set[tuple[str, str]] = set()
@@ -22,7 +22,7 @@ _read: set[tuple[str, str]] = set()
 
 @dataclass(frozen=True)
 class Given:
-    """A setting that an experiment gives to a class from elsewhere. `of`: that class, with its file."""
+    """A setting that an experiment gives to a third-party class. `of`: that class, with its file."""
 
     table: str
     name: str
@@ -57,7 +57,7 @@ def is_ours(kind: type) -> bool:
 
 
 def watch(kind: type[BaseModel]) -> None:
-    """Note which settings of a class from elsewhere are read from now on; a class of ours is left as it is."""
+    """Note which settings of a third-party class are read from now on; a class of ours is left as it is."""
     if is_ours(kind) or "__getattribute__" in vars(kind):
         return
     fields, known = kind.model_fields, class_id(kind)
@@ -71,7 +71,7 @@ def watch(kind: type[BaseModel]) -> None:
 
 
 def _reader(frame: FrameType | None) -> str:
-    """The package of the code that reads, for which pydantic may do it."""
+    """The package of the code that reads; pydantic's own frames are skipped."""
     while frame is not None and (package := frame.f_globals["__name__"].partition(".")[0]) == "pydantic":
         frame = frame.f_back
     return "" if frame is None else package

@@ -111,7 +111,7 @@ def _is(kind: type[Kind], found: object) -> bool:
 
 # Any: see `find`.
 def _checked(kind: type[Kind], found: Any) -> Any:
-    """`found`, with a name of its own if it is a class from elsewhere. Raise RayflError if it is not of this kind."""
+    """`found`, with a name of its own if it is a third-party class. Raise RayflError if it is not of this kind."""
     widest = _widest(kind)
     word = getattr(found, "__qualname__", shown(found))
     if not _is(widest, found):

@@ -118,7 +118,7 @@ class Splits(Settings):
 
 
 class Output(Settings):
-    """The `[output]` table: where the run directory goes, and who follows the run."""
+    """The `[output]` table: where the run directory goes, what is written, and which trackers get the values."""
 
     directory: str = Field(
         default="runs",
@@ -140,16 +140,16 @@ class Output(Settings):
 
 
 NO_RATIO = (None, 0.1)
-"""What the `keep_ratio` of a compressor is where it is not given."""
+"""The values of a compressor's `keep_ratio` that say nothing: none, and the default."""
 
 
 class Experiment(Settings):
     """The whole description of a run; each table of the TOML file is a field."""
 
     name: str = Field(default="experiment", description="names the run")
-    label: str | None = Field(default=None, min_length=1, description="what legends call the run; default: its name")
+    label: str | None = Field(default=None, min_length=1, description="the run's name in legends; default: name")
     swept: Mapping[str, str] = Field(
-        default_factory=dict, description="the run's items by swept key, as a sweep writes them: its place in tables"
+        default_factory=dict, description="the run's value of each swept key, which a sweep writes; tables use it"
     )
     seed: int = Field(default=1, ge=0, description="the only source of randomness")
     rounds: int = Field(ge=1, description="communication rounds, T")

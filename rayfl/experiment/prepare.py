@@ -108,7 +108,7 @@ def with_task(table: Mapping[str, object], dataset: Dataset) -> dict[str, object
 
 
 def given_elsewhere(experiment: Experiment) -> list[Given]:
-    """The settings that are given to classes from elsewhere and that no class of ours declares."""
+    """The settings that the experiment gives to third-party classes and that no class of ours declares."""
     found: list[Given] = []
     listed = [("evaluation.metrics", metric) for metric in experiment.evaluation.metrics or ()]
     listed += [("wrap", one) for one in experiment.wrap]
@@ -276,10 +276,10 @@ def with_flipped_labels(experiment: Experiment, dataset: Dataset, partition: Par
 
 
 def split_data(experiment: Experiment, dataset: Dataset) -> tuple[Dataset, Partition]:
-    """The samples of each client, without the splits that the experiment or the method sets aside, and the dataset.
+    """The dataset, and the samples of each client without the splits that the experiment or the method sets aside.
 
-    With `evaluation.split` "validation" a further share of the train samples takes the place of the test samples. Which
-    of the partition's clients are the unseen ones is drawn from the seed; they get the last numbers.
+    With `evaluation.split` "validation" a further share of the train samples replaces the test samples. The unseen
+    clients are drawn from the seed among the partition's clients; they get the last numbers.
     """
     if experiment.partition.by_class and not dataset.has_classes:
         raise RayflError(

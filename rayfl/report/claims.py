@@ -1,9 +1,10 @@
 """A paper's claims about sweeps, as its claims.toml lists them, and the rule of their verdicts.
 
 A claim is about one number of the runs (rayfl/report/numbers.py) and compares, seed by seed, the runs of two values of
-a swept key. Its verdict looks at the 95 % interval of the mean difference (rayfl/report/statistics.py): "reproduced" if
-the interval lies on the claim's side of 0, "refuted" if it lies on the other side, "undecided" if it holds 0. With sign
-"=" the claim's side is [-margin, margin]. Apart from that, `size` says whether the interval holds the paper's figure.
+a swept key. The verdict follows from the 95 % interval of the mean difference (rayfl/report/statistics.py):
+"reproduced" if the interval lies on the claim's side of 0, "refuted" if it lies on the other side, "undecided" if it
+contains 0. With sign "=" the claim's side is [-margin, margin]. `size` is the paper's own figure of the difference;
+whether the interval contains it is reported too, and does not change the verdict.
 """
 
 import itertools
@@ -72,7 +73,7 @@ class Claim(Settings):
         return [*itertools.pairwise(sides)] or [(sides[0],)]
 
     def choices(self, side: Side) -> Choices:
-        """The swept keys that a side, and `where`, fix, in the words of the sweep; {} for a number."""
+        """The values that a side and `where` give to swept keys, in the words of the sweep; {} for a number."""
         fixed = dotted({**self.where, **side}) if isinstance(side, Mapping) else {}
         return {key: _word(value) for key, value in fixed.items()}
 
@@ -115,8 +116,8 @@ def judge(claims: Sequence[Claim], runs: Mapping[str, Sequence[tuple[Choices, Ru
 
     Values are as recorded, shares in [0, 1]. first, second: means over seeds; first_sd, second_sd: their deviations;
     first_runs, second_runs: the directories of the runs, SWEEP/RUN, with ";" between them. The next columns are those
-    of `statistics.Paired`. paper: the paper's figure; inside: whether the interval holds it; holm: p after Holm over
-    all rows.
+    of `statistics.Paired`. paper: the paper's figure; inside: whether the interval contains it; holm: p after Holm's
+    correction over all rows.
     """
     rows = [_judge(claim, pair, runs.get(claim.sweep, ())) for claim in claims for pair in claim.pairs]
     return pd.DataFrame(rows).assign(holm=lambda found: holm([*found["p"]]))
@@ -162,7 +163,7 @@ def _side(claim: Claim, side: Side, table: pd.DataFrame, column: str) -> "tuple[
         return chosen.set_index("seed")[column], [*chosen["run"]]
     words = [_word(one) for one in claim.among] or [*table[claim.trend].unique()]
     numbers = np.asarray(pd.to_numeric(pd.Series(words), errors="coerce"))
-    # Values that are no numbers lie at 0, 1, 2 on the axis of the trend.
+    # Values that are not numbers are placed at 0, 1, 2 and so on.
     places = np.arange(len(words)) if np.isnan(numbers).any() else numbers
     centred = places - places.mean()
     values = chosen.pivot(index="seed", columns=claim.trend, values=column).reindex(columns=words)

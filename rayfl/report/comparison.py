@@ -49,9 +49,9 @@ def require(runs: Sequence[Run], options: ReportOptions) -> None:
 def comparison(runs: Sequence[Run], options: ReportOptions) -> list[tuple[str, TextTable]]:
     """The comparison of runs by the `[report]` options: tables with their titles.
 
-    The runs, the best first, in the order of their page; how evenly the metric lies over clients (that of their own
-    data, if it has no clients); the first settings in which the runs differ, for a few runs. Runs that differ only in
-    their seed are one row.
+    The runs, the best first, as on their page; how much the metric differs between clients (if the metric is not one of
+    single clients: the same metric on clients' own data); for a few runs, the first settings in which they differ. Runs
+    that differ only in their seed are one row.
     """
     found, names, _ = compared(groups(runs), options)
     metric = names[0] if names else None

@@ -1,4 +1,4 @@
-"""Tables of how evenly metrics' values lie over clients, from the values of single clients that a run has recorded.
+"""Tables of how much metrics differ between clients, from the values of single clients that a run has recorded.
 
 Clients whose value is undefined are left out and counted.
 """
@@ -34,7 +34,7 @@ MOST_PARTS = 60
 
 
 def of_run(run: Run) -> dict[str, dict[str, float]]:
-    """What `fairness` gives at the last evaluation, of every value of single clients that has a better direction."""
+    """What `fairness` gives at the last evaluation, for every metric of single clients that is to rise or to fall."""
     names = [name for name in metric_names(run) if name.partition("/")[0] in PLACES]
     ways = {name: own for name in names if (own := facts(run, name)).higher_is_better is not None}
     rows = run.metrics.filter(pc.field("client").is_valid()).to_pandas()
@@ -47,7 +47,7 @@ def of_run(run: Run) -> dict[str, dict[str, float]]:
 
 # Any: cells of a template.
 def fairness_tables(found: Sequence[Group], first: Sequence[str], others: bool = True) -> list[dict[str, Any]]:
-    """Metrics over clients, means over seeds, the values `first` first; `others`: and all that they do not name.
+    """Metrics over clients, means over seeds: first those named in `first`, then, with `others`, all others.
 
     One table for one group, else a table of each value; parts of a metric come after the others, and are `folded`.
     """

@@ -140,12 +140,12 @@ def _tradeoff(groups: Sequence[Group], name: str) -> Section:
         if one.cost.total_uplink_megabytes[-1] > 0 and not np.isnan(one.mean[-1])
     ]
     facts = facts_of(groups, name)
-    heading = f"Bytes up and the end: {title(name, facts)}"
+    heading = f"Bytes sent up and final value: {title(name, facts)}"
     if len(dots) < 2:
         return Section(heading, "", [])
     silent = ", ".join(label for label, one in found if one.cost.total_uplink_megabytes[-1] == 0)
     intro = (
-        "All that the clients sent up in the whole run, and the value at its end. "
+        "The bytes that all clients sent up in the whole run, and the value at its end. "
         f"{'Up' if facts.sign > 0 else 'Down'} and to the left is better."
         + " Dots are means over seeds, bars one standard deviation." * has_seeds(groups)
         + f" Runs that sent nothing up have no dot: {silent}." * bool(silent)
@@ -265,7 +265,7 @@ def _communication(groups: Sequence[Group]) -> list[Figure]:
     return [
         Figure(
             heading,
-            f"All that the clients together {verb} in each round.",
+            f"The megabytes that all clients together {verb} in each round.",
             lines_chart(lines, "MB per round", labels, from_zero=True),
         )
         for heading, verb, lines in figures

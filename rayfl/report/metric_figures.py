@@ -44,17 +44,17 @@ def _drawn(run: Run) -> dict[str, dict[tuple[str, ...], float]]:
 
 
 def _matrix(title: str, parts: Parts) -> list[Figure]:
-    """Rows are classes, columns what is said, each row in shares of its class."""
+    """Rows are true classes, columns predicted ones; each row is in shares of its class."""
     size = 1 + max(int(true) for true, _ in parts)
     counts = np.zeros((size, size))
     for (true, said), count in parts.items():
         counts[int(true), int(said)] = count
     totals = counts.sum(axis=1, keepdims=True)
     shares = np.divide(counts, totals, out=np.full_like(counts, np.nan), where=totals > 0)
-    chart = cells_chart(shares, "Said", "Class", 1.0, percent=True)
+    chart = cells_chart(shares, "Predicted class", "True class", 1.0, percent=True)
     caption = (
-        f"Of the examples of each class (row), the share that is said to be of each class (column): dark is all of "
-        f"them. {int(np.trace(counts)):,} of {int(counts.sum()):,} lie on the diagonal."
+        f"The share of each class's examples (row) that the model predicts as each class (column); the darkest cell is "
+        f"all of them. {int(np.trace(counts)):,} of {int(counts.sum()):,} examples lie on the diagonal."
     )
     return [Figure(title, caption, chart)]
 
@@ -75,7 +75,7 @@ def _calibration(title: str, parts: Parts) -> list[Figure]:
     chart = lines_chart(lines, "Accuracy, %", [line.label for line in lines], percent=True, marked=True)
     largest = int(np.argmax(examples))
     caption = (
-        "Each point is a bin of answers of equal confidence. Below the diagonal the model is surer than it is right. "
-        f"{examples[largest] / examples.sum():.0%} of the answers lie in the bin at {100 * sure[largest]:.0f} %."
+        "Each point is a bin of predictions of similar confidence. Below the diagonal the model is overconfident. "
+        f"{examples[largest] / examples.sum():.0%} of the predictions lie in the bin at {100 * sure[largest]:.0f} %."
     )
     return [Figure(title, caption, chart)]

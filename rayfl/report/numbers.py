@@ -1,8 +1,8 @@
-"""The numbers of runs by name, as columns of tables: what was measured, what it cost, and the cost of a target.
+"""The numbers of runs by name, as columns of tables: metrics, costs, and the costs of reaching a target.
 
 NAME is a metric as the run recorded it ("own/accuracy"), or one of `COSTS` ("megabytes"). NAME:best, NAME:final,
-NAME:mean and NAME:sum say which of a metric's values count. COST@0.8 is a cost up to the first evaluation at the target
-0.8, and COST@own/accuracy=0.8 that of another metric than the one that ranks the runs.
+NAME:mean and NAME:sum say how a metric's values become one number. COST@0.8 is the cost up to the first evaluation at
+which the metric that ranks the runs has reached 0.8; COST@own/accuracy=0.8 names another metric.
 """
 
 import re
@@ -23,7 +23,7 @@ from rayfl.run_directory.record import Run
 
 
 class Number(NamedTuple):
-    """A number of a run. facts: its title, its unit and which way is better; read: NaN if a run lacks it."""
+    """A number of a run. facts: its title, its unit and whether higher is better; read: NaN if a run lacks it."""
 
     name: str
     facts: Facts
@@ -61,9 +61,9 @@ _WAYS: Mapping[str, Callable[[Series, Facts, int], float]] = {
 def number(name: str, found: Sequence[Group], metric: str | None = None, last: int = 3) -> Number:
     """The number that `name` stands for.
 
-    Without a way, a metric's is the mean of its last `last` values, or of all of them if it is a cost per round
-    ("comm/busiest_megabytes"). metric: what a target is a value of, unless the name says it. Raise RayflError if no run
-    has the number.
+    A metric without ":best", ":final", ":mean" or ":sum" is the mean of its last `last` values, or of all of them if it
+    is a cost per round ("comm/busiest_megabytes"). metric: the metric of a target whose name gives none. Raise
+    RayflError if no run has the number.
     """
     if name in COSTS:
         title, unit, read = COSTS[name]
@@ -107,7 +107,7 @@ def further_columns(found: Sequence[Group], metric: str | None, options: ReportO
 
 
 def spent(run: Run, name: str, target: float, facts: Facts) -> tuple[float, ...] | None:
-    """What a run had cost (`_TO_TARGET`) by its first evaluation as good as the target; None if it has none."""
+    """The costs (`_TO_TARGET`) of a run up to its first evaluation that reached the target; None if none did."""
     found = series(run, name)
     at = np.empty(0) if found is None else found.rounds[facts.sign * found.values >= facts.sign * target][:1]
     total, done = cost(run).at(at), np.searchsorted(run.rounds["round"].to_numpy(), at, side="right")

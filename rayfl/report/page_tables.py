@@ -195,7 +195,7 @@ def differing(flat: Sequence[Mapping[str, object]]) -> list[tuple[str, list[str]
 
 
 def _words(name: str, values: Sequence[object]) -> list[str]:
-    """The values of a setting; of classes from elsewhere only their names, unless different ones have the same name."""
+    """The values of a setting; of third-party classes only their names, unless different ones have the same name."""
     cells = [wording.value(one) for one in values]
     short = [plugins.short(cell) for cell in cells] if name.endswith(".name") else cells
     return short if len(set(short)) == len(set(cells)) else cells

@@ -60,7 +60,7 @@ class Pivot:
             f"vs {base}: mean difference of runs with the same seed [its 95 % interval by Student's t]. p: of the "
             "paired t-test, after Holm's correction over the rows. detectable: the smallest true difference that the "
             "test finds in 80 % of such experiments.": base is not None,
-            "Best, worst: the 95 % interval of the paired difference to the next one in the column leaves out 0.": any(
+            "Best, worst: the 95 % interval of the paired difference to the next one in the column excludes 0.": any(
                 self.frame["mark"]
             ),
         }
@@ -235,8 +235,8 @@ def _item(group: Group, axis: Sequence[str]) -> str:
 
 
 def _marks(values: Mapping[str, np.ndarray], facts: Facts) -> dict[str, str]:
-    """The best and the worst row of values per seed, if the 95 % interval of its paired difference to the next row
-    leaves out 0. None if neither way is better, or if a seed lacks a value, which a mean would hide."""
+    """The best and the worst row of values per seed, each only if the 95 % interval of its paired difference to the
+    next row excludes 0. Empty if neither high nor low values are better, or if a seed lacks a value."""
     order = sorted(values, key=lambda row: -facts.sign * values[row].mean())
     if facts.higher_is_better is None or len(order) < 2 or np.isnan([*values.values()]).any():
         return {}

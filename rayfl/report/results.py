@@ -139,7 +139,7 @@ class RunResults:
         if client is None and "global" in self.model_names and (trained or parts.get("parts.buffers") == "personal"):
             raise RayflError(
                 f"each client of the run in {self.directory} has parts of the model for itself; give client=NUMBER, "
-                "or call results.model() for what they share, with the first values of their parts"
+                "or call results.model() for what they share, with the initial values of their parts"
             )
         model = self.model() if client is None else self.personal_model(client)
         if not read_model_inputs(self.directory).has_classes:
@@ -154,7 +154,7 @@ class RunResults:
 
     def model(self) -> "Predictor":
         """The final global model with its weights, in evaluation mode, on the CPU. Of `[parts]` that clients keep it
-        has the first values.
+        has the initial values.
 
         It takes inputs as they are in the data's files, and preprocesses them as the run did; its `network` is the
         network alone. A class from your own file or module is imported, so its code runs. The data are not read. Raise

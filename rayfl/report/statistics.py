@@ -30,10 +30,10 @@ class Paired(NamedTuple):
 def paired(differences: Sequence[float] | np.ndarray) -> Paired:
     """Estimate the mean of paired differences. NaN, the difference of an incomplete pair, is left out.
 
-    With fewer than two pairs all but the mean is NaN. If all differences are equal, their deviation is taken for the
-    true one, 0: the interval is the mean alone, p is 0 (1 if the mean is 0), and any difference is detectable.
+    With fewer than two pairs all but the mean is NaN. If all differences are equal, the true deviation is taken to be
+    0 too: the interval is the mean alone, p is 0 (1 if the mean is 0), and any difference is detectable.
     """
-    # Any table may ask for it, and scipy.stats takes a second to load.
+    # scipy.special is imported here because not every table needs it; scipy.stats would take a second to load.
     from scipy.special import nctdtrinc, stdtr, stdtrit
 
     values = np.asarray(differences, float)
@@ -55,9 +55,10 @@ def paired(differences: Sequence[float] | np.ndarray) -> Paired:
 
 
 def holm(p_values: Sequence[float] | np.ndarray) -> list[float]:
-    """Holm's adjusted p-values (1979): reject those up to a level, and the chance of any false one is at most it.
+    """Holm's adjusted p-values (1979). NaN stays NaN and is not counted as a test.
 
-    NaN stays NaN and is not counted as a test.
+    Reject the hypotheses whose adjusted p-value is at most a level: the probability of any false rejection is then at
+    most that level.
     """
     p = np.asarray(p_values, float)
     order = np.argsort(p, kind="stable")[: np.count_nonzero(~np.isnan(p))]

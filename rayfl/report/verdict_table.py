@@ -14,7 +14,7 @@ from rayfl.run_directory.record import Run
 _RULE = (
     "The rule, fixed before the runs: a claim is reproduced if the 95 % interval of the mean paired difference over "
     "seeds (Student's t) lies on the claim's side of 0, refuted if it lies on the other side, and undecided if it "
-    "holds the 0 or if a run lacks the number. Inside: whether the interval holds the paper's figure of the "
+    "contains 0 or if a run lacks the number. Inside: whether the interval contains the paper's figure of the "
     "difference. p: of the paired t-test, after Holm's correction over all rows. Detectable: the smallest difference "
     "that the test finds with power 0.8. Each number of ours links to its runs."
 )

@@ -100,7 +100,8 @@ _METRICS = {
     "comm/busiest_received_megabytes": MetricText(
         "Comm of the busiest receiver",
         "MB per round",
-        "The same of downloads alone, as in Dis-PFL's tables, where peers have equally many to hear from.",
+        "As Comm of the busiest node, of downloads alone, as in Dis-PFL's tables, where all peers have equally many "
+        "neighbours.",
     ),
     "comm/mean_megabytes": MetricText(
         "Comm of a client",
@@ -133,15 +134,17 @@ _METRICS = {
     "flight/idle_share": MetricText(
         "Idle share",
         "0 to 1",
-        "The share of the places for clients under way that stood empty since the last update.",
+        "The share of the concurrency (the most clients that train at once) that was unused since the last update.",
     ),
     "flight/version": MetricText(
         "Version that clients began with", "updates", "The number of updates of the server before a client began."
     ),
     "flight/began_s": MetricText(
-        "Start of clients", "simulated s", "When those who ended since the last update began."
+        "Start of clients", "simulated s", "The start times of the clients that ended since the last update."
     ),
-    "flight/ended_s": MetricText("End of clients", "simulated s", "When those who ended since the last update ended."),
+    "flight/ended_s": MetricText(
+        "End of clients", "simulated s", "The times at which clients ended since the last update."
+    ),
     "graph/mean_degree": MetricText(
         "Neighbours of a peer, mean",
         "peers",
@@ -186,7 +189,7 @@ _METRICS = {
     "clip/clipped": MetricText("Clipped messages", "0 to 1", "The share of the round's messages that were clipped."),
     "clip/bound": MetricText("Clipping norm", "norm", "The norm to which messages were clipped in the round."),
     "privacy/epsilon": MetricText(
-        "Epsilon so far", "epsilon", "What differential privacy has cost up to this round; delta is in the settings."
+        "Epsilon so far", "epsilon", "The epsilon of differential privacy up to this round, at the settings' delta."
     ),
     "attack/share": MetricText("Attackers", "0 to 1", "The share of the round's messages that attackers sent."),
     "fedmgda/direction_norm": MetricText(
@@ -207,7 +210,7 @@ _METRICS = {
     ),
 }
 _OVER_CLIENTS = {
-    "_merged": ("all clients' sums", "one value of all clients' sums together"),
+    "_merged": ("of all clients together", "one value from the sums of all clients"),
     "_weighted": ("weighted by examples", "the mean of the clients' values, weighted by their examples"),
     "_deviation": ("deviation over clients", "the standard deviation over clients"),
     "_worst_tenth": ("worst 10 % of clients", "the mean of the worst 10 % of clients, rounded up to whole ones"),
@@ -215,7 +218,7 @@ _OVER_CLIENTS = {
     "_difference": ("best minus worst client", "the distance from the best to the worst client"),
     "_jain": ("Jain's index over clients", "Jain's index over clients, (sum a)^2 / (n sum a^2)"),
 }
-"""What a place's name ends in, and what that says of its values."""
+"""Titles and meanings of the endings of a place's name: what the value is over clients."""
 NAMES = (*(f"{place}/{what}" for place in PLACES for what in RECORDED_BEFORE), *_METRICS)
 """The metrics that have a title of their own in every run."""
 

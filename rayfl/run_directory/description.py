@@ -33,8 +33,8 @@ PART = Part(
         "[the bits](../explanations/determinism.md) depend; `driver` and `mixed`: the other kinds that took part",
         "`origin.json`": "the command, when it was given, on which host, and the commit of the folder it was given in; "
         "nothing depends on it",
-        "`metrics.json`": "of every value that is evaluated: its title, unit and range, which way is better, and what "
-        "a page draws of it",
+        "`metrics.json`": "of every value that is evaluated: its title, unit and range, whether higher is better, and "
+        "what a page draws of it",
     },
 )
 ORIGIN = ("command", "started", "host", "commit")

@@ -52,7 +52,7 @@ def test_labels_are_what_legends_say_and_seeds_and_actors_do_not_part_runs(tmp_p
     found = groups([read_run(path) for path in (*runs, other)])
     assert [(group.label, group.seeds) for group in found] == [("half", [1, 2]), ("half, 2 threads", [1])]
     page = report([*runs, other], tmp_path / "page.html").read_text(encoding="utf-8")
-    assert "Bytes up and the end" in page
+    assert "Bytes sent up and final value" in page
 
 
 def test_many_runs_get_a_row_each(tmp_path):

@@ -25,8 +25,8 @@ PART = Part(
         rf"{_WANDB}/tmp/.+/",
     ),
     {
-        "`tensorboard/`, `wandb/`": "the same for the trackers in `output.track` "
-        "([Follow runs](../how-to/trackers.md)), by default `tensorboard --logdir runs`",
+        "`tensorboard/`, `wandb/`": "the rounds' values for the trackers in `output.track` "
+        "([Follow runs](../how-to/trackers.md)), by default TensorBoard: `tensorboard --logdir runs`",
     },
 )
 
