@@ -9,6 +9,7 @@ from base64 import b64decode
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import jinja2
 import pandas as pd
@@ -51,6 +52,9 @@ import base64, json, sys, vl_convert
 both = [[vl_convert.vegalite_to_svg(one), vl_convert.vegalite_to_pdf(one)] for one in json.load(sys.stdin)]
 print(json.dumps([[svg, base64.b64encode(pdf).decode()] for svg, pdf in both]))
 """
+
+MOST_LETTERS = 150
+"""The length of a figure's file name, beside the checksum and the ending; most systems allow 255."""
 
 
 def report(
@@ -117,10 +121,17 @@ def write_figures(runs: Sequence[Run], folder: Path, options: ReportOptions, ove
     for table in _tables(every, options)[0]:
         files |= {f"{table.title}.csv": table.to_csv().encode(), f"{table.title}.tex": table.to_latex().encode()}
     folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / re.sub(r"[^\w.]+", "-", name) for name in files]
+    paths = [folder / _file_name(name) for name in files]
     for path, content in zip(paths, files.values(), strict=True):
         write_output(path, content, OutputKind("a figure or a table"), overwrite)
     return paths
+
+
+def _file_name(title: str) -> str:
+    """A title with its ending as a file's name; of a long one the beginning, and a checksum of the whole."""
+    stem, _, ending = re.sub(r"[^\w.]+", "-", title).rpartition(".")
+    short = stem if len(stem) <= MOST_LETTERS else f"{stem[:MOST_LETTERS]}-{crc32(stem.encode()):08x}"
+    return f"{short}.{ending}"
 
 
 def _still(figure: Figure) -> Spec:

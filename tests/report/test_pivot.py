@@ -15,6 +15,7 @@ from rayfl.experiment.report_options import ReportOptions, TableOptions
 from rayfl.report import wording
 from rayfl.report.figures import sections
 from rayfl.report.groups import groups
+from rayfl.report.numbers import COSTS
 from rayfl.report.page import report, write_figures
 from rayfl.report.pivot import Pivot, pivots
 from rayfl.report.results import RunResults, SweepResults
@@ -314,6 +315,15 @@ def test_figures_and_tables_become_files(tmp_path, runs):
     with refused(names=[str(folder), "--overwrite"]):
         results.save_figures(folder)
     assert {*results.save_figures(folder, overwrite=True)} == {*folder.iterdir()}
+
+
+def test_figures_with_long_titles_have_short_names_of_their_own(tmp_path):
+    runs = [run_of(tmp_path / f"run{seed}", {0: 0.5, 1: 0.6}, seed=seed) for seed in (1, 2)]
+    # The titles of both tables begin with those of all costs, together more than a name may have.
+    tables = [TableOptions(rows="label", values=(*COSTS, f"{ACCURACY}:{way}")) for way in ("final", "best")]
+    paths = write_figures(runs, tmp_path / "figures", ReportOptions(tables=tuple(tables)))
+    long = [path.name for path in paths if len(path.name) > 150]
+    assert len({*long}) == 4 and all(len(name) < 200 for name in long)
 
 
 def test_a_single_run_has_figures_and_no_table_by_settings(tmp_path):
