@@ -93,11 +93,11 @@ def about(found: Any) -> list[str]:
 
 
 def for_newcomers(method: type[Method]) -> str:
-    """A sentence on a client that comes for the first time, as `clients.unseen` judges it."""
+    """A sentence on a client that comes for the first time, as `clients.unseen` evaluates it."""
     adapts = method.eval_stages is not Method.eval_stages
     return {
-        "model": f"An unseen client takes the global model{', and adapts it' * adapts} before it is judged.",
-        "round": "An unseen client downloads, does the local work of one round and sends nothing before it is judged.",
+        "model": f"An unseen client takes the global model{', and adapts it' * adapts} before it is evaluated.",
+        "round": "An unseen client downloads, does the local work of one round, sends nothing, and is then evaluated.",
         "undefined": "It has no model for an unseen client.",
     }[method.for_newcomers()]
 

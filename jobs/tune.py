@@ -1,4 +1,4 @@
-"""Tune an experiment under a budget: Optuna draws trials, and each trial is a run that is judged on validation data.
+"""Tune an experiment under a budget: Optuna draws trials, and each trial is a run that is evaluated on validation data.
 
     [tune]
     seed = 100

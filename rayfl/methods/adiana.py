@@ -10,11 +10,11 @@ with probability p (the round's shared coin), y <- y'. The slides garble y and g
   p = min(1, max(1, sqrt(n / (32 omega)) - 1) / (2 (1 + omega))),
   eta = min(1 / (2L), n / (64 omega (2p (omega + 1) + 1)^2 L)), theta1 = min(1/4, sqrt(eta mu / p)), theta2 = 1/2,
   gamma = eta / (2 (theta1 + eta mu)), beta = 1 - gamma mu; omega = 0 gives p = 1 and eta = 1 / (2L).
-- L and mu are those of the data and the model; the defaults are as little a promise as any default learning rate.
+- L and mu are those of the data and the model; like a default learning rate, the defaults need not fit yours.
 - A client's round is two gradients, at x and at w on the same examples: the whole train split (batch_size = 0), or one
   minibatch. Both points come down, 8P bytes, and 2 C(P) go up. The model that is evaluated is y.
-- Where clients are away, the mean of g is over those who delivered, and h moves by alpha times the sum of their D_i
-  over n, so that h = mean_i h_i. Weights by samples need everyone in every round.
+- If clients are absent, the mean in g is over those who delivered, and h moves by alpha times the sum of their D_i
+  over n, so that h = mean_i h_i. Weights by samples need all clients in every round.
 """
 
 from math import sqrt

@@ -2,9 +2,10 @@
 
 One minibatch a round: a peer takes a step, prunes by magnitude, and sends the rest. Its model becomes the mean of the
 models that it received, zeros included, pruned to its own share again. Our decisions: its own model is part of the
-mean, the mean is pruned, and the common start is pruned before the first step. Neighbours weigh as the topology
-says. A peer that heard from nobody goes on with its own pruned model. Real bytes are those of a sparse packet; the
-paper bills 4 bytes for every weight, pruned or not (comm/link_megabytes). `hard=false`: see shared/pruned_weights.py.
+mean, the mean is pruned, and the common initial model is pruned before the first step. The topology gives the weights
+of neighbours. A peer that received nothing continues with its own pruned model. Real bytes are those of a sparse
+packet; the paper bills 4 bytes for every weight, pruned or not (comm/link_megabytes). `hard=false`: see
+shared/pruned_weights.py.
 """
 
 from rayfl.methods.base import Context, Received, WeightedMean

@@ -86,10 +86,10 @@ class Method(Kind, ABC):
     own_retention: ClassVar[tuple[str, ...]] = ()
     """Settings of `Hyper` that cannot be given beside `clients.retention_ratio`: they set one ratio for all clients."""
     newcomer: ClassVar[Newcomer | None] = None
-    """What the method does for a client that comes for the first time; `clients.unseen` judges the result.
+    """What the method does for a client that comes for the first time; `clients.unseen` evaluates the result.
 
     "model": the client takes the global model (or the mean of `PeerHalf.evaluated_from_mean`) and does `eval_stages`.
-    "round": it downloads, does the local work of a round and sends nothing; its state is then judged as others are.
+    "round": it downloads, does the local work of a round and sends nothing; its state is then evaluated as others are.
     "undefined": `clients.unseen` is refused. None: "round" if `personalized`, else "model"; "undefined" among peers.
     """
     has_global_model: bool = True
@@ -286,7 +286,7 @@ class Method(Kind, ABC):
     def final_model(self, state: State, server: State) -> Tree | None:
         """The personal model of a client at the end of a run; `server` is the server's state, {} among peers.
 
-        By default None: it is the model that `own/...` judges after the last round, from `eval_begin` and
+        By default None: it is the model that `own/...` evaluates after the last round, from `eval_begin` and
         `eval_stages`.
         """
         return None

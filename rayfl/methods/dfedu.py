@@ -4,7 +4,7 @@ Regularization, 2021; also in WEN Hao's slides.
 A round is R local steps, w_k to w_k^R, an exchange with the neighbours, and w_k <- w_k^R - mu_t eta sum_l a_kl (w_k^R -
 w_l^R), with one coefficient lap_step = mu_t eta. The notes of `fedu` on graph and weights hold here too.
 
-- A peer that is away from the exchange trains on from its own model, and none of its links counts: sum_k w_k is kept.
+- A peer that is absent from the exchange continues with its own model, and none of its links counts: sum_k w_k is kept.
 - A peer sends w_k^R - w^0, and all know w^0: entries that an uplink compressor drops count as unchanged. A peer's
   differences use the change that it sent itself, so that the sum is kept under compression too.
 """

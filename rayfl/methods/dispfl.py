@@ -1,9 +1,9 @@
 """Dis-PFL: Dai et al., DisPFL: Towards Communication-Efficient Personalized Federated Learning via Decentralized Sparse
 Training, ICML 2022, Algorithms 1 and 2.
 
-A peer keeps a share of the model. It trains what it keeps, moves its mask, and sends its trained weights w_j with the
-mask m_j that they were trained under; then every entry of its new mask becomes the mean over the neighbours (itself
-included) that hold the entry: w <- (sum_j w_j / sum_j m_j) o m_new, 0/0 = 0.
+A peer keeps a share of the model's entries. It trains these entries, changes its mask, and sends its trained weights
+w_j with the mask m_j under which they were trained. Then every entry of its new mask becomes the mean over the
+neighbours (itself included) that have trained the entry: w <- (sum_j w_j / sum_j m_j) o m_new, 0/0 = 0.
 
 Where paper and code differ or leave something open:
 - Line 7 prints one mask for two roles. As in the authors' code the denominator has the masks of the training and the

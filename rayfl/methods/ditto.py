@@ -6,7 +6,7 @@ sent, and minimises f_i(v) + lam / 2 ||v - x_t||^2 by local steps from its last 
 received: lam = 0 is training alone, a large lam is FedAvg.
 
 - Dis-PFL's run has 2 epochs for x and 3 for v_i, which are the defaults, and lam = 0.5. Its code moves v along the
-  gradient first and then takes lr lam (v - x_t) off, which is `pull="after"`; the paper's step, along the sum of both,
+  gradient first and then subtracts lr lam (v - x_t), which is `pull="after"`; the paper's step, along the sum of both,
   is `pull="joint"`. They differ by O(lr^2).
 - x_t does not change while a client works and both trainings draw their own batches, so their order does not change
   the result.

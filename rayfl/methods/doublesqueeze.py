@@ -10,8 +10,8 @@ c = C_down(v), e <- v - c, down c; everybody: x <- x - c. No model goes down. x 
 - C is the experiment's uplink, C_down its downlink. `feedback` is refused around both, and so is any C_down with a
   memory. Receivers divide the output of an unbiased one by 1 + omega, which makes it a contraction; clients then cannot
   have ratios of their own (`clients.retention_ratio`).
-- Round t begins with the c made of the uploads of round t - 1; nothing goes down in round 0. The judged model is the x
-  at which the round's gradients were computed.
+- Round t begins with the c made of the uploads of round t - 1; nothing goes down in round 0. The evaluated model is the
+  x at which the round's gradients were computed.
 - A client's round is one gradient, on its whole train split (batch_size = 0) or on one minibatch. For local steps take
   `fedavg` with `feedback` around both compressors: the same equations, with x - y_i in place of gamma grad f_i(x).
 - If clients are away, their e_i stay, the mean is over those who delivered, and the identity above does not hold. A

@@ -4,7 +4,7 @@ DFedAvg compare with.
 
 - `order="average_first"`: average with the neighbours, then train locally for `epochs`; x_i <- train(sum_j W_ij x_j).
 - `order="lian"`: both from the same point, x_i <- sum_j W_ij x_j - lr g_i(x_i), one step a round unless `epochs` or
-  `steps` say more; then the sum of the steps takes the place of lr g_i.
+  `steps` say more; then lr g_i is replaced by the sum of the steps.
 
 Where the sources leave something open:
 - A round here ends with the exchange that the next round of `average_first` begins with. All start from one model, so
@@ -12,9 +12,9 @@ Where the sources leave something open:
   `own_after_training` is the model without it.
 - A peer sends x_j - x_0, and x_0, which all know, is added to the mean: the same average, and entries that an uplink
   compressor drops count as unchanged, not as 0. A peer's own part in its average is its own message, too.
-- A peer that is away from the exchange trains on from its own model.
-- `density`, the masked D-PSGD of Dis-PFL's Table 3 ("with only 20 % parameters"): the model of all peers is a share of
-  the dense one, the same entries from beginning to end. The paper does not say how they are chosen. Here they are
+- A peer that is absent from the exchange continues with its own model.
+- `density`, the masked D-PSGD of Dis-PFL's Table 3 ("with only 20 % parameters"): all peers keep the same share of the
+  entries in all rounds. The paper does not say how they are chosen. Here they are
   drawn at random from the experiment's seed, the same share of every tensor (or by `distribution="erk"`). All peers
   know them, so only values are sent.
 """

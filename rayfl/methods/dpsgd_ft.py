@@ -1,9 +1,10 @@
 """D-PSGD-FT: D-PSGD whose peers fine-tune a model before an evaluation; a baseline of Dai et al., DisPFL, ICML 2022.
 
-Training and wires are D-PSGD's, bit for bit; the fine-tuned model is made for an evaluation and thrown away.
+Training and messages are the same as D-PSGD's, bit for bit; the fine-tuned model is made for an evaluation and then
+discarded.
 
 - `ft_from="mean"`: every peer fine-tunes the mean of all peers' models, the consensus model of Dis-PFL's section 4.1
-  and appendix B.4, as its code does. No peer knows it and nobody is billed for it: an oracle's evaluation.
+  and appendix B.4, as its code does. No peer knows this mean and nothing is billed for it.
   `own_after_training` fine-tunes the peer's own model even then, since while peers train there is no mean.
 - `ft_from="own"`: its own model.
 - ft_epochs is by default what a round of local training does, and ft_lr the lr of round 0: lr_decay does not apply.

@@ -8,8 +8,9 @@ sides use the OLD values, those at the round's beginning, so that an exchange al
 - a = lr rho in the paper. By default a = 0.9 / p with p the number of all clients, so that beta = p a = 0.9. The
   exchange alone takes the distance of the workers' mean from c times 1 - (p + 1) a, so a must be below 2 / (p + 1).
 - With momentum or Adam the force stays outside of the optimizer, as in the paper's EAMSGD.
-- A worker that is away, or whose update is lost, takes no part on either side. Sums, not means, run over those who
-  delivered. Up goes x_i - c, down c; under a lossy uplink the centre feels what arrived and the worker the true force.
+- A worker that is absent, or whose update is lost, takes no part on either side. Sums, not means, are over those who
+  delivered. Workers send x_i - c and the server sends c; with a lossy uplink the centre moves by the decoded
+  difference and the worker by the exact one.
 - x_i is the personal model, and c the global one.
 """
 

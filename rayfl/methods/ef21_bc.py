@@ -9,7 +9,7 @@ of single clients differ.
 - C is the experiment's uplink, C_down its downlink. `feedback` is refused around both, and so is any C_down with a
   memory. Receivers divide the output of an unbiased one by 1 + omega, as in `ef21`.
 - x^0 comes from the seed, and w = h_i = G = 0 at first. So nothing goes down in round 0, and x does not move in it.
-- The judged model is the x at which the round's gradients were computed; the b made of them goes down in the next
+- The evaluated model is the x at which the round's gradients were computed; the b made of them goes down in the next
   round.
 - The paper derives a step size; the default here is half of EF21's.
 - If clients are away, G moves as in `ef21`, and w and x move in every round. A client that missed rounds gets every b

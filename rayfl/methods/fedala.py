@@ -14,8 +14,8 @@ with all else frozen. Then it trains from t as in FedAvg, keeps the result as u_
   batches. Every client has `first_passes` passes planned; one that stops earlier does not change W_i in the rest. Work
   and simulated time count all planned passes. A client that comes for the first time in a later round does one pass a
   round, like the others.
-- A client is judged, after the exchange, by t for the new x and its last W_i: an evaluation trains nothing. Right after
-  its training it is judged by u_i. The global model is x.
+- After the exchange a client is evaluated with t for the new x and its last W_i, which the evaluation does not train.
+  Right after its training it is evaluated with u_i. The global model is x.
 - A client that is not selected, or whose round is lost, keeps u_i and W_i.
 - Entries in which x = u_i have no gradient, and their W_i do not move. W_i = 1 is FedAvg.
 """

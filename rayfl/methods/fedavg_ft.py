@@ -1,10 +1,10 @@
 """FedAvg-FT: FedAvg whose clients fine-tune the global model before an evaluation, as among the
 baselines of Dai et al., Dis-PFL, ICML 2022.
 
-The personal model of client i is E_ft epochs of local training away from the global x. It is made for an evaluation
-and thrown away: training and wires are FedAvg's, bit for bit.
+The personal model of client i is the global x after E_ft epochs of local training. It is made for an evaluation and
+then discarded: training and messages are the same as FedAvg's, bit for bit.
 
-- Fine-tuning does by default what a round of local training does, at the constant rate ft_lr: no decay applies to it.
+- By default fine-tuning does as much work as a round of local training, at the constant rate ft_lr without decay.
 - `own_after_training` fine-tunes the x that the client had received, not the model of its round, which would be tuned
   twice.
 - `pooled` is the global model as it is.

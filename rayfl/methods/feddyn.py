@@ -13,9 +13,9 @@ minimiser of the plain mean of the f_i. So the mean is uniform, and there is no 
   keeps its h_i. A lossy uplink sends C(delta_i), with error feedback or without, and h_i moves by alpha C(delta_i).
 - A round in which nothing arrives changes nothing.
 - The authors' code divides alpha by a client's share of the examples; here all clients have the same alpha.
-- The model that is judged and saved is the mean of the models of S in the last round, x + h / alpha after the update,
-  which varies less under partial participation than x. The authors' code judges both; `judged="cloud"` takes x. The
-  training is the same to the bit.
+- The model that is evaluated and saved is the mean of the models of S in the last round, which is x + h / alpha after
+  the update. It varies less under partial participation than x. The authors' code evaluates both;
+  `judged="cloud"` takes x. The training is the same to the bit.
 - Any local optimizer that comes near the minimum works. Weight decay is a part of f_i.
 - The recorded training loss is f_i, without the other two terms.
 - The message is called "shift" and not "delta", so that no rule that rescales a delta at the server (elastic) moves h
@@ -50,7 +50,7 @@ class FedDynHyper(LocalWork):
     alpha: float = Field(default=0.1, gt=0, description="strength of the dynamic regularization")
     judged: Literal["active_mean", "cloud"] = Field(
         default="active_mean",
-        description="the model that is judged: the mean of the clients' models of the last round, or x, the download",
+        description="the evaluated model: the mean of the clients' models of the last round, or x, the download",
     )
 
 

@@ -1,23 +1,23 @@
 """FedFomo: Zhang et al., Personalized Federated Learning with First Order Model Optimization, ICLR 2021.
 
-A client downloads the models of M other clients and moves towards those that are good for it. On a validation split of
-its own it measures the loss L_i of each candidate theta_n, which are the model that it has just trained and those M:
+A client downloads the models of M other clients and moves towards those that have a low loss on its data. On its
+validation split it measures the loss L_i of each candidate theta_n: the model that it has just trained and those M.
 
 q_n = (L_i(theta_i) - L_i(theta_n)) / ||theta_n - theta_i||,   w_n = max(q_n, 0) / sum_n max(q_n, 0),
 theta_i <- theta_i + sum_n w_n (theta_n - theta_i),
 
-with theta_i its model before the round; where no q_n is positive it keeps that one. The server remembers how much
-client i has gained from client j, P_ij = the sum of their q, and sends i those with the largest P_ij; each of the M
-places goes to a random other client instead with probability epsilon_t = max(0, epsilon - epsilon_decay t).
+with theta_i its model before the round, which it keeps if no q_n is positive. The server remembers how much
+client i has gained from client j, P_ij = the sum of their q, and sends client i the models of the M clients with the
+largest P_ij; with probability epsilon_t = max(0, epsilon - epsilon_decay t) each of them is replaced by a random one.
 
 Where the sources differ or are silent:
 - Clients train first and mix afterwards, as in Dis-PFL's code; PFLlib mixes first. The others' models are those of the
   end of the last round in which they delivered; in round 0 there are none, as all have the common start.
 - A candidate at distance 0 has q = 0. Of equal P_ij the lowest id comes first.
-- The server sends packets on as they came, unopened. The client reports the q of the others' models to it, in 4 bytes
-  each, and P follows from them.
-- After local training a client is judged by the model that it has trained, before it mixes.
-- Models are sent dense: a downlink compressor could not touch what the server has not opened.
+- The server forwards packets without decoding them. The client reports the q of the others' models, 4 bytes each, from
+  which the server computes P.
+- Right after local training a client is evaluated with the model that it has trained, before it mixes.
+- Models are sent dense: a downlink compressor would have to decode the packets that the server only forwards.
 """
 
 from collections.abc import Sequence
@@ -91,7 +91,7 @@ class FedFomoMemory(TypedDict):
     """The server's memory of a client."""
 
     affinity: torch.Tensor  # P_i [num_clients]
-    sent: torch.Tensor  # the clients whose models it got last, a mask [num_clients]
+    sent: torch.Tensor  # the clients whose models it received last, a mask [num_clients]
 
 
 class FedFomo(OwnModel, GradientMethod, ServerHalf, on_device=True):

@@ -69,14 +69,14 @@ class FedMGDA(GradientMethod, ModelServer, on_device=True, keeps_parts=True):
 
 
 COLUMNS = 1 << 16
-"""Entries of all vectors that are turned to float64 at once."""
+"""The number of entries of each vector that are converted to float64 at once."""
 
 TOLERANCE = 1e-13
 """How far a gradient may violate the optimality conditions, as a share of the largest entry of G."""
 
 
 def gram(vectors: Sequence[tree.Tree]) -> np.ndarray:
-    """Inner products over all entries, float64 [m, m]; beside the vectors it takes m * 65,536 * 8 bytes."""
+    """Inner products over all entries, float64 [m, m]; takes m * 65,536 * 8 bytes in addition to the vectors."""
     product = np.zeros((len(vectors), len(vectors)))
     for name, first in vectors[0].items():
         flat = [vector[name].detach().reshape(-1).numpy() for vector in vectors]
@@ -87,18 +87,18 @@ def gram(vectors: Sequence[tree.Tree]) -> np.ndarray:
 
 
 def minimum_norm_weights(gram: np.ndarray, low: float = 0.0, high: float = 1.0) -> np.ndarray:
-    """The minimiser, float64 [m], by the primal active-set method from lambda = 1/m; exact but for rounding.
+    """The weights, float64 [m], of sum 1 in [low, high] that minimise w^T G w for the Gram matrix G = `gram` [m, m].
 
-    `gram` may be singular (vectors that repeat, or more of them than dimensions). Raise RayflError unless
-    low <= 1/m <= high.
+    By the primal active-set method from w = 1/m; exact except for rounding. G may be singular (equal vectors, or more
+    vectors than dimensions). Raise RayflError unless low <= 1/m <= high.
     """
     count = len(gram)
     if not low <= 1 / count <= high:
-        raise RayflError(f"the bounds low={low} and high={high} must have 1/{count} between them")
+        raise RayflError(f"1/{count} must lie between the bounds low={low} and high={high}")
     weights = np.full(count, 1 / count)
     free = np.full(count, low < 1 / count < high)
     slack = TOLERANCE * np.abs(gram).max()
-    # Each round either lowers the norm or blocks one more entry; the limit is for rounding that goes in circles.
+    # Each iteration lowers the norm or fixes one more entry; the limit ends cycles caused by rounding.
     for _ in range(100 * count + 100):
         step = _step(gram, weights, free, slack)
         target = weights[free] + step
@@ -121,21 +121,21 @@ def minimum_norm_weights(gram: np.ndarray, low: float = 0.0, high: float = 1.0) 
 
 
 def _step(gram: np.ndarray, weights: np.ndarray, free: np.ndarray, slack: float) -> np.ndarray:
-    """The shortest change of the free entries, of sum 0, that makes the norm smallest while the others stay fixed.
+    """The shortest change of the free entries, of sum 0, that minimises the norm while the other entries stay fixed.
 
-    If vectors hardly differ, the norm may fall along a line without a minimum: the change then leads beyond a bound.
+    If vectors hardly differ, the norm may fall along a line without a minimum: the change then goes beyond a bound.
     """
     count = int(free.sum())
     if count < 2:
         return np.zeros(count)
-    # Here, since it loads for longer than all methods together.
+    # Imported here, because it takes longer to load than all methods together.
     from scipy.linalg import helmert
 
-    # Among ways of sum 0, what all vectors share cannot drown the small curvature of their differences.
+    # In the subspace of sum 0, the common part of all vectors does not hide the small curvature of their differences.
     basis = helmert(count)
     curvatures, ways = np.linalg.eigh(basis @ gram[np.ix_(free, free)] @ basis.T)
     slopes = ways.T @ (basis @ (gram @ weights)[free])
-    # No entry is further than 1 away, so a curvature of less than half the slope's tolerance never turns it.
+    # No entry changes by more than 1, so a curvature below half the slope's tolerance never changes the slope's sign.
     straight = curvatures <= slack / 2
     if np.linalg.norm(slopes[straight]) > slack:
         step = basis.T @ -(ways[:, straight] @ slopes[straight])
@@ -147,7 +147,7 @@ def _step(gram: np.ndarray, weights: np.ndarray, free: np.ndarray, slack: float)
 def _released(
     gradient: np.ndarray, weights: np.ndarray, free: np.ndarray, low: float, high: float, slack: float
 ) -> np.ndarray:
-    """Entries at a bound that must leave it for the norm to fall; none at the optimum.
+    """Entries at a bound that must leave it so that the norm can fall; none at the optimum.
 
     Weight moves from entries with a large gradient, unless they are at `low`, to those with a small one, unless they
     are at `high`.

@@ -3,15 +3,14 @@ Signal Processing 2021, Algorithm 1 with Oracle I (SGD).
 
 Client i minimises L_i = f_i(x_i) + <lambda_i, x_i - x0_i> + ||x_i - x0_i||^2 / (2 eta) from its last x_i, then sets
 lambda_i += (x_i - x0_i) / eta and x0_i <- x_i + eta lambda_i. With probability 1 - p, by a coin that all share, x0 is
-the mean of the x0_i and goes back to everyone in the same round; else nothing crosses the wire and every client goes
-on from its own x0_i. With an exact oracle lambda_i = -grad f_i(x_i).
+the mean of the x0_i and goes back to all clients in the same round; otherwise nothing is sent and every client
+continues from its own x0_i. With an exact oracle lambda_i = -grad f_i(x_i).
 
-- The mean is uniform: the objective is the mean of the f_i. On the wire x0_i is its difference to the x0 that the
-  client last received, which is the same mean and can be compressed. All start from the x0 of the seed, which is not
-  sent.
-- Everyone takes part or nobody does. If clients are away all the same, the mean is over those who delivered, and the
-  others go on from their own x0_i. A client that missed an exchange downloads the x0 of the last one before the next
-  exchange, and uses it only as the point that its difference is taken from.
+- The mean is uniform: the objective is the mean of the f_i. A client sends the difference of x0_i to the x0 that it
+  last received, which gives the same mean and can be compressed. All start from the x0 of the seed, which is not sent.
+- In the paper all clients take part in every exchange. If clients are absent, the mean is over those who delivered,
+  and the others continue from their own x0_i. A client that missed an exchange downloads the x0 of the last one before
+  the next exchange, and uses it only as the reference point of its difference.
 - With p above 0 clients that differ drift apart between exchanges, and x0 keeps moving around the minimiser.
 - For f_i with L-Lipschitz gradients that are not convex take eta about 0.3 / L; 0.5 / L and more can diverge.
 """

@@ -13,10 +13,10 @@ f_i + lam / D mean_a ||R(a) - C_{y(a)}||^2 over its examples a; the term is 0 fo
   4 D bytes, for every class with a prototype, and a bit for each class. In round 0 there is no prototype, and clients
   minimise f_i.
 - A class of which nothing arrived keeps its C_j. A client that is away, or whose upload is lost, keeps its model.
-- `own/...` judges the paper's prediction argmin_j ||R(a) - C_j||, with the C_j after the round. This is the prediction
-  of the client's model with another head: weights 2 C_j and biases -||C_j||^2, or -1e30 if a class has no prototype.
-  That model is saved as the client's, and the server's "global" model is this head. `own_after_training/...` judges the
-  client's own head.
+- `own/...` evaluates the paper's prediction argmin_j ||R(a) - C_j||, with the C_j after the round. This is the
+  prediction of the client's model with another head: weights 2 C_j and biases -||C_j||^2, or -1e30 if a class has no
+  prototype. That model is saved as the client's, and the server's "global" model is this head.
+  `own_after_training/...` evaluates the client's own head.
 - All clients have the experiment's model; in the paper only D must be the same.
 """
 

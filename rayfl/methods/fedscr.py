@@ -11,9 +11,9 @@ a residual for the next round (compress/structured.py says how scores are made).
   variance = the mean over all earlier rounds of the variance of the senders' training losses.
   Divergence and significance are of the client's last round, known to itself; before its first one the threshold is as
   given. Up goes the loss, down the variance, four bytes each.
-- A client with a retention ratio of its own has it in place of keep_ratio, with a dense downlink.
-- Rows and columns of matrices are cut like filters and channels, and every tensor has a residual.
-- The model goes down whole. `downlink="structured"` is the form that FedPSE's paper compares with, a tenth both ways:
+- A client with a retention ratio of its own uses it instead of keep_ratio, with a dense downlink.
+- Rows and columns of matrices are selected like filters and channels, and every tensor has a residual.
+- The whole model goes down. `downlink="structured"` is the form that FedPSE's paper compares with, a tenth both ways:
   the server cuts its mean and its own residual as clients do, C = cut(A + mean), A <- A + mean - C, x <- x - C, and a
   client that delivered gets C at the end of its round. A client that was away first downloads the new values of all
   entries that the missed C touched, or the model, whichever is smaller.
@@ -111,22 +111,22 @@ class FedSCRState(TypedDict):
 
     residual: Tree
     params: NotRequired[Tree]  # with a structured downlink, its copy of x
-    divergence: NotRequired[torch.Tensor]  # if adaptive, of its last round (-1: none yet)
+    divergence: NotRequired[torch.Tensor]  # if adaptive, that of its last round (-1: none yet)
     significance: NotRequired[torch.Tensor]
 
 
 class FedSCRCarry(LocalCarry):
     """A client's carry."""
 
-    variance: NotRequired[torch.Tensor]  # if adaptive, as it came down
+    variance: NotRequired[torch.Tensor]  # if adaptive, the variance that the server sent
 
 
 class FedSCRServer(ModelState):
     """Server state, beside x: the first four with a structured downlink, the last two if adaptive."""
 
     residual: NotRequired[Tree]  # A
-    touched: NotRequired[Tree]  # the number of the last C that touched each entry
-    count: NotRequired[torch.Tensor]  # how many C there were
+    touched: NotRequired[Tree]  # the number of the last C that changed each entry
+    count: NotRequired[torch.Tensor]  # the number of all C so far
     last: NotRequired[Tree]  # the last C as it was sent
     variances: NotRequired[torch.Tensor]  # their sum over the rounds
     rounds: NotRequired[torch.Tensor]
@@ -135,7 +135,7 @@ class FedSCRServer(ModelState):
 class FedSCRMemory(TypedDict):
     """The server's memory of a client, with a structured downlink."""
 
-    count: NotRequired[torch.Tensor]  # how many C it has
+    count: NotRequired[torch.Tensor]  # the number of C that the client has
 
 
 class FedSCR(FedAvg, on_device=True, keeps_parts=True):

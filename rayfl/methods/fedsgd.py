@@ -1,9 +1,9 @@
 """FedSGD: McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017,
 section 2: E = 1 and B = infinity.
 
-x <- x - eta sum_i p_i grad f_i(x): one gradient a client and round, at the model that came down, on the whole train
-split (batch_size = 0) or on one minibatch. The same as FedAvg with one such step, but that the gradient itself goes up.
-A round in which nothing arrives moves nothing.
+x <- x - eta sum_i p_i grad f_i(x): each client computes one gradient per round, at the model that it received, on the
+whole train split (batch_size = 0) or on one minibatch. The result is that of FedAvg with one such step, but clients
+send the gradient itself. A round in which nothing arrives changes nothing.
 """
 
 from pydantic import Field

@@ -6,9 +6,9 @@ largest entries as signs times one magnitude (compress/ternary.py); the rest sta
 A client that delivered gets C at the end of its round. One that was away for s rounds first downloads what it missed.
 
 - Clients and server start from the common x^0, made from the seed, so round 0 begins without a download.
-- What was missed, the paper's partial sum, goes down in the cheapest of three ways: the s broadcasts as they were, the
-  new values of all entries that they touched, or the model. All three give the server's x to the last bit. One missed
-  broadcast always goes as it was.
+- The missed broadcasts (the paper's partial sum) are sent in the cheapest of three forms: the s broadcasts as they
+  were, the new values of all entries that they changed, or the model. All three give the server's x to the last bit. A
+  single missed broadcast is always sent as it was.
 - A round in which nothing arrives broadcasts nothing and leaves the server's residual.
 - keep_ratio is the same both ways, but a client with a retention ratio of its own sends that share. The paper's is
   1/400 with one local step; 0.1 is that of FedPSE's comparison.
@@ -68,7 +68,7 @@ class FedSTCServer(ModelState):
     """Server state, beside x."""
 
     residual: Tree  # A
-    count: torch.Tensor  # how many broadcasts there were
+    count: torch.Tensor  # the number of all broadcasts so far
     touched: Tree  # the number of the last broadcast that touched each entry
     broadcasts: NotRequired[dict[str, Tree]]  # the last ones as they were sent, by number
 
@@ -76,7 +76,7 @@ class FedSTCServer(ModelState):
 class FedSTCMemory(TypedDict):
     """The server's memory of a client."""
 
-    count: torch.Tensor  # how many broadcasts it has
+    count: torch.Tensor  # the number of broadcasts that the client has
 
 
 class FedSTC(GradientMethod, KeptModel, on_device=True, keeps_parts=True):

@@ -1,16 +1,16 @@
 """FedU: Dinh, Vu, Tran, Dao, Zhang, FedU: A Unified Framework for Federated Multi-Task Learning with Laplacian
 Regularization, 2021; also in WEN Hao's slides.
 
-Clients have models w_k of their own, and a graph says who is like whom. A round is R local steps, w_k to w_k^R, and
-then at the server, for all k at once, w_k <- w_k^R - mu_t eta sum_l a_kl (w_k^R - w_l^R). As a_kl = a_lk that leaves
-sum_k w_k as it is.
+Clients have models w_k of their own, and a graph says which clients are related. A round is R local steps, w_k to
+w_k^R, and then at the server, for all k at once, w_k <- w_k^R - mu_t eta sum_l a_kl (w_k^R - w_l^R). As a_kl = a_lk,
+this does not change sum_k w_k.
 
 - One coefficient, lap_step = mu_t eta, is given; it does not follow the learning rate. A pair counts once (see
   shared/laplacian.py).
 - The graph is the experiment's topology, a_kl the weight of its link: 1 where uniform, else Metropolis'.
-- The server holds all w_k, and no common model goes down: a client that delivered gets its own w_k back in the same
-  round. A client that is away has w_k^R = w_k, which counts for its neighbours and moves with theirs; it downloads its
-  w_k when it comes back, and is evaluated until then with what it has. A round in which nobody delivers moves nothing.
+- The server has all w_k and sends no common model: a client that delivered gets its own w_k back in the same round. For
+  an absent client w_k^R = w_k, and the server's step changes this w_k too. The client downloads its w_k when it comes
+  back, and is evaluated until then with the model that it has. A round in which nobody delivers changes nothing.
 - Up goes w_k - w_k^R. All start from one model, so round 0 begins without a download.
 - The authors' code leaves the sum over neighbours out, and would update one client after another.
 The server's state has all models, N times the parameters; `dfedu` has none.

@@ -13,7 +13,7 @@ Server: x^j <- x^j - sum_{j_i = j} w_i delta_i / sum_{j_i = j} w_i, with w_i by 
   models start equal, and every client chooses the first one.
 - The choice is made in evaluation mode, and costs k forward passes over the train split; a slow client of
   `clients.work` sees a share of it.
-- A client, an unseen one too, is judged on its test split by the model that it chooses on its train split. The
+- A client, also an unseen one, is evaluated on its test split with the model that it chooses on its train split. The
   authors' code chooses by the test loss, which is a leak. No model is global, so nothing is `pooled`.
 - A model that nobody chose, or of which nothing arrived, does not change. Clients keep no state, so a client that was
   away, or whose upload was lost, chooses anew.

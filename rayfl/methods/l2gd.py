@@ -12,8 +12,8 @@ step to the mean, x_i <- (1 - gam) x_i + gam xbar, gam = alpha lam / (n p), whic
 - p = lam / (L + lam) makes the fewest exchanges, p (1 - p) an iteration.
 - Compressors must be unbiased, and apply to x_i and xbar themselves, not to differences. Each client's xbar is
   compressed by itself.
-- Everybody takes part in the paper. If clients are away all the same, xbar is the mean of those who delivered. A
-  client that missed an exchange gets its xbar before the next step to the mean, unless that step exchanges itself.
+- In the paper all clients take part. If clients are absent, xbar is the mean over those who delivered. A client that
+  missed an exchange gets its xbar before the next step to the mean, unless that step is an exchange itself.
 """
 
 import torch

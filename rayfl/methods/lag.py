@@ -6,10 +6,10 @@ A client uploads the change of its gradient since its last upload, but only if i
 gradients of all clients and steps along their mean, in silent rounds too.
 
 - The objective is the mean over clients, so that the paper's 1 / (alpha^2 M^2) becomes 1 / alpha^2.
-- A silent client sends nothing and pays nothing; gradients are 0 before the first upload.
+- A silent client sends nothing and is billed nothing; gradients count as 0 before the first upload.
 - The theory is for gradients of the whole split (batch_size = 0); with minibatches noise triggers uploads.
-- A client that was away sees how far x moved meanwhile, not the single steps: it counts m missed steps as m equal
-  ones, whose squares sum to no more than those of the true ones. So it may send too often, but never too seldom.
+- A client that was absent knows how far x moved meanwhile, not the single steps: it counts m missed steps as m equal
+  ones, whose sum of squares is at most that of the true ones. So it may send too often, but never too rarely.
 - With a compressor on the uplink both ends remember the gradient as decoded.
 """
 

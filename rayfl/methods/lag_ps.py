@@ -1,11 +1,12 @@
 """LAG with the rule at the server, LAG-PS: Chen, Giannakis, Sun, Yin, LAG: Lazily Aggregated Gradient for
 Communication-Efficient Distributed Learning, NeurIPS 2018.
 
-The server knows how far x moved since a client last uploaded, and a bound L on how fast gradients change with it: it
-sends the model, and so asks for an upload, only where L^2 ||x_i - x^k||^2 > (1 / lr^2) sum_{d=1..D} xi
-||x^{k+1-d} - x^{k-d}||^2, with x_i the model of the client's last upload. Each is asked at first. The rest is `lag`.
+The server knows how far x moved since a client's last upload, and a Lipschitz bound L of the gradients: it sends a
+client the model, and so asks for an upload, only if L^2 ||x_i - x^k||^2 > (1 / lr^2) sum_{d=1..D} xi
+||x^{k+1-d} - x^{k-d}||^2, with x_i the model of the client's last upload. At first all clients are asked. The rest is
+as in `lag`.
 
-One L serves all clients (the paper has one each). A client that is not asked costs neither bytes nor work nor time.
+One L is used for all clients (the paper has one per client). A client that is not asked has no bytes, work or time.
 """
 
 from typing import TypedDict

@@ -8,7 +8,7 @@ from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, Loca
 
 
 class Local(OwnModel, GradientMethod, PeerHalf, on_device=True, keeps_parts=True):
-    """Every client trains its own model from the common start; the optimizer starts afresh every round."""
+    """Every client trains its own model from the common initial model; the optimizer state is new in every round."""
 
     hyper: LocalWork
     paper = "no communication; the baseline of personalized methods"

@@ -1,11 +1,11 @@
 """LotteryDSGD: LotteryFL (Li et al., LotteryFL: Personalized and Communication-Efficient Federated Learning with
 Lottery Ticket Hypothesis on Non-IID Datasets, 2020) among peers, as Tian et al., MCE-PL, compare with it.
 
-A peer that is good enough on its validation examples prunes the smallest of the weights that it keeps and rewinds the
-rest to the common start; it trains what it keeps and sends it. Every entry of its mask then becomes the mean over the
-neighbours (itself included) that hold the entry.
+A peer whose accuracy on its validation examples is high enough prunes the smallest of the weights that it keeps and
+resets the others to their initial values. It trains the entries that it keeps and sends them. Every entry of its mask
+then becomes the mean over the neighbours (itself included) that keep the entry.
 
-Where the sources are silent or the public code errs:
+Where the sources are silent or the public code is wrong:
 - The gate is the accuracy on a validation split; LotteryFL's code looks at the test data.
 - Only tensors of two or more dimensions are pruned, each by itself; what is not kept is known by the mask.
 - A rewind takes all parameters back, biases included.

@@ -1,12 +1,12 @@
 """LotteryFL: Li et al., LotteryFL: Personalized and Communication-Efficient Federated Learning with Lottery Ticket
 Hypothesis on Non-IID Datasets, 2020.
 
-A client gets the entries of its mask from the server. Where they are good enough on its validation examples, and more
-than the target share of its weights is left, it prunes the smallest of the weights that it keeps and rewinds the rest
-to the common start; it trains what it keeps and sends it. The server takes the mean of every entry over the clients
-that hold it, and keeps its own entry where none of them does.
+A client gets the entries of its mask from the server. If the accuracy of this model on the client's validation examples
+is high enough, and the client still keeps more than the target share of its weights, it prunes the smallest of them and
+resets the others to their initial values. It trains the entries that it keeps and sends them. The server takes the mean
+of every entry over the clients that keep it, and leaves entries that no client keeps unchanged.
 
-Where the sources are silent or the public code errs:
+Where the sources are silent or the public code is wrong:
 - The gate is the accuracy on a validation split; the code looks at the test data. The paper asks for an accuracy of
   0.5, the code for 0.2, which is the default.
 - Only tensors of two or more dimensions are pruned, each by itself: those with |w| strictly below the quantile of the

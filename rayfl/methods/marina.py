@@ -11,9 +11,9 @@ first round, g = grad f(x^0), is uncompressed. Q is unbiased; g is not.
 - A client remembers the x that it last received, so 4P bytes come down a round. It computes one gradient, or two at
   two points on the same examples: the whole train split (batch_size = 0), or one minibatch, with which the
   uncompressed gradients are those of a minibatch too.
-- The theory wants everyone in every round. Where clients are away all the same, means are over those who delivered,
-  and a client that missed the last round, whose old x is not the server's, is silent in a round of differences. After
-  a round in which nothing arrived, x has not moved and the next round is uncompressed, whatever the coin.
+- The theory needs all clients in every round. If clients are absent, means are over those who delivered, and a client
+  that missed the last round, whose old x is not the server's, sends nothing in a round of differences. After a round in
+  which nothing arrived, x has not changed and the next round is uncompressed, whatever the coin says.
 """
 
 from typing import NotRequired
@@ -69,11 +69,11 @@ class MARINAServer(ModelState):
     """Server state, beside x."""
 
     gradient: Tree  # g
-    restart: torch.Tensor  # whether g must be made anew
+    restart: torch.Tensor  # whether g must be computed from uncompressed gradients
 
 
 class MARINA(DistributedGradient, on_device=True):
-    """The model comes down under the name "restart" if g must be made anew, else under "model"."""
+    """The model is sent under the name "restart" if g must be computed from uncompressed gradients, else as "model"."""
 
     hyper: MARINAHyper
     paper = "Gorbunov et al., ICML 2021"

@@ -16,8 +16,8 @@ Where the paper is silent, or the authors' code differs:
 - The lasso is in the stored gradient; weight decay (none in the paper) is not.
 - The paper gives no threshold for Fil. Here it is 20, where the code zeroes 20 too, but at most a
   twentieth of a filter, and the last layer is spared, so that no class is lost.
-- A peer that heard from nobody keeps what it last heard, and leaves (17) out.
-- Neighbours weigh as the topology says; its default, uniform weights, is the paper's.
+- A peer that received nothing keeps its last mbar, and skips (17).
+- The topology gives the weights of neighbours; its default, uniform weights, is the paper's.
 - Biases exist in linear layers, as in the code; they stay at their initial values, like everything of one dimension.
 - The paper's weights are uniform in [-1, 1] in its section V-A (`weight_init="uniform"`), and not described elsewhere;
   by default they are the model's initial ones. A masked layer carries less of a signal: `weight_scale` makes up for it

@@ -17,11 +17,11 @@ At its fixed point z = xbar, y = lam xbar and grad f_i(x_i) + lam (x_i - xbar) =
   share of the old x_i.
 - x_step = "gradient": local steps from the last x_i. "closed_form": one Newton step on the whole train split, its
   linear system solved by conjugate gradients, which is the argmin where f_i is quadratic.
-- Down go N z - sum_j x_j, to which a client adds its x_i to have u_i, and y: 8 bytes an entry. Up goes by how much x_i
-  moves. Under a lossy uplink x_i moves by that message, so that client and server have the same x_i, and the rest of
-  the way follows in later rounds.
-- All take part in the slides. A client that is away keeps x_i, which stays in the sum. A round in which nobody
-  delivers moves nothing. At first x_i = z = x^0 and y = 0.
+- The server sends N z - sum_j x_j, to which a client adds its x_i to get u_i, and y: 8 bytes per entry. A client sends
+  the change of x_i. With a lossy uplink x_i changes by the decoded message, so that client and server have the same
+  x_i, and the remaining change follows in later rounds.
+- In the slides all clients take part. An absent client keeps x_i, which stays in the sum. A round in which nobody
+  delivers changes nothing. At first x_i = z = x^0 and y = 0.
 """
 
 from collections.abc import Callable, Mapping

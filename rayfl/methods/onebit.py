@@ -4,9 +4,9 @@ Distributed Training of Speech DNNs, Interspeech 2014, section 3.2.
 A client sends the signs of p_i = lr g_i + e_i and, for every group of entries, the mean of the positive and of the
 negative ones; the rest, e_i = p_i - C(p_i), is added to its next message. The server averages.
 
-Where we differ: the error is kept in units of the model (lr inside, so that a change of lr does not rescale what is
-owed), the server steps without AdaGrad, and it sends the dense model (the paper also quantises the aggregate on
-its way back, with an error memory a worker). Groups are those of the compressor `onebit`.
+Where we differ: the error is kept in units of the model (lr is inside, so that a change of lr does not rescale the
+error), the server steps without AdaGrad, and it sends the dense model (the paper also quantises the aggregate that
+goes back, with an error memory per worker). Groups are those of the compressor `onebit`.
 """
 
 from pydantic import Field

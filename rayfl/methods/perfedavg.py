@@ -15,8 +15,8 @@ v = grad f_i(w - alpha g(w; D); D'),   w <- w - beta (I - alpha H(w; D'')) v.
 Where the paper is silent:
 - d = delta / ||v||, so that the two points lie 2 delta apart however large v is, which float32 needs.
 - The average is by samples as in FedAvg (`weighting`); clients send the change by meta-training.
-- A client is judged after one step of size alpha on its own train split, which is thrown away; after local training
-  that step starts from the model that it trained.
+- A client is evaluated after one step of size alpha on its own train split, which is discarded after the evaluation;
+  right after local training that step starts from the model that it trained.
 - The recorded training loss is f_i at the adapted point, on D'.
 - pFedMe's comparison has lr = 0.001 and alpha = 0.005, for hundreds of rounds. In 30 rounds of the demo's data (digits,
   20 clients, seed 1) own/accuracy is 0.462 with them and 0.939 with the defaults, pooled/accuracy 0.400 and 0.933.
@@ -61,7 +61,7 @@ class PerFedAvgHyper(LocalTraining):
 
 
 class PerFedAvg(FedAvg, on_device=True, takes_stale=True):
-    """FedAvg whose clients train the starting point of one step, and take that step before they are judged."""
+    """FedAvg whose clients train the starting point of one step, and take that step before they are evaluated."""
 
     hyper: PerFedAvgHyper
     paper = "Fallah et al., NeurIPS 2020"

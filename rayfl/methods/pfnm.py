@@ -1,8 +1,8 @@
 """PFNM: Yurochkin et al., Bayesian Nonparametric Federated Learning of Neural Networks, ICML 2019, Algorithm 1.
 
-Clients train networks of their own; the server matches their hidden neurons and merges those that belong together. One
-upload is enough (`rounds = 1`). In more rounds the clients train on from where they are, nothing comes down, and every
-round ends with a fresh match of the networks that arrived.
+Clients train networks of their own; the server matches their hidden neurons and merges those that correspond to each
+other. One upload is enough (`rounds = 1`). In further rounds clients continue to train their own networks, the server
+sends nothing, and every round ends with a new matching of the networks that arrived.
 
 - Fully connected ReLU networks with biases only. The global model may be wider than the clients' ones.
 - The log odds of an existing neuron count once, as in the authors' code (the paper has them twice); its caps on counts
@@ -60,7 +60,7 @@ class PFNMHyper(LocalWork):
 
 
 class PFNM(GradientMethod, KeptModel, on_device=True):
-    """Client state: its own network. Server: the merged network. Raises ValueError unless the model is an MLP."""
+    """Client state: its own network. Server: the merged network. Raise RayflError unless the model is an MLP."""
 
     hyper: PFNMHyper
     paper = "Yurochkin et al., ICML 2019"
@@ -177,12 +177,12 @@ class Matching:
 
     def assign(self, network: int) -> None:
         """Put a network's neurons where the sum of their scores is largest (Hungarian method)."""
-        # Here, since it loads for longer than all methods together.
+        # Imported here, because it takes longer to load than all methods together.
         from scipy.optimize import linear_sum_assignment
 
         local, known = self.neurons[network], len(self.total)
         _, columns = linear_sum_assignment(self.scores(local), maximize=True)
-        # Which new neuron has which rank does not change the sum: they are numbered in the network's order.
+        # The sum does not depend on which new neuron has which rank: they are numbered in the network's order.
         fresh = np.flatnonzero(columns >= known)
         columns[fresh] = known + np.arange(len(fresh))
         self.total = np.vstack([self.total, np.zeros((len(fresh), len(self.mean)))])
@@ -200,7 +200,7 @@ class Matching:
         place = np.cumsum(stays) - 1
         self.assigned = [place[each] for each in self.assigned]
         self.count = self.count[stays]
-        # Summed anew: subtracting would leave rounding behind.
+        # Summed again, because subtracting would leave rounding errors.
         self.total = np.zeros((len(self.count), len(self.mean)))
         for each, neurons in zip(self.assigned, self.neurons, strict=True):
             if len(each):

@@ -15,15 +15,17 @@ from rayfl.methods.shared.distributed_gradient import CompressedSGD, GradientSte
 class QSGDHyper(GradientStep):
     """Hyper-parameters of QSGD."""
 
-    levels: quantize.Levels = Field(default=7, description="levels beside zero, s; 7: four bits an entry with its sign")
+    levels: quantize.Levels = Field(
+        default=7, description="levels besides zero, s; 7: four bits per entry with its sign"
+    )
     bucket: quantize.Bucket = 512
     coding: quantize.Coding = Field(
-        default="fixed", description="fixed: as many bits for each entry; elias: few for zeros"
+        default="fixed", description="fixed: equally many bits for each entry; elias: few bits for zeros"
     )
 
 
 class QSGD(CompressedSGD, on_device=True, takes_stale=True):
-    """Up: 1 + ceil(log2(s + 1)) bits an entry and 32 a bucket, or Elias codes; unbiased."""
+    """Up: 1 + ceil(log2(s + 1)) bits per entry and 32 per bucket, or Elias codes; unbiased."""
 
     hyper: QSGDHyper
     paper = "Alistarh et al., QSGD, NeurIPS 2017"

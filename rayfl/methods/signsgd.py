@@ -1,12 +1,12 @@
 """signSGD with majority vote: Bernstein et al., signSGD: Compressed Optimisation for Non-Convex Problems, ICML 2018,
 Algorithm 3; with `momentum` its Algorithm 2, Signum, in every worker.
 
-Workers send the signs of their gradients, sign(0) = +1, and the server sends back the majority. Everybody
-takes the step x <- x - lr * sign(sum_i sign(g_i)) on a copy of the model, so that no model crosses the wire.
+Workers send the signs of their gradients, sign(0) = +1, and the server sends back the majority. Workers and server
+take the step x <- x - lr * sign(sum_i sign(g_i)) on their copies of the model, so that no model is sent.
 
-- A tie is 0 and moves nothing. It needs an even number of votes: then the answer takes two bits an entry, else one.
-- All copies start from the common x_0, made from the seed, so that nobody downloads it. A worker whose copy is not the
-  server's, because it was away or its vote was lost, first downloads the model (4 bytes an entry).
+- A tie is 0 and changes nothing. Ties need an even number of votes: then the answer takes two bits per entry, else one.
+- All copies start from the common x_0, drawn from the seed, so it is not sent. A worker whose copy is not the server's,
+  because it was absent or its vote was lost, first downloads the model (4 bytes per entry).
 - Every vote counts the same, however many examples are behind it; `l2` is part of the gradient.
 """
 

@@ -12,8 +12,8 @@ Round 0 is the start: the mean of gradients on large batches, at the common x_1,
   = momentum s_t^2 with s_t = (1 + t / schedule_offset)^(-1/3). The paper's w_t is the constant w here.
 - After an exchange the point of the old gradient stays the worker's own x_{t+1}, from before the average, so that the
   mean of d_t - g(x_t) over workers telescopes. A worker that missed the last exchange takes the averaged point.
-- Means are uniform and everyone takes part. Where nobody's start arrived, the next round's first step has a = 1.
-- On the wire a point is its difference to the averaged one that came down, which is the same mean.
+- Means are uniform and all workers take part. If no message of round 0 arrived, the next round's first step has a = 1.
+- A worker sends the difference of its point to the averaged one that it received, which gives the same mean.
 """
 
 from typing import Self, TypedDict
@@ -85,7 +85,7 @@ class STEMCarry(TypedDict):
     previous: Tree  # x_t
     direction: Tree  # d_t
     kept: torch.Tensor  # 1 if an old direction goes into the next one, else 0
-    t: torch.Tensor  # whose step is the next
+    t: torch.Tensor  # the number of the next step
     loss: torch.Tensor
 
 

@@ -1,21 +1,21 @@
 """Sub-FedAvg, unstructured: Vahidian et al., Personalized Federated Learning by Structured and Unstructured Pruning
 under Data Heterogeneity, ICDCS Workshops 2021; in Dai et al., Dis-PFL, ICML 2022, as SubFedAvg.
 
-A client gets the entries of its mask, at first all of them, and trains them. From its mask and its weights it makes two
-candidates, m' after the first epoch and m'' after the last one: each leaves out the smallest of the weights that are
-alive. It takes m'' for its mask, and prunes, where
+A client gets the entries of its mask, at first all entries, and trains them. From its mask and its weights it makes two
+candidate masks, m' after the first epoch and m'' after the last one: each removes the smallest of the kept weights. It
+takes m'' as its mask, and prunes, if
 
-- the candidates have settled on no common form: the share of weights in which they differ is above `min_distance`;
+- the candidates differ enough: the share of weights in which they differ is above `min_distance`;
 - its density is above `target_density`;
 - the pruned model is good enough: its accuracy on a validation split is above `min_accuracy`.
 
-It sends what its mask keeps. The server takes the mean of every entry over the clients that hold it, and keeps its own
-entry where none of them does.
+It sends the entries of its mask. The server takes the mean of every entry over the clients that keep it, and leaves
+entries that no client keeps unchanged.
 
 Where the sources differ or are silent:
 - The gate looks at a validation split: the authors' code looks at the test data, Dis-PFL's at the train data.
 - Only tensors of two or more dimensions are pruned, each by itself: those with |w| strictly below the quantile of the
-  living ones. Distance and density count the entries of these tensors.
+  kept ones. Distance and density count the entries of these tensors.
 - Entries are counted by the masks that were sent; Dis-PFL's code counts those from before the pruning.
 - Every client counts the same, once in each entry that it holds.
 - A mask costs bits in the round in which it changes; both ends remember it.

@@ -24,7 +24,7 @@ class TernGradHyper(GradientStep):
 
 
 class TernGrad(CompressedSGD, on_device=True, takes_stale=True):
-    """Up: five entries a byte and 4 bytes a tensor; unbiased unless clipped."""
+    """Up: one byte for five entries and 4 bytes per tensor; unbiased unless clipped."""
 
     hyper: TernGradHyper
     paper = "Wen et al., TernGrad, NeurIPS 2017"

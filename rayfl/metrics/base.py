@@ -101,10 +101,10 @@ class Metric(Choice, ABC):
         )
 
     def check(self, targets: Targets, outputs: Tensor) -> None:
-        """Raise RayflError if the metric cannot judge an experiment's targets, or outputs like these [2, ...]."""
+        """Raise RayflError if the metric cannot evaluate an experiment's targets, or outputs like these [2, ...]."""
         if targets not in self.judges:
             raise RayflError(
-                f"metric {self.name!r} judges {' or '.join(map(_WORDS.__getitem__, self.judges))}, and this experiment "
+                f"metric {self.name!r} is for {' or '.join(map(_WORDS.__getitem__, self.judges))}, and this experiment "
                 f"has {_WORDS[targets]}; remove it from evaluation.metrics",
             )
         if sizes(outputs) > self.most_classes:

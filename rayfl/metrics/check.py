@@ -15,7 +15,7 @@ def checked_facts(metrics: Sequence[Metric], outputs: torch.Tensor, targets: tor
     """The facts of every value, by its name.
 
     outputs: a network's for the first n examples, [n, ...]; targets: all of the experiment, [m, ...]. Raise RayflError,
-    which names evaluation.metrics, for a metric that cannot judge them, that fails on them, whose values are not
+    which names evaluation.metrics, for a metric that cannot evaluate them, that fails on them, whose values are not
     numbers (for these examples, or for none), or have the name of another metric's value.
     """
     kind, found = kind_of(outputs, targets), dict[str, Facts]()

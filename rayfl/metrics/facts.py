@@ -18,7 +18,7 @@ PLACES = (
     *("pooled_train", "own_train", "own_train_after_training", "unseen_train", "unseen_train_after_training"),
     *("personal_pooled", "personal_pooled_after_training"),
 )
-"""The places that evaluations judge, with which values' names begin (rayfl/rounds/evaluation.py)."""
+"""What an evaluation evaluates (rayfl/rounds/evaluation.py); the names of values begin with it."""
 
 
 class Facts(Settings):

@@ -48,8 +48,8 @@ class Clients(Settings):
         default=0.0,
         ge=0,
         lt=1,
-        description="share of the clients that no round asks, and that are judged as new ones; per_round and fraction "
-        "count the others",
+        description="share of the clients that take part in no round and are evaluated as new clients; per_round and "
+        "fraction do not count them",
     )
     dropout_before_download: float = Field(default=0.0, ge=0, lt=1, description="chance to vanish before the download")
     dropout_after_download: float = Field(default=0.0, ge=0, lt=1, description="chance to vanish without any work")

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from rayfl.tree import Tree
 
 _PREDICTED_AT_ONCE = 1000
-"""Number of inputs, as many as a run judges at once."""
+"""Number of inputs, as many as a run evaluates at once."""
 
 
 def load(directory: str | Path) -> "RunResults | SweepResults":

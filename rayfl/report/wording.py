@@ -24,15 +24,15 @@ PLACES = {
     ),
     "unseen": (
         "Unseen clients, own test data",
-        "the models of clients that no round asks, judged as new clients, on their own test data",
+        "the models of clients that take part in no round, evaluated as new clients, on their own test data",
     ),
     "unseen_after_training": (
         "Unseen clients, after local training",
-        "the models of clients that no round asks, right after their first local training, on their own test data",
+        "the models of clients that take part in no round, right after their first training, on their own test data",
     ),
     "unseen_before_adapting": (
         "Unseen clients, shared model",
-        "the model that the server holds, as clients that no round asks receive it, on their own test data",
+        "the server's model, as clients that take part in no round receive it, on their own test data",
     ),
     "pooled_train": (
         "Shared model, training data of all clients",
@@ -48,11 +48,11 @@ PLACES = {
     ),
     "unseen_train": (
         "Unseen clients, own training data",
-        "the models of clients that no round asks, judged as new clients, on the examples that they adapt to",
+        "the models of clients that take part in no round, evaluated as new clients, on the examples they adapt to",
     ),
     "unseen_train_after_training": (
         "Unseen clients, own training data, after local training",
-        "the models of clients that no round asks, right after their first local training, on what they trained on",
+        "the models of clients that take part in no round, right after their first training, on what they trained on",
     ),
     "personal_pooled": (
         "Own models, pooled test set, after the exchange",

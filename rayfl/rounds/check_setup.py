@@ -158,7 +158,7 @@ def check_evaluation(setup: Setup) -> None:
         )
     if here.metrics and not by_client and (setup.is_peer or not here.pooled):
         raise RayflError(
-            " are given, and no model is judged: set evaluation.own=true, or remove them", ("evaluation", "metrics")
+            " are given, and no model is evaluated: set evaluation.own=true, or remove them", ("evaluation", "metrics")
         )
 
 

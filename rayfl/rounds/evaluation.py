@@ -7,11 +7,11 @@ training, over those that trained in the round), `personal_pooled/accuracy` and
 on all training examples), `own_train/accuracy` and `own_train_after_training/accuracy` (each client's model on those
 that it trains on).
 
-Clients that no round asks (`clients.unseen`) are judged as clients that come for the first time. `Method.newcomer` says
-what the method does for such a client; nothing of that is kept, sent or billed. Their metrics have `unseen...` in place
-of `own...`: `unseen_after_training/accuracy` is measured right after the local work of their first round. If clients
-adapt the global model or train a model of their own, `unseen_before_adapting/accuracy` is the global model's before
-that, on the same test splits.
+Unseen clients (`clients.unseen`) take part in no round and are evaluated as new clients. `Method.newcomer` says what
+the method does for such a client; nothing of that is kept, sent or billed. Their metrics have `unseen...` in place of
+`own...`: `unseen_after_training/accuracy` is measured right after the local work of their first round. If new clients
+adapt the global model or train a model of their own, `unseen_before_adapting/accuracy` is that of the global model
+before this, on the same test splits.
 
 A round's value of a client's metric is the mean over the clients for which it is defined; `own_merged/...` is the
 metric of all their examples together, `own_weighted/...` their mean weighted by examples. `own_deviation/...`,
@@ -79,7 +79,7 @@ def client_result(
 
 
 def personal_model(setup: Setup, state: State, server: State, model: Tree | None, ctx: Context) -> Tree:
-    """A client's model at the end of the run: the method's `final_model`, else what `evaluate_client` judges."""
+    """A client's model at the end of the run: the method's `final_model`, else what `evaluate_client` evaluates."""
     own = checked_hook(setup.method.final_model)(state, server)
     return own if own is not None else to_memory(_adapted(setup, state, model, None, ctx), setup.device)
 

@@ -210,7 +210,7 @@ class Setup:
 
     @cached_property
     def metric_facts(self) -> Mapping[str, Facts]:
-        """The facts of every value by its name. Raise RayflError if a metric cannot judge this experiment."""
+        """The facts of every value by its name. Raise RayflError if a metric cannot evaluate this experiment."""
         task = self.method.task
         if not isinstance(task, NetworkTask):
             return {"loss": LOSS}

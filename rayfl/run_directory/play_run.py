@@ -100,7 +100,7 @@ def final_models(setup: Setup, executor: Executor, run_state: RunState) -> Mappi
     """ "global": the server's model; "personal": every client's own one, under keys such as "12/fc.weight".
 
     They come in parts: each client's model is made when it is asked for, since all together can be larger than memory.
-    Personal ones are there if clients keep models or adapt the server's before they are judged. The constants of the
+    Personal ones are there if clients keep models or adapt the server's before they are evaluated. The constants of the
     model are in the global one, and once beside the personal ones, under keys such as "constants/conv.weight".
     """
     models: dict[str, Iterable[tree.Tree]] = {}

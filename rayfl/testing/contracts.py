@@ -193,7 +193,7 @@ def peer_bits(here: Setup, log: Log, record: RoundRecord, round: int, client: in
 
 
 def unseen_clients_are_judged_and_leave_no_trace(make: Make) -> None:
-    """Unseen clients are judged in every round, and everything else is as if they did not exist.
+    """Unseen clients are evaluated in every round, and everything else is as if they did not exist.
 
     Their metrics, too, do not depend on the engine and the workers. A method that defines no model for a client that
     comes for the first time refuses `clients.unseen`, with its own name in the error.

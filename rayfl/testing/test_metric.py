@@ -13,7 +13,7 @@ Judged = tuple[Metric, Tensor, Tensor]
 
 @pytest.fixture(params=(0, 1, 2))
 def judged(request: pytest.FixtureRequest) -> Judged:
-    """The metric, with outputs and targets that it judges."""
+    """The metric, with outputs and targets that it evaluates."""
     name = request.config.getoption("--metric")
     if not name:
         pytest.skip("name a metric: --metric my_metrics.py:Brier")

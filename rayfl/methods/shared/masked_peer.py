@@ -52,5 +52,5 @@ class MaskedPeer(OneGradient, PeerHalf):
         return {"params": self.own_model(state)}
 
     def own_model(self, state: State) -> Tree:
-        """The model that a peer trains, and that it is judged by."""
+        """The model that a peer trains, and that it is evaluated by."""
         return state["params"]

@@ -15,7 +15,7 @@ personal parameters with the client's optimizer at the stage's rate, and average
   floats are averaged: integers (num_batches_tracked) begin every round at their initial values, unless the client keeps
   its buffers.
 - Clients of a personalized method, peers and clients that send nothing also keep their buffers, and their own models
-  are judged with them; the global model is judged with the averaged ones.
+  are evaluated with them; the global model is evaluated with the averaged ones.
 - In a stage whose rate is 0, such as SCAFFOLD's control batch, nothing is trained and no buffer changes.
 """
 
@@ -259,7 +259,7 @@ class OwnParts(WrappingClients, on_device=True, keeps_parts=True):
         if stage.name == PERSONAL:
             return carry
         after = super().end_stage(carry, stage=stage)
-        # What is judged after the last stage is the whole model.
+        # What is evaluated after the last stage is the whole model.
         whole = {**after["params"], **carry[KEPT]["local"]} if stage.name in self.judging[-1:] else after["params"]
         return {**after, "params": whole}
 
@@ -279,7 +279,7 @@ class OwnParts(WrappingClients, on_device=True, keeps_parts=True):
             model = {name: tensor for name, tensor in model.items() if name not in local}
         begun = super().eval_begin(state, model, carry, ctx)
         if carry is not None:
-            # FedAvg-FT judges what the client received, not what it has trained.
+            # FedAvg-FT evaluates what the client received, not what it has trained.
             untrained = "begun" in carry[KEPT] and begun["params"] is carry.get("received")
             local = carry[KEPT]["begun" if untrained else "local"]
         if self.judging:
