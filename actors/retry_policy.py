@@ -52,7 +52,7 @@ class Setbacks:
     reached: int = -1
 
     def add(self, reached: int) -> int:
-        """Count a loss after round `reached` (-1: before the first round ended). Repeated rounds are no progress."""
+        """Count a loss after round `reached` (-1: before the first round ended). Repeated rounds are not progress."""
         self.count = self.count + 1 if reached <= self.reached else 1
         self.reached = max(reached, self.reached)
         return self.count

@@ -151,7 +151,7 @@ def resumable(before: Run, overrides: Sequence[str], settings: Mapping[str, Any]
     require_asked(before, overrides, settings)
     table, lists = with_overrides(located(before.experiment, before.directory), overrides, settings)
     if lists is not None:
-        raise RayflError(f"sweep.{next(iter(lists), '')} is no setting of a run; give it to: rayfl sweep")
+        raise RayflError(f"sweep.{next(iter(lists), '')} is not a setting of a run; give it to: rayfl sweep")
     require_copies(before.experiment, table, before.directory)
     experiment = Experiment(**table)
     changes = _changes(before.experiment, experiment_files(experiment).table)

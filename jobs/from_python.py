@@ -165,7 +165,7 @@ def _audience(planned: int, on_round: Callable[[Round], object] | None, progress
 
 
 def _path(directory: str | Path | None) -> Path | None:
-    """A directory of this machine. Raise RayflError for a URL, and for what is no path."""
+    """A directory of this machine. Raise RayflError for a URL, and for what is not a path."""
     path = path_of(directory, "directory")
     require_path(str(directory))
     return None if directory is None else path
@@ -197,5 +197,5 @@ def _table(given: Given) -> dict[str, Any]:
         unnamed = {key for key, one in plain.items() if isinstance(one, dict) and is_in_memory(one.get("name"))}
         return {key: getattr(given, key) if key in unnamed else value for key, value in plain.items()}
     if given is not None:
-        raise RayflError(f"{shown(given)} is no experiment: give the path of a file, an Experiment, or keywords")
+        raise RayflError(f"{shown(given)} is not an experiment: give the path of a file, an Experiment, or keywords")
     return {}

@@ -57,7 +57,7 @@ class Tuning:
     """The experiments to tune: a file's `table` without `[tune]` and `[sweep]`, the `cases` of its sweep by label (as
     in `[[sweep.case]]`; {} if only seeds are swept), and for each case the list or range of each tuned setting.
 
-    Settings in `overrides` are not tuned. Raise RayflError if a case is no valid experiment, at any end of its ranges.
+    Settings in `overrides` are not tuned. Raise RayflError if a case is invalid, at any end of its ranges.
     """
 
     def __init__(

@@ -50,7 +50,7 @@ def unused_with(**others: Any) -> dict[str, Any]:
 class Settings(BaseModel):
     """A frozen record that refuses unknown keys and wrong types with one sentence (`RayflError`).
 
-    Types are strict: "5" and true are no numbers, and 5.0 is no whole one. NaN and infinity are no numbers either.
+    Types are strict: "5" and true are not numbers, and 5.0 is not a whole number. NaN and infinity are refused too.
     """
 
     model_config = ConfigDict(

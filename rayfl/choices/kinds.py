@@ -28,7 +28,7 @@ class Kind:
 
     @classmethod
     def adopts(cls, found: object) -> bool:
-        """Whether an object of this kind can be made from `found`, such as a torch module, which is no subclass."""
+        """Whether an object of this kind can be made from `found`, such as a torch module, which is not a subclass."""
         return False
 
 

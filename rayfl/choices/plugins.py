@@ -147,7 +147,7 @@ def load(name: str) -> Any:
     if (leads := file_of(name)) is not None:
         return _member(_run(read_file(Path(leads[0]))), leads[1], leads[0])
     found = _MODULE.fullmatch(name)
-    assert found is not None, f"{name!r} is no reference"
+    assert found is not None, f"{name!r} is not a reference"
     return _member(_imported(found["module"], name), found["name"], found["module"])
 
 

@@ -104,7 +104,7 @@ class Structured(Compressor, on_device=True):
         return 0.3 if self.threshold is None else self.threshold
 
     def keeping(self, ratio: float) -> "Structured | None":
-        """None if a threshold is given, because a threshold is no share."""
+        """None if a threshold is given, because a threshold is not a share."""
         fixed = self.threshold is not None or self.scores == "raw"
         return None if fixed else self.model_copy(update={"keep_ratio": ratio})
 

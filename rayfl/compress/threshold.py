@@ -17,8 +17,8 @@ class Threshold(Sparsifier, on_device=True):
     `relative`: the threshold is `threshold`, in (0, 1], times the largest magnitude of each tensor, so at least one
     entry of a tensor is kept unless all are zero. Both are compared as float32 numbers.
     Bits: values and positions as those of `topk`; none for a tensor that is dropped whole. An absolute threshold t
-    bounds the error, ||C(v) - v||^2 < d t^2, but is no contraction: smaller tensors are dropped whole. Biased: wrap it
-    in feedback.
+    bounds the error, ||C(v) - v||^2 < d t^2, but is not a contraction: smaller tensors are dropped whole. Biased: wrap
+    it in feedback.
     Source: Sahu, Dutta, Abdelmoniem, Banerjee, Canini, Kalnis, "Rethinking Gradient Sparsification as Total Error
     Minimization", NeurIPS 2021 (the hard-threshold sparsifier).
     """

@@ -90,7 +90,7 @@ def check_finite(place: str, split: str, values: np.ndarray, word: str = "input"
 
 
 def check_targets(place: str, split: str, targets: np.ndarray) -> None:
-    """Raise RayflError unless targets that are no classes are finite numbers."""
+    """Raise RayflError unless targets that are not classes are finite numbers."""
     if targets.dtype.kind not in "biuf" or 0 in targets.shape:
         raise RayflError(
             f"{place} has {split} labels of type {targets.dtype}, {list(targets.shape)}; give numbers [n, outputs], or "

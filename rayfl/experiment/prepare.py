@@ -265,7 +265,7 @@ def with_flipped_labels(experiment: Experiment, dataset: Dataset, partition: Par
         return dataset
     if not dataset.has_classes:
         raise RayflError(
-            f"={share:g} flips classes, and the labels of dataset {dataset.name!r} are no classes; remove it",
+            f"={share:g} flips classes, and the labels of dataset {dataset.name!r} are not classes; remove it",
             ("data", "flipped_clients"),
         )
     labels = dataset.train.labels.copy()

@@ -77,12 +77,12 @@ def require_targets(targets: Iterable[float], name: str, facts: Facts) -> None:
 def require_clients(clients: Iterable[int], count: int) -> None:
     """Raise RayflError for a number of a client that `count` clients lack."""
     if wrong := [one for one in clients if not 0 <= one < count]:
-        raise RayflError(f" has {wrong[0]}, which is no client: they are 0 to {count - 1}", ("report", "mask_clients"))
+        raise RayflError(f" has {wrong[0]}, not a client: they are 0 to {count - 1}", ("report", "mask_clients"))
 
 
 def check_report(options: ReportOptions, known: Mapping[str, Facts], num_clients: int) -> None:
-    """Raise RayflError for a client that is none, a metric that no run of an experiment can record, or a target that
-    it cannot reach.
+    """Raise RayflError for a client that does not exist, a metric that no run of an experiment can record, or a target
+    that it cannot reach.
 
     known: the facts of the experiment's values, without their places.
     """
@@ -93,7 +93,7 @@ def check_report(options: ReportOptions, known: Mapping[str, Facts], num_clients
     place, _, what = (options.metric or "").partition("/")
     if options.metric not in (None, *names):
         raise RayflError(
-            f"={options.metric!r} is no value of this experiment's metrics; {did_you_mean(str(options.metric), names)}",
+            f"={options.metric!r} is not a metric of this experiment; {did_you_mean(str(options.metric), names)}",
             ("report", "metric"),
         )
     # Without a metric, the first one ranks the runs.

@@ -118,8 +118,8 @@ class Runtime(Settings):
             (
                 not re.fullmatch(LABEL_KEY, key) or not re.fullmatch(LABEL_SELECTOR, value),
                 "labels",
-                f" has {shown(key)} = {shown(value)}, which is no label selector; give a label's key, and its value as "
-                "'spot', '!spot', 'in(a, b)' or '!in(a, b)'",
+                f" has {shown(key)} = {shown(value)}, which is not a label selector; give a label's key, and its value "
+                "as 'spot', '!spot', 'in(a, b)' or '!in(a, b)'",
             )
             for key, value in labels.items()
         ]

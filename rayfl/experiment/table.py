@@ -119,7 +119,7 @@ def _swept_lists(value: Any, path: tuple[str, ...] = ()) -> dict[str, list[Any]]
 def override(table: dict[str, Any], text: str) -> None:
     """Put one `key=value` into a table. Relative paths in it start at the current directory.
 
-    Raise RayflError if it is no override, or its key leads through a plain value.
+    Raise RayflError if it is not an override, or its key leads through a plain value.
     """
     path, written = split_override(text)
     value = _value(written)
@@ -128,7 +128,7 @@ def override(table: dict[str, Any], text: str) -> None:
 
 
 def split_override(text: str) -> tuple[list[str], str]:
-    """["method", "lr"] and "0.1" of "method.lr=0.1". Raise RayflError if it is no override."""
+    """["method", "lr"] and "0.1" of "method.lr=0.1". Raise RayflError if it is not an override."""
     if not isinstance(text, str):
         raise RayflError(f"{shown(text)} is not an override; write a text as 'method.lr=0.1'")
     key, sign, value = text.partition("=")

@@ -65,7 +65,7 @@ def path_of(given: Any, what: str) -> Path:
         path = Path("" if given is None else given)
         longest = max((len(os.fsencode(part)) for part in path.parts), default=0)
     except (TypeError, ValueError):
-        raise RayflError(f"{what}={repr(given)[:_SHOWN]} is no path: give a text or a pathlib.Path") from None
+        raise RayflError(f"{what}={repr(given)[:_SHOWN]} is not a path: give a text or a pathlib.Path") from None
     if longest > _LONGEST_PART or "\0" in str(path):
         raise RayflError(
             f"{what}={repr(given)[:_SHOWN]}: names of files have at most {_LONGEST_PART} bytes, no null character"

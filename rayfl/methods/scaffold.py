@@ -8,11 +8,11 @@ of its K gradients (option II). Server: x <- x - eta_g mean_S delta_i and c <- c
 - c = mean_i c_i over all N clients after every round, whoever took part, because an absent client keeps its c_i. So
   control variates are averaged uniformly whatever `weighting` says: that weighs the deltas alone, and does not move
   the point that SCAFFOLD converges to, the minimiser of the plain mean of the f_i.
-- Local steps are plain SGD: under momentum, Adam or clipping (x - y) / (K eta_l) is no mean of gradients. Weight decay
-  is a part of f_i.
+- Local steps are plain SGD: with momentum, Adam or clipping (x - y) / (K eta_l) is not a mean of gradients. Weight
+  decay is a part of f_i.
 - A lossy uplink without memory sends C(c_i+ - c_i), and c_i moves by just that, so that c = mean_i c_i still holds.
   With error feedback c_i becomes c_i+: the memory holds what the server does not have yet.
-The sign is ours on the wire: the change that goes up is c_i - c_i+.
+The sign of messages is ours: clients send c_i - c_i+.
 """
 
 from typing import Literal, NotRequired

@@ -62,7 +62,7 @@ class TorchMetrics(Metric):
         if not isinstance(kind, type) or not issubclass(kind, package.Metric):
             close = difflib.get_close_matches(name, dir(module or package), n=1)
             cure = f"did you mean {close[0]!r}?" if close else "give one as classification.MulticlassCohenKappa"
-            raise RayflError(f"={self.metric!r} is no metric of torchmetrics; {cure}", ("metric",))
+            raise RayflError(f"={self.metric!r} is not a metric of torchmetrics; {cure}", ("metric",))
         try:
             made = kind(**self.options)
         except Exception as error:
@@ -70,8 +70,8 @@ class TorchMetrics(Metric):
         wrong = [state for state, rule in made._reductions.items() if getattr(rule, "__name__", "") != "dim_zero_sum"]
         if wrong or not made._reductions:
             raise RayflError(
-                f"={self.metric!r} keeps {wrong[0] if wrong else 'nothing'!r}, which is no sum; choose a metric whose "
-                "states are sums, for example with thresholds instead of curves",
+                f"={self.metric!r} keeps {wrong[0] if wrong else 'nothing'!r}, which is not a sum; choose a metric "
+                "whose states are sums, for example with thresholds instead of curves",
                 ("metric",),
             )
         return made.set_dtype(torch.float64)

@@ -58,8 +58,8 @@ def _weights(path: Path) -> dict[str, torch.Tensor]:
         if found and all(isinstance(one, torch.Tensor) for one in found.values()):
             return dict(found)
     raise RayflError(
-        f"{path} is no safetensors file of weights, and no state_dict of torch.save; give one, for example a run's "
-        "models/global.safetensors"
+        f"{path} is neither a safetensors file of weights nor a state_dict of torch.save; give one, for example "
+        "models/global.safetensors of a run"
     )
 
 

@@ -34,7 +34,7 @@ class Predictor(nn.Module):
         """Return logits [n, num_classes] for raw inputs [n, *input_shape]: pixels before any scaling, numbers, tokens.
 
         Grey images may lack the axis of the channel, and images may have their channels last. Raise RayflError for
-        inputs of another shape, and for pixels and tokens that are no whole numbers.
+        inputs of another shape, and for pixels and tokens that are not whole numbers.
         """
         batch = laid_out(self.data.normalise(self._raw(inputs)), self.memory_format)
         halves = self.precision == "bf16"

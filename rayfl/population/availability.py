@@ -71,7 +71,7 @@ class Trace(Settings):
     repeat: int | None = Field(default=None, ge=1, description="rounds after which it begins again")
 
     def read(self, count: int) -> "TraceLines":
-        """The lines of the file for `count` clients. Raise RayflError for a file that is no trace of them."""
+        """The lines of the file for `count` clients. Raise RayflError for a file that is not a trace of them."""
         return TraceLines(read_trace(Path(self.trace), count), self.repeat)
 
 

@@ -151,7 +151,7 @@ def over(values: Iterable[float]) -> Score:
 
 
 def in_words(score: Score, facts: Facts, counted: bool = True, decimals: int = 1) -> str:
-    """The score of a metric: "50.0 +- 2.8 % (2)", "0.4312"; four digits where it is no share in percent."""
+    """The score of a metric: "50.0 +- 2.8 % (2)", "0.4312"; four digits where it is not a share in percent."""
     if facts.is_percent:
         return score.words(100, decimals, " %", counted)
     size = abs(score.mean) if score.count and math.isfinite(score.mean) else 0.0

@@ -63,7 +63,7 @@ def report(
     """Write the page about one run or several to `output`, by default with the options on which all `[report]` tables
     agree.
 
-    Raise RayflError if a directory is no run, if none is given, or if `output` is a file other than a report and
+    Raise RayflError if a directory is not a run, if none is given, or if `output` is a file other than a report and
     `overwrite` is false. The page says so if no run has a setting or an accuracy in `options`, because the runs that
     have it may have failed; `comparison.require` refuses such options.
     """

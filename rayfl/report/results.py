@@ -146,7 +146,7 @@ class RunResults:
             raise RayflError(f"the run in {self.directory} predicts no classes; call results.model() for its outputs")
         rows = np.asarray(inputs)
         if rows.dtype.kind not in "biuf":
-            raise RayflError(f"inputs={shown(inputs)} are no numbers; give an array of raw inputs [n, ...]")
+            raise RayflError(f"inputs={shown(inputs)} are not numbers; give an array of raw inputs [n, ...]")
         with own_flags(), torch.no_grad():
             return torch.cat(
                 [model(part).argmax(1) for part in torch.from_numpy(rows).split(_PREDICTED_AT_ONCE)]
@@ -201,9 +201,9 @@ class RunResults:
         want, have = ({key: tuple(tensor.shape) for key, tensor in tree.items()} for tree in (slots, weights))
         if wrong := [key for key in {**want, **have} if have.get(key) != want.get(key)]:
             raise RayflError(
-                f"the {name} model in {self.directory} is no plain {architecture.name!r}: its {wrong[0]} has the shape "
-                f"{have.get(wrong[0], 'none')}, and the network's {want.get(wrong[0], 'none')}; read the weights with "
-                "safetensors"
+                f"the {name} model in {self.directory} is not a plain {architecture.name!r}: its {wrong[0]} has the "
+                f"shape {have.get(wrong[0], 'none')}, and the network's {want.get(wrong[0], 'none')}; read the weights "
+                "with safetensors"
             )
         for key, tensor in slots.items():
             tensor.data.copy_(weights[key])

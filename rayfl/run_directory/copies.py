@@ -22,7 +22,7 @@ from rayfl.run_directory.tables import SCHEMAS
 
 
 def reached(names: Collection[str]) -> tuple[int, bool] | None:
-    """How far the run with these files has come; None if they are no run.
+    """How far the run with these files has come; None if they are not those of a run.
 
     The rounds before its newest checkpoint, or -1, and whether all its tables are finished: of two runs, the one that
     has come further compares larger.
@@ -74,7 +74,7 @@ class Copies:
         return not here <= there or reached(there) != reached(here)
 
     def clear(self) -> None:
-        """Remove the run from the storage, its experiment first, so that a part of a run is no run."""
+        """Remove the run from the storage, its experiment first, so that a part of a run is not a run."""
         for name in sorted(self._there(), key=lambda name: name != EXPERIMENT):
             self.storage.remove(name)
 

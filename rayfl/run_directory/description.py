@@ -105,7 +105,7 @@ def read_experiment(directory: Path) -> Mapping[str, object]:
     """The settings of a run. Raise RayflError if the directory has none, or if they cannot be read."""
     if not is_run(directory):
         raise RayflError(
-            f"{directory} is no run directory ({EXPERIMENT} is missing there): name the directory of a run"
+            f"{directory} is not a run directory ({EXPERIMENT} is missing there): name the directory of a run"
         )
     return read_as(dict, directory / EXPERIMENT)
 

@@ -72,12 +72,12 @@ def load_states(path: Path) -> Iterator[tuple[str, Arrays]]:
             for name, description in json_files.parse((file.metadata() or {})[_LAYOUT]).items():
                 state = _read(file, description)
                 if "tree" not in description:
-                    raise RayflError(f"{name!r} is no tree")
+                    raise RayflError(f"{name!r} is not a tree")
                 # An error of the caller's is not raised here.
                 yield name, state
     # A stranger's file can make the libraries raise anything.
     except Exception as error:
-        raise DamagedFile(f"{path} is no state file ({type(error).__name__}: {error})") from error
+        raise DamagedFile(f"{path} is not a state file ({type(error).__name__}: {error})") from error
 
 
 # Any: safetensors' reader has no public type, and JSON is anything.
@@ -91,9 +91,9 @@ def _read(file: Any, description: Mapping[str, Any]) -> Any:
     parts = {name: _array(file, key) for name, key in description["parts"].items()}
     codec = _codec_from_json(description["packet"])
     if not all(callable(getattr(codec, name, None)) for name in ("decode", "support", "add_to")):
-        raise RayflError(f"{type(codec).__name__} is no codec")
+        raise RayflError(f"{type(codec).__name__} is not a codec")
     if any(part.ndim != 1 for part in parts.values()):
-        raise RayflError("a packet's buffer is no row of numbers")
+        raise RayflError("a packet's buffer is not a row of numbers")
     return Packet(parts, codec)
 
 
@@ -141,7 +141,7 @@ def _codec_from_json(value: Any) -> Any:
         found = import_module(home) if module.isidentifier() else None
     kind = getattr(found, name, None)
     if not (isinstance(kind, type) and dataclasses.is_dataclass(kind) and kind.__module__ == home):
-        raise RayflError(f"{value['codec']!r} is no codec")
+        raise RayflError(f"{value['codec']!r} is not a codec")
     return kind(**{key: _codec_from_json(setting) for key, setting in value["settings"].items()})
 
 

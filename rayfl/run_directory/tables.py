@@ -114,7 +114,7 @@ def read_records(directory: Path, name: str) -> pa.Table:
     parquet, stream = (table_path(directory, name, suffix) for suffix in ("parquet", "arrows"))
     # True for a dangling link too.
     if os.path.lexists(parquet.parent) and not parquet.parent.is_dir():
-        raise _unreadable(parquet.parent, "it is no folder")
+        raise _unreadable(parquet.parent, "it is not a folder")
     # The Parquet file is tried again, because a run that finishes meanwhile replaces its stream by it.
     for path, read in ((parquet, _read_parquet), (stream, _read_stream), (parquet, _read_parquet)):
         try:
@@ -129,7 +129,7 @@ def read_records(directory: Path, name: str) -> pa.Table:
             told = error.errno or isinstance(error, Unopened)
             raise _unreadable(path, reason(error) if told else "it is damaged") from None
         except (pa.ArrowException, ValueError, KeyError, TypeError):
-            raise _unreadable(path, f"it is no table of {name}") from None
+            raise _unreadable(path, f"it is not a table of {name}") from None
     return SCHEMAS[name].empty_table()
 
 

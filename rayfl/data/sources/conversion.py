@@ -126,7 +126,7 @@ def _numbered_labels(place: str, train: np.ndarray, test: np.ndarray) -> tuple[n
 
 
 def _targets(labels: np.ndarray) -> np.ndarray:
-    """Targets that are no classes: float32 for numbers, int64 for whole numbers."""
+    """Targets that are not classes: float32 for numbers, int64 for whole numbers."""
     # Numbers too large for float32 become infinite, and are refused later with their row.
     with np.errstate(over="ignore"):
         return np.ascontiguousarray(labels, np.float32 if labels.dtype.kind == "f" else np.int64)
@@ -150,7 +150,7 @@ def _inputs(place: str, inputs: np.ndarray, kind: Kind) -> np.ndarray:
     if kind == "text":
         if inputs.dtype.kind not in "iu" or inputs.ndim != 2 or (inputs < 0).any():
             raise RayflError(
-                f"{place} is no text: tokens are whole numbers from 0, [n, length]; give data.kind='vector' for numbers"
+                f"{place} is not text: tokens are whole numbers from 0, [n, length]; for numbers set data.kind='vector'"
             )
         return inputs.astype(np.int64)
     if kind == "vector":

@@ -25,7 +25,7 @@ class Table(Source):
     """A CSV file with a header, or a Parquet file: one sample per row, with a column of labels and columns of numbers.
 
     Labels are whole numbers from 0 or names of classes; each owner is a natural client. Columns of texts and the index
-    that pandas writes are no inputs unless a setting names them. Each category becomes an input per value, which is 1
+    that pandas writes are not inputs unless a setting names them. Each category becomes an input per value, which is 1
     in the rows that have the value and 0 in all others.
     """
 
@@ -77,7 +77,7 @@ class Table(Source):
         return [*(self.targets or (self.labels,))]
 
     def _columns(self, file: "_File") -> dict[str, list[str]]:
-        """The names of the columns by their use: "inputs", or why they are no inputs."""
+        """The names of the columns by their use: "inputs", or why they are not inputs."""
         for name in self._predicted:
             if name in (*self.features, *self.categories):
                 raise RayflError(f"{self.path}: {name!r} is a column of labels; remove it from the inputs")
@@ -94,7 +94,7 @@ class Table(Source):
         return columns
 
     def _use(self, field: pa.Field, is_index: bool) -> str:
-        """ "inputs", or why a column that is not among the features is no input."""
+        """ "inputs", or why a column that is not among the features is not an input."""
         kinds, kind = pa.types, field.type
         uses = [
             (field.name in self.categories, "inputs"),
