@@ -1,4 +1,4 @@
-"""A selection of your own: those who were fastest last time, and everybody once before that.
+"""A selection of your own: the clients that were fastest last time; each client is selected once before that.
 
 rayfl run jobs/experiments/demo.toml selection=jobs/examples/fastest_first.py:FastestFirst clients.per_round=5
 """
@@ -14,7 +14,7 @@ from rayfl.tree import State
 
 
 class FastestFirst(Selection):
-    """Asks those who needed the fewest seconds when they were asked last; a client that was never asked needed none."""
+    """Select the clients with the fewest seconds so far; a client that was never selected has 0 seconds."""
 
     memory: float = Field(default=0.5, ge=0, lt=1, description="weight of earlier rounds in a client's seconds")
 

@@ -1,12 +1,12 @@
 """FedExP: Jhunjhunwala, Wang, Joshi, FedExP: Speeding Up Federated Averaging via Extrapolation, ICLR 2023, Algorithm 1.
 
-FedAvg's server moves to the mean of the clients' models. Where their changes point to different sides, the mean is
-shorter than each of them, and FedExP goes further along it: x <- x - eta_g sum_i p_i delta_i with
+FedAvg's server moves to the mean of the clients' models. If clients' changes have different directions, their mean is
+shorter than each of them, and FedExP takes a longer step along it: x <- x - eta_g sum_i p_i delta_i with
 
 eta_g = max(1, sum_i p_i ||delta_i||^2 / (2 (||sum_i p_i delta_i||^2 + epsilon))).
 
-A client sends its ||delta_i||^2 beside delta_i, in 4 bytes. The paper evaluates the mean of the last two x; ours the
-last one.
+A client sends ||delta_i||^2 in addition to delta_i, in 4 bytes. The paper evaluates the mean of the last two x; we
+evaluate the last x.
 """
 
 from pydantic import Field
@@ -30,7 +30,7 @@ class FedExP(FedAvg):
     hyper: FedExPHyper
     paper = "Jhunjhunwala et al., ICLR 2023"
     gather = {"delta": WeightedMean(), "square": WeightedMean()}
-    # A number beside the trees is sent as a packet of its own.
+    # The number beside the tree is sent as a packet that the method makes itself.
     hands_over_trees = False
 
     def finish(self, state: State, carry: LocalCarry, ctx: Context) -> Finished:

@@ -8,14 +8,14 @@ from rayfl.metrics.base import PerExample
 
 
 class Brier(PerExample):
-    """The squared distance between the predicted probabilities and the answer, from 0 to 2."""
+    """The squared distance between the predicted probabilities and the one-hot label, from 0 to 2."""
 
     title = "Brier score"
     bounds = (0.0, 2.0)
     higher_is_better = False
     judges = ("classes",)
 
-    temperature: float = Field(default=1.0, gt=0, description="what logits are divided by")
+    temperature: float = Field(default=1.0, gt=0, description="divides the logits")
 
     def each(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """The sum and the count of each example, [batch] each."""

@@ -4,7 +4,7 @@ from torch import Tensor, nn
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions, each behind a BatchNorm, beside a shortcut."""
+    """Two 3x3 convolutions, each after a BatchNorm and ReLU, plus a shortcut."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -14,7 +14,7 @@ class Block(nn.Module):
         )
 
     def forward(self, images: Tensor) -> Tensor:
-        """[batch, width, height, side], the shape stays."""
+        """Images [batch, width, height, side] -> the same shape."""
         return images + self.layers(images)
 
 

@@ -1,4 +1,4 @@
-"""Your own task: a loss that rayfl does not have, with data that it can be learned from."""
+"""Your own task: a loss that rayfl does not have, and data for it."""
 
 import numpy as np
 import torch
@@ -20,13 +20,13 @@ class Quantile(Task):
     q: float = Field(default=0.9, gt=0, lt=1, description="the share of targets that should lie below the output")
 
     def loss(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """The mean over an example's numbers; each example counts once."""
+        """The mean loss over an example's numbers [batch], and a count of 1 for each example [batch]."""
         above = targets - outputs
         losses = torch.maximum(self.q * above, (self.q - 1) * above).mean(dim=1)
         return losses, torch.ones_like(losses)
 
     def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """For methods with a gate: 1 without an error, and less with a larger one."""
+        """Scores [batch] for methods that compare one with a threshold: 1 without an error, less with a larger one."""
         return 1 / (1 + self.loss(outputs, targets)[0])
 
     def check(self, dataset: Dataset, network: Network) -> None:
@@ -36,13 +36,13 @@ class Quantile(Task):
 
 
 class Tides(Source):
-    """The level of the sea in harbours, each an owner: a wave of the hour, a height of its own, and noise up to 1."""
+    """The sea level in harbours, each an owner: a sine of the hour, the harbour's own offset, and noise up to 1."""
 
     samples: int = Field(default=200, ge=10, description="samples of each harbour")
     harbours: int = Field(default=8, ge=1, description="owners")
 
     def load(self) -> Dataset:
-        """Draw the samples: the hour as a point on a circle to the level [n, 1]."""
+        """Draw the samples: the input is the hour as a point on a circle [n, 2], the target the level [n, 1]."""
         generator = np.random.default_rng(0)
         owners = np.repeat(np.arange(self.harbours), self.samples)
         angle = generator.uniform(0, 2 * np.pi, len(owners))

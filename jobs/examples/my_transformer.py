@@ -9,7 +9,7 @@ from rayfl.data.datasets import Dataset, Samples, Source
 
 
 class Patterns(Source):
-    """Each owner repeats a pattern of tokens of its own, from a random place on; the target is the next token."""
+    """Each owner repeats its own pattern of tokens, from a random position; the target is the next token."""
 
     name = "patterns"
     owners: int = Field(default=4, ge=1, description="number of owners")

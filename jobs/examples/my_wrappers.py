@@ -17,8 +17,8 @@ from rayfl.wrappers.robust import ByDistances
 
 
 class WorkerMomentum(MessageWrapper):
-    """Sends m <- beta m + (1 - beta) message, from m = 0 (Karimireddy, He, Jaggi, ICML 2021). Fits methods that send
-    one tree."""
+    """Send m <- beta m + (1 - beta) message, from m = 0 (Karimireddy, He, Jaggi, ICML 2021), for methods that send one
+    tree."""
 
     beta: float = 0.9
     """The weight of earlier messages."""
@@ -35,7 +35,7 @@ class WorkerMomentum(MessageWrapper):
 
 
 class Decaying(Wrapping, on_device=True):
-    """The method, whose clients shrink their model after each step."""
+    """The method with weight decay: clients scale their model down after each step."""
 
     decay: float
 
@@ -46,7 +46,7 @@ class Decaying(Wrapping, on_device=True):
 
 
 class WeightDecay(Wrapper):
-    """A training wrapper: x <- (1 - lr decay) x after each step (Loshchilov, Hutter, ICLR 2019). Fits methods with a
+    """A training wrapper: x <- (1 - lr decay) x after each step (Loshchilov, Hutter, ICLR 2019), for methods with a
     server whose clients train one model."""
 
     decay: float = Field(default=0.01, ge=0, description="weight decay")
@@ -58,11 +58,13 @@ class WeightDecay(Wrapper):
 
 
 class ShortestMean(ByDistances):
-    """A robust mean: that of the shortest messages, beside `weighting = "uniform"`."""
+    """A robust mean: the mean of the messages with the smallest norms, for `weighting = "uniform"`."""
 
-    share: float = Field(default=0.7, gt=0, le=1, description="share of the messages that count, the shortest ones")
+    share: float = Field(
+        default=0.7, gt=0, le=1, description="share of the messages that count, those with the smallest norms"
+    )
 
     def decide(self, statistics: np.ndarray) -> np.ndarray:
-        """The messages' weights [n], from the products of every two [n, n]."""
+        """The messages' weights [n], from their inner products [n, n]."""
         shortest = np.argsort(np.diag(statistics), kind="stable")[: max(1, int(self.share * len(statistics)))]
         return np.isin(range(len(statistics)), shortest) / len(shortest)

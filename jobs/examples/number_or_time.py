@@ -9,7 +9,7 @@ from rayfl.schedules.base import AT_ONCE, NOT_YET, Now, Schedule
 
 
 class NumberOrTime(Schedule):
-    """Updates by `buffer` messages; after `patience_s` seconds by fewer, if there are any. Old ones count half."""
+    """Update with `buffer` messages, or with fewer after `patience_s` seconds. Messages with staleness count half."""
 
     buffer: int = Field(default=3, ge=1, description="messages of an update")
     patience_s: float = Field(default=5.0, gt=0, description="simulated seconds after which fewer are enough")
