@@ -119,7 +119,7 @@ def changed_settings(found: Run, experiment: Experiment) -> str:
     """The settings, seed, rounds and files in which a run differs from this experiment, in words; "" without any."""
     old, new = found.experiment, experiment_files(experiment).table
     if bool(old.get("task")) != bool(new.get("task")):
-        # The one that is not named is that of the data.
+        # The digest without a name is that of the data.
         dataset = read_dataset(experiment.data)
         old, new = with_task(old, dataset), with_task(new, dataset)
     return _in_words(_changes(old, new))
@@ -127,8 +127,8 @@ def changed_settings(found: Run, experiment: Experiment) -> str:
 
 # Any: settings from Python.
 def require_asked(before: Run, overrides: Sequence[str], settings: Mapping[str, Any] | None = None) -> None:
-    """Raise RayflError if a run that began on another host would be copied to a storage, or would join a cluster, of
-    which only its own directory says so."""
+    """Raise RayflError if a run that began on another host would be copied to a storage, or would join a cluster, that
+    only its own directory names."""
     if (host := read_origin(before.directory).get("host", "an unknown host")) == system.node():
         return
     asked = {".".join(split_override(one)[0]) for one in overrides} | {*(settings or {})}
@@ -138,7 +138,7 @@ def require_asked(before: Run, overrides: Sequence[str], settings: Mapping[str, 
         key, value = unasked[0], begun[unasked[0]]
         raise RayflError(
             f"the run in {before.directory} began on another host ({host}), and has {key}={shown(value)}: give "
-            f"{key}={value} to obey that here, or another {key}"
+            f"{key}={value} to allow that here, or another {key}"
         )
 
 
@@ -198,5 +198,5 @@ def require_same_platform(before: Run, runtime: Runtime, here: platform.Platform
     if unlike and has_begun and not runtime.mixed:
         raise RayflError(
             f"the run was made with {platform.listed(unlike)}, so it would get other numbers here than without a stop; "
-            "resume it where it began, or set runtime.mixed=true to go on all the same"
+            "resume it where it began, or set runtime.mixed=true to continue anyway"
         )

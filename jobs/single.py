@@ -110,9 +110,7 @@ def go_on(before: Run, experiment: Experiment, audience: Audience | None = None)
     folder = RunFolder.at(before.directory, experiment.output.directory)
     if before.finished and experiment.rounds == len(before.rounds):
         if not finish_up(folder, experiment.output.report, audience):
-            raise RayflError(
-                f"{folder.directory} is finished; to go on with it, give --rounds above {experiment.rounds}"
-            )
+            raise RayflError(f"{folder.directory} is finished; to continue it, give --rounds above {experiment.rounds}")
         return folder.directory
     folder.require_writable_copy(may_hold_run=True)
     if experiment.output.report:
@@ -141,7 +139,7 @@ def _play(
 ) -> Path:
     """Play the rounds that are left in `folder`, draw the page and copy the run; returns the directory.
 
-    `opening` makes the directory of a new run, and yields it; `before`: the run to go on with.
+    `opening` makes the directory of a new run, and yields it; `before`: the run to continue.
     """
     if folder.url is None and (sentence := package_folder.warning(folder.directory.parent)):
         _log_once(WARNING, sentence)

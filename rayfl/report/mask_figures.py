@@ -1,5 +1,5 @@
-"""Masks on a page: their distances beside the likeness of labels (Dis-PFL, Figure 5), and the masks of some clients
-drawn (MCE-PL, Figures 8 and 9)."""
+"""Masks on a page: their distances compared with the similarity of labels (Dis-PFL, Figure 5), and drawings of some
+clients' masks (MCE-PL, Figures 8 and 9)."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -32,7 +32,7 @@ def mask_section(groups: Sequence[Group], clients: Sequence[int] = ()) -> Sectio
     numbers = [f"{label}: {np.mean([one.final for one in some]):.2f}" for label, some in found.items() if some]
     intro = "A distance is the share of entries that one client keeps and the other does not."
     if numbers:
-        intro += f" Its correlation with the likeness of labels, over pairs of clients: {'; '.join(numbers)}."
+        intro += f" Its correlation with the similarity of labels, over pairs of clients: {'; '.join(numbers)}."
     run, is_one = groups[0].runs[0], len(groups) == 1 and len(groups[0].runs) == 1
     drawn = _drawn(run, clients) if is_one else {}
     if missing := [str(client) for client in clients if is_one and client not in drawn]:
@@ -49,10 +49,10 @@ def _distances(groups: Sequence[Group]) -> list[Figure]:
 
 
 def _matrices(run: Run) -> list[Figure]:
-    """The likeness of labels and the distance of masks, client by client."""
+    """Matrices of the similarity of labels and of the distance of masks for all pairs of clients."""
     figures = []
     for name, heading, caption, own in (
-        (SIMILARITY, "Likeness of labels", "The cosine of two clients' training labels: 1 is dark, 0 is light.", 1.0),
+        (SIMILARITY, "Similarity of labels", "The cosine of two clients' label counts: 1 is dark, 0 is light.", 1.0),
         (HAMMING, "Matrix of distances", "Dark pairs keep different entries; the darkest distance is {:.3f}.", 0.0),
     ):
         found = spread(run, name)
@@ -69,7 +69,7 @@ def _matrices(run: Run) -> list[Figure]:
 
 def _drawn(run: Run, clients: Sequence[int]) -> dict[int, Figure]:
     """What clients keep of the first layer with a mask, read from the saved personal models."""
-    # The first file holds the first clients.
+    # The first file has the first clients.
     paths = model_files(run.directory, "personal")[: None if clients else 1]
     try:
         with ExitStack() as opened:

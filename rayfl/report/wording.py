@@ -169,12 +169,12 @@ _METRICS = {
         "Distance of masks", "%", "The share of entries that one client of a pair keeps and the other does not."
     ),
     "mask/hamming_label_correlation": MetricText(
-        "Correlation of mask distance and likeness of labels",
+        "Correlation of mask distance and label similarity",
         "-1 to 1",
-        "Over pairs of clients; below zero, clients of like labels keep like entries.",
+        "Over pairs of clients; if it is below zero, clients with similar labels keep similar entries.",
     ),
     "labels/similarity": MetricText(
-        "Likeness of labels", "0 to 1", "The cosine between two clients' distributions of training labels."
+        "Similarity of labels", "0 to 1", "The cosine between two clients' distributions of training labels."
     ),
     "admm/residual": MetricText(
         "Residual of the constraint", "norm", "How far the mixture is from meeting ADMM's constraint; it should fall."

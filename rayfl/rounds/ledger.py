@@ -108,7 +108,7 @@ class Ledger:
 def record(setup: Setup, round: int, ledger: Ledger) -> RoundRecord:
     """The rows of a round: clients that took part, their metrics, and the means over clients.
 
-    A metric that the server gives takes the place of the mean over clients of the same name.
+    A metric of the server replaces the mean over clients of the same name.
     """
     worked = {client for client, result in ledger.results.items() if result.work}
     took_part = sorted({*ledger.participation.selected, *worked})

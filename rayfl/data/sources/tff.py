@@ -160,7 +160,7 @@ def read_tff(path: Path, *features: str) -> Iterator[tuple[str, list[np.ndarray]
         with h5py.File(path, "r") as file:
             for name, group in sorted(file["examples"].items()):
                 arrays = [group[feature] for feature in features]
-                # A dataset of HDF5 that is filled with one value takes no room in its file.
+                # An HDF5 dataset of one repeated value takes no space in its file, however large it is in memory.
                 memory.require(sum(array.nbytes for array in arrays), f"client {name!r}", "fetch the file again")
                 yield name, [np.asarray(array[()]) for array in arrays]
 
@@ -237,9 +237,9 @@ class Shakespeare(OwnerFiles):
     (ICLR 2021), whose 86 characters and 4 special tokens make the 90 tokens here.
 
     Token 0 is padding, 1 to 86 are the characters in ASCII's order, 87 any other, 88 and 89 the begin and the end of a
-    snippet. `root` holds TFF's shakespeare_train.h5 and shakespeare_test.h5, which need h5py. Every character of a
-    snippet and its end is a label once. Its input is the 80 tokens before it, with padding before the snippet's
-    begin. Each role's train and test samples are those of the files.
+    snippet. `root` has TFF's shakespeare_train.h5 and shakespeare_test.h5, which need h5py. Every character of a
+    snippet, and its end, is the label of one sample, whose input is the 80 tokens before it, with padding before the
+    snippet's begin. Each role's train and test samples are those of the files.
 
     A sample takes 640 bytes; the samples are mapped from `cache` after the first load.
     """
