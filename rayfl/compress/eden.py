@@ -87,14 +87,14 @@ class Eden(Quantizer, on_device=True):
     long blocks, but are not one, so no omega is stated. "least": S = <z, q> / ||q||^2, which has the least error for
     this q (0.363 with one bit and a uniform rotation). It is biased: wrap it in feedback.
     Bits: 64 for a seed, from which both ends draw the signs, 32 a block, and `bits` an entry, padding included, in
-    whole bytes a tensor. Range: ValueError if S is too large for float32; decoded numbers are clipped to 3.4e38.
+    whole bytes per tensor. Range: ValueError if S is too large for float32; decoded numbers are clipped to 3.4e38.
     Sources: Vargaftik, Ben-Basat, Portnoy, Mendelson, Ben-Itzhak, Mitzenmacher, "EDEN: Communication-Efficient and
     Robust Distributed Mean Estimation for Federated Learning", ICML 2022; the same, "DRIVE: One-bit Distributed Mean
     Estimation", NeurIPS 2021. They rotate once and agree on the seed beforehand; the blocks are ours.
     """
 
     name = "eden"
-    bits: int = Field(default=1, ge=1, le=4, description="bits an entry; 1 is DRIVE")
+    bits: int = Field(default=1, ge=1, le=4, description="bits per entry; 1 is DRIVE")
     scale: Literal["unbiased", "least"] = Field(
         default="unbiased", description="scale of a block: unbiased, or the one of least error (biased)"
     )

@@ -1,4 +1,4 @@
-"""Boolean masks at one bit an entry, and values at the entries of a mask that both ends know already."""
+"""Boolean masks at one bit per entry, and values at the entries of a mask that both ends know already."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

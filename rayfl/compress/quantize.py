@@ -38,7 +38,7 @@ SMALLEST_NORMAL, SMALLEST = 2.0**-126, 2.0**-149
 class QuantizeCodec(WholeTensorCodec):
     """Reads "<name>.norms" (fp32, one a bucket) and the signed levels of a tensor.
 
-    Coding "fixed": "<name>.levels", 1 + ceil(log2(s + 1)) bits an entry, the sign above the level. "trits": the same
+    Coding "fixed": "<name>.levels", 1 + ceil(log2(s + 1)) bits per entry, the sign above the level. "trits": the same
     name, level + 1 as ternary digits (s = 1). "elias": "<name>.prefixes" and "<name>.digits", the gamma codes of the
     distances between nonzero levels and then of these levels without sign, and "<name>.signs", one bit each.
     """
@@ -97,8 +97,8 @@ class Quantize(Quantizer, on_device=True):
     """(p, s)-quantisation: every entry at random to one of s levels of its bucket's p-norm. Unbiased, see `omega`.
 
     `norm`: p; `levels`: s >= 1; `bucket`: entries that share a norm, in row order (0: the whole tensor), fewer in the
-    last bucket of a tensor; `coding`: "fixed" with 1 + ceil(log2(s + 1)) bits an entry, rounded up to bytes a tensor,
-    or "elias", which pays for nonzero levels only (their distance, sign and level); each norm takes 32 bits.
+    last bucket of a tensor; `coding`: "fixed" with 1 + ceil(log2(s + 1)) bits per entry, rounded up to whole bytes per
+    tensor, or "elias", with bits for nonzero levels only (their distance, sign and level); each norm takes 32 bits.
 
     Range: a norm too large for float32 is sent as the largest float32, and one below 2^-126 is rounded up so that N / s
     is a multiple of 2^-149; both stay unbiased. The constant holds for buckets of norm zero, or at least 2^-126.
@@ -112,7 +112,7 @@ class Quantize(Quantizer, on_device=True):
     levels: Levels = 7
     bucket: Bucket = 512
     coding: Coding = Field(
-        default="fixed", description="fixed: equal bits an entry; elias: bits for nonzero levels only"
+        default="fixed", description="fixed: equal bits per entry; elias: bits for nonzero levels only"
     )
 
     def encode(self, x: Tree, memory: Tree, generator: np.random.Generator) -> tuple[Packet, Tree]:

@@ -1,4 +1,4 @@
-"""One bit an entry: signs at one scale a tensor, 1-bit SGD with two means a group, and votes.
+"""One bit per entry: signs at one scale per tensor, 1-bit SGD with two means per group, and votes.
 
 The two compressors are biased and remember nothing: wrap them in feedback.
 """
@@ -23,7 +23,7 @@ NUMBERS = np.array([1, -1, 0, 0], np.float32)
 
 
 class SignCodec(WholeTensorCodec):
-    """Reads "<name>.signs", a bit an entry in row order (1: negative), and "<name>.scale", one fp32."""
+    """Reads "<name>.signs", one bit per entry in row order (1: negative), and "<name>.scale", one fp32."""
 
     def read(self, parts: Parts, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         size = math.prod(shape)
@@ -62,7 +62,7 @@ class ScaledSign(Quantizer, on_device=True):
 
 
 class OneBitCodec(WholeTensorCodec):
-    """Reads "<name>.signs", a bit an entry in row order (1: negative), and "<name>.means", fp32 [2 * num_groups].
+    """Reads "<name>.signs", one bit per entry in row order (1: negative), and "<name>.means", fp32 [2 * num_groups].
 
     The first half of the means is that of the nonnegative entries of each group, the second that of the negative ones.
     """
@@ -113,7 +113,7 @@ class VotesCodec(WholeTensorCodec):
 
 
 def votes_packet(x: Tree, ties: bool = False) -> Packet:
-    """The signs of all entries, sign(0) = +1, in d bits; with `ties` sign(0) = 0 and 2d bits. Whole bytes a tensor.
+    """The signs of all entries, sign(0) = +1, in d bits; with `ties` sign(0) = 0 and 2d bits. Whole bytes per tensor.
 
     Decodes to float32. ValueError on NaN and infinity.
     """

@@ -1,6 +1,6 @@
 """avr-weipru: peers average pruned real weights; Tian et al., MCE-PL, section V-C.
 
-One minibatch a round: a peer takes a step, prunes by magnitude, and sends the rest. Its model becomes the mean of the
+One minibatch per round: a peer takes a step, prunes by magnitude, and sends the rest. Its model becomes the mean of the
 models that it received, zeros included, pruned to its own share again. Our decisions: its own model is part of the
 mean, the mean is pruned, and the common initial model is pruned before the first step. The topology gives the weights
 of neighbours. A peer that received nothing continues with its own pruned model. Real bytes are those of a sparse

@@ -113,7 +113,7 @@ class Method(Kind, ABC):
     `packet.decode_beside(tree)`, and calls no numpy.
     """
     keeps_parts: bool = False
-    """Whether clients train one model, `carry["params"]`, by at most one gradient a step, so that they can keep parts
+    """Whether clients train one model, `carry["params"]`, by at most one gradient per step, so that they can keep parts
     of it for themselves (`[parts]`). False unless the class itself says so, as with `on_device`."""
     takes_stale: bool = False
     """Whether the server can update with messages that began from different versions of its state and are each

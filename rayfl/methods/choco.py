@@ -10,7 +10,7 @@ s_i += sum_j w_ij q_j; x_i = y_i + gamma (s_i - h_i).
   q_i = C(x_i - h_i).
 - W is symmetric, so sum_i x_i changes by local training alone, for any C and gamma. With C the identity and gamma = 1,
   exchange_first is D-PSGD's average_first.
-- The paper takes one step a round; here `epochs` or `steps` set the number.
+- The paper takes one step per round; here `epochs` or `steps` set the number.
 - The papers tune gamma. By default gamma is the uplink's delta, 1 / (1 + omega) of an unbiased uplink, and 0.1 if the
   uplink states neither; gossip with top-k or rand-k then converges on rings of 6 and of 20 peers. The theorem's gamma
   is far smaller: rho^2 delta / (16 rho + rho^2 + 4 beta^2 + 2 rho beta^2 - 8 rho delta), with rho the spectral gap of W

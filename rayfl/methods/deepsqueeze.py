@@ -5,11 +5,11 @@ Peer i keeps its model x_i and an error e_i, at first 0. A round: y_i is x_i aft
 goes to every neighbour; e_i <- y_i + e_i - c_i; x_i = y_i + gamma (sum_j w_ij c_j - c_i).
 
 - Models are compressed instead of differences, so the errors do not vanish, and a coarse C needs a tiny gamma. By
-  default gamma is 0.1 times the uplink's delta (delta as in `choco`): about 0.1 with 8 or more bits an entry. With an
+  default gamma is 0.1 times the uplink's delta (delta as in `choco`): about 0.1 with 8 or more bits per entry. With an
   uplink whose delta is below 0.5 take `choco`.
 - W is symmetric, so sum_i x_i changes by local training alone, for any C and gamma. With C the identity and gamma = 1
   this is D-PSGD's average_first.
-- The paper takes one step a round; here `epochs` or `steps` set the number.
+- The paper takes one step per round; here `epochs` or `steps` set the number.
 - Receivers keep no copies, so the graph may change. A peer that misses the exchange keeps training and keeps e_i; the
   others take the mixing weights of the remaining graph. These must be Metropolis weights, which keep the mean. Weights
   that are not symmetric are refused; so are error feedback, and unbiased uplinks whose ratio differs between clients.

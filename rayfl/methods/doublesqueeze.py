@@ -16,7 +16,7 @@ c = C_down(v), e <- v - c, down c; everybody: x <- x - c. No model goes down. x 
   `fedavg` with `feedback` around both compressors: the same equations, with x - y_i in place of gamma grad f_i(x).
 - If clients are away, their e_i stay, the mean is over those who delivered, and the identity above does not hold. A
   lost upload leaves e_i as it was. If nothing arrived, the server takes v = e. A client that missed rounds gets every c
-  that it missed, or x (4 bytes an entry), whichever is smaller, and is billed for it (the paper does not say).
+  that it missed, or x (4 bytes per entry), whichever is smaller, and is billed for it (the paper does not say).
 """
 
 from collections.abc import Sequence

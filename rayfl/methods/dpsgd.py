@@ -3,7 +3,7 @@ Parallel Stochastic Gradient Descent, NeurIPS 2017, Algorithm 1; and the form th
 DFedAvg compare with.
 
 - `order="average_first"`: average with the neighbours, then train locally for `epochs`; x_i <- train(sum_j W_ij x_j).
-- `order="lian"`: both from the same point, x_i <- sum_j W_ij x_j - lr g_i(x_i), one step a round unless `epochs` or
+- `order="lian"`: both from the same point, x_i <- sum_j W_ij x_j - lr g_i(x_i), one step per round unless `epochs` or
   `steps` say more; then lr g_i is replaced by the sum of the steps.
 
 Where the sources leave something open:

@@ -13,7 +13,7 @@ of single clients differ.
   round.
 - The paper derives a step size; the default here is half of EF21's.
 - If clients are away, G moves as in `ef21`, and w and x move in every round. A client that missed rounds gets every b
-  that it missed, or x and w (8 bytes an entry), whichever is smaller, and is billed for it.
+  that it missed, or x and w (8 bytes per entry), whichever is smaller, and is billed for it.
 """
 
 from collections.abc import Sequence

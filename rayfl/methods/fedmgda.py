@@ -6,7 +6,7 @@ loss rises along it. A trust region keeps every weight within epsilon of 1/m: 0 
 differences, 1 leaves the weights free.
 
 Where sources are silent: the weights come from the m x m Gram matrix in float64, by an active-set method; a client
-whose difference is 0 gets no weight and does not count in m; server_lr_decay multiplies the step once a round.
+whose difference is 0 gets no weight and does not count in m; server_lr_decay multiplies the step once per round.
 """
 
 import math

@@ -1,7 +1,7 @@
 """ind-mask: MCE-PL's peers alone, each with a mask of its own on the common random weights; Tian et al., MCE-PL,
 section II-B.
 
-One minibatch a round: z <- z - eta ((df/dv) o w o sign(z) + lambda z / ||z_row||), m = Fil[Thres(z)]. The section has
+One minibatch per round: z <- z - eta ((df/dv) o w o sign(z) + lambda z / ||z_row||), m = Fil[Thres(z)]. The section has
 neither the lasso nor Fil; the authors' code has Fil. Both are on as in MCE-PL: `lasso=0 fil=0` switches them off.
 """
 

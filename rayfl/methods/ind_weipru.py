@@ -1,6 +1,6 @@
 """ind-weipru: every peer alone trains real weights and prunes them by magnitude; Tian et al., MCE-PL, section V-C.
 
-One minibatch a round; the start is pruned too. shared/pruned_weights.py says what `hard` does: the paper prunes hard
+One minibatch per round; the start is pruned too. shared/pruned_weights.py says what `hard` does: the paper prunes hard
 after every iteration, as avr-weipru and par-weipru do, and the authors' code does not.
 """
 

@@ -2,7 +2,7 @@
 Heterogeneity, Algorithm 1.
 
 All peers have the same random weights w, which never change. A peer learns a mask m_i of its own on them, by way of
-scores z_i, and sends that mask, one bit an entry. mbar is the mean of the neighbours' masks, its own left out. With
+scores z_i, and sends that mask, one bit per entry. mbar is the mean of the neighbours' masks, its own left out. With
 Agg(z, mbar) = z + mean(|z|) sign(z) o mbar for every layer, Thres and Fil as in shared/learned_masks.py, iteration k is
 
     m^(k-1)   = Fil[Thres(Agg(z^(k-1), mbar^(k-3/2)))]                      the model w o m^(k-1) sees one minibatch
@@ -23,7 +23,7 @@ Where the paper is silent, or the authors' code differs:
   by default they are the model's initial ones. A masked layer carries less of a signal: `weight_scale` makes up for it
   (PyTorch's default initial values want about sqrt(6 / r) before a ReLU), 3 by default. lr is 1 in the paper, 0.3 here.
 - The code: `fc_retention_ratio=0.9 fil=0 lasso=0 weight_decay=5e-4 lr=10 weight_scale=1`.
-- The paper bills one bit an entry, as is sent (comm/link_megabytes); the code's counter has a bit for each
+- The paper bills one bit per entry, as is sent (comm/link_megabytes); the code's counter has a bit for each
   one in the mask (comm/link_ones_megabytes).
 """
 

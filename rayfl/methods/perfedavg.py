@@ -43,7 +43,9 @@ class PerFedAvgHyper(LocalTraining):
 
     lr: float = Field(default=0.03, gt=0, description="step size of a local step, beta")
     default_steps = 20
-    steps: int | None = Field(default=None, ge=1, description="local steps a round, tau (20 where epochs is not given)")
+    steps: int | None = Field(
+        default=None, ge=1, description="local steps per round, tau (20 where epochs is not given)"
+    )
     batch_size: int = Field(default=20, ge=0, description="examples of each batch, b; 0: the whole split")
     alpha: float = Field(default=0.01, gt=0, description="step size of the adaptation to a client")
     variant: Literal["hf", "fo", "exact"] = Field(

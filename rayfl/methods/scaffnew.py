@@ -35,7 +35,7 @@ class ScaffnewHyper(LocalWork):
 
     p: float = Field(default=0.2, gt=0, le=1, description="probability of a communication after a step")
     steps: int | None = Field(
-        default=None, ge=1, description="fixed number of local steps a round, K, instead of a random one; p is 1 / K"
+        default=None, ge=1, description="fixed number of local steps per round, K, instead of a random one; p is 1 / K"
     )
 
     def default_work(self) -> dict[str, int]:

@@ -120,8 +120,8 @@ class Krum(ByDistances):
         count, least = setup.population.settings.num_selected, max(2 * self.byzantine + 3, self.keep + self.byzantine)
         if count < least:
             raise RayflError(
-                f": {self.name!r} with byzantine={self.byzantine} and keep={self.keep} needs {least} clients a round, "
-                f"and there are {count}; lower byzantine or keep",
+                f": {self.name!r} with byzantine={self.byzantine} and keep={self.keep} needs {least} clients per "
+                f"round, and there are {count}; lower byzantine or keep",
                 KEY,
             )
 

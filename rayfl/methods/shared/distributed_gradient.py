@@ -1,7 +1,7 @@
 """Distributed gradient methods: a client's round is one gradient at the point that came down, sent compressed.
 
 There is no local training: only the server moves. The gradient is that of f_i(x) + l2 / 2 ||x||^2 on the client's
-whole train split (batch_size = 0, as the theory of these methods needs), or on one minibatch a round.
+whole train split (batch_size = 0, as the theory of these methods needs), or on one minibatch per round.
 """
 
 from abc import abstractmethod
@@ -57,7 +57,7 @@ OneStep = TypeVar("OneStep", bound=GradientCarry)
 
 
 class OneBatch(HyperParameters):
-    """Hyper-parameters of a client that computes one gradient a round."""
+    """Hyper-parameters of a client that computes one gradient per round."""
 
     batch_size: int = Field(default=0, ge=0, description="examples of the gradient, b; 0: the whole split")
 
@@ -74,7 +74,7 @@ class OneGradient(Method):
     # Any: see Method.
     @classmethod
     def unused(cls, hyper: Any) -> Mapping[str, str]:
-        return {**super().unused(hyper), "clients.work": f"as clients of {cls.__name__} do one step a round"}
+        return {**super().unused(hyper), "clients.work": f"as clients of {cls.__name__} do one step per round"}
 
     def plan(self, round: int, coin: float) -> Plan:
         return Plan(stages=(self.hyper.stage(),), coin=coin)
@@ -138,8 +138,8 @@ class DistributedGradient(OneGradient, ModelServer):
 class CompressedSGD(DistributedGradient):
     """Distributed SGD with a compressor that belongs to the method: x <- x - sum_i p_i C(gamma g_i).
 
-    Up: one compressed step per client and round, as "delta". Down: the dense model, 4 bytes an entry. Client state: the
-    compressor's memory.
+    Up: one compressed step per client and round, as "delta". Down: the dense model, 4 bytes per entry. Client state:
+    the compressor's memory.
 
     The step size is inside the compressor, so that with error feedback, C(gamma g_i + e_i), the memory stays in units
     of x when gamma changes. If C(a v) = a C(v) for a > 0, then C(gamma g_i) = gamma C(g_i).

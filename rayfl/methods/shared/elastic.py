@@ -13,7 +13,7 @@ Where the paper is silent or contradicts itself:
 - Omega is weighted as the inner method weights its clients: by samples in FedAvg, uniformly in SCAFFOLD.
 - A server that collects deltas one by one gets each of them times zeta.
 - Held-out samples are no longer trained on; to be fair to a baseline give it the same `splits.heldout_ratio`.
-Omega is a message of its own and is not compressed: 4 bytes an entry (2 with fp16 or bf16).
+Omega is a message of its own and is not compressed: 4 bytes per entry (2 with fp16 or bf16).
 """
 
 from dataclasses import replace

@@ -1,7 +1,7 @@
 """The part that both forms of FedU share: the Laplacian of a graph over clients, and the bound on the step along it.
 
 min over all w_k of sum_k f_k(w_k) + (eta / 2) sum over unordered pairs {k, l} of a_kl ||w_k - w_l||^2. The gradient of
-the second sum at w_k is eta sum_l a_kl (w_k - w_l), once a pair: WEN Hao's slides count each pair twice, which
+the second sum at w_k is eta sum_l a_kl (w_k - w_l), once per pair: WEN Hao's slides count each pair twice, which
 makes theirs twice as large.
 """
 

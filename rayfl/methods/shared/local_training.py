@@ -120,7 +120,7 @@ class LocalWork(LearningRate):
     epochs: int | None = Field(
         default=None, ge=1, description="local epochs a round, E (1 where steps is not given either)"
     )
-    steps: int | None = Field(default=None, ge=1, description="local steps a round, K, instead of epochs")
+    steps: int | None = Field(default=None, ge=1, description="local steps per round, K, instead of epochs")
     batch_size: int = Field(default=32, ge=0, description="examples a batch, b; 0: the whole split")
     optimizer: OptimizerName = Field(
         default="sgd", description="client optimizer, fresh every round; nesterov is sgd with Nesterov's momentum"

@@ -358,7 +358,7 @@ class OwnPartsOfPeers(OwnParts, PeerHalf, on_device=True, keeps_parts=True):
 def with_parts(method: Method, parts: Parts) -> Method:
     """Wrap a method so that its clients keep `parts` of the model; the task's network has their initial values.
 
-    Raise RayflError if the method does not train one model by one gradient a step, or exchanges nothing.
+    Raise RayflError if the method does not train one model by one gradient per step, or exchanges nothing.
     """
     trainer = method.innermost
     name = trainer.name or type(trainer).__name__

@@ -1,6 +1,6 @@
 """FedAvg whose server treats the averaged delta as a gradient, and steps with an optimizer of its own.
 
-The optimizer takes one step a round, and none in a round in which nothing arrives.
+The optimizer takes one step per round, and none in a round in which nothing arrives.
 """
 
 from abc import abstractmethod
