@@ -184,7 +184,7 @@ def shut_down() -> None:
 
 def draining_nodes() -> Mapping[str, int]:
     """The nodes that Ray drains, because they are announced to end: the milliseconds since 1970 of the end by node id,
-    0 if none was given. Without it {}: such a node is one that dies without a word."""
+    0 if none was given. Without it {}: such a node counts as one that dies without an announcement."""
     look = _value(DRAINING)
     return look() if look else {}
 

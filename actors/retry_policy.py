@@ -70,7 +70,7 @@ def _notice(loss: Loss) -> str:
     next_try = f"try {loss.times + 1} of {TRIES[loss.cause]}"
     notices = {
         "start": f"a client actor died while it started ({reason}); another one starts, {next_try}",
-        "objects": f"objects were lost with a node ({reason}); the run goes on from its last checkpoint, {next_try}",
+        "objects": f"objects were lost with a node ({reason}); the run continues from its last checkpoint, {next_try}",
         "coordinator": f"the coordinator died; another one continues the run from its last checkpoint, {next_try}",
     }
     lost_call = f"{loss.about}: client actor {loss.pid} is gone ({reason}); its call is sent again, {next_try}"

@@ -78,7 +78,7 @@ def run(
     """
     began = time.monotonic()
     if resumed and overwrite:
-        raise RayflError("--resume goes on with the run in --output and --overwrite replaces it: give one of them")
+        raise RayflError("--resume continues the run in --output and --overwrite replaces it: give one of them")
     settings = [*overrides, *_settings(rounds, actors, inline)]
     table, lists = _read(file, settings)
     if dry_run and (resumed or overwrite or output is not None or lists is not None):
@@ -272,7 +272,7 @@ def reproduce(
 @click.argument("file", type=EXPERIMENT)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--budget", type=click.IntRange(1), required=True, metavar="N", help="Number of trials of each method.")
-@click.option("--dir", "--output", "directory", type=ABSOLUTE, help="Directory; a tune that was stopped goes on there.")
+@click.option("--dir", "--output", "directory", type=ABSOLUTE, help="Directory; a stopped tuning continues there.")
 @click.option("--rounds", type=int, help="Number of rounds, instead of the file's.")
 @click.option("--actors", metavar="N", help="Number of client actors of each run, or all.")
 @click.option("--inline", is_flag=True, help="Run without Ray (for debugging).")

@@ -1,4 +1,4 @@
-"""The live area of a command: the step under way, the rounds of a run, the runs of a sweep.
+"""The live area of a command: the current step, the rounds of a run, the runs of a sweep.
 
 On a terminal rich draws one area, below which nothing is printed. A notebook, a file or a pipe gets nothing. This
 module loads neither torch nor Ray, so the area appears before they are loaded.
@@ -66,7 +66,7 @@ class Display(AbstractContextManager["Display"]):
             self.stage(stage)
 
     def stage(self, words: str) -> None:
-        """Show the step under way and its seconds until the next stage or line."""
+        """Show the current step and its seconds until the next stage or line."""
         self._end_stage()
         self._stage = self._progress.add_task("", total=None, words=one_line(words))
         self._progress.start()

@@ -26,7 +26,7 @@ MISTAKE = 2
 INTERRUPTED = 130
 """A signal ended the run: the shells' code for a command that SIGINT ended."""
 LIMIT = 75
-"""`runtime.limit_s` ended the run, or the sweep: "try again" of sysexits.h, as the same command goes on with it."""
+"""`runtime.limit_s` ended the run, or the sweep: "try again" of sysexits.h, as the same command continues it."""
 _LONGEST = 300
 """The number of letters shown of an unexpected error."""
 

@@ -82,7 +82,7 @@ def run(
 
     directory: the run directory, or the URL of its copy, by default the next free one of the experiment's name in its
     `output.directory`; `overwrite` replaces the run in it. on_round: called with every round as it ends; if it returns
-    True, the run ends after the round under way, and if it raises, with that exception; it can be resumed. progress:
+    True, the run ends after the current round, and if it raises, with that exception; it can be resumed. progress:
     show a bar in a terminal, and a line per round elsewhere.
     Errors: see the module; RayflError is raised before anything is written.
     """

@@ -181,7 +181,7 @@ def description(run: Run) -> str:
 
 
 def standing(run: Run, url: str | None = None) -> str:
-    """The state of a run, its place, and the command that goes on with it or draws its page.
+    """The state of a run, its place, and the command that continues it or draws its page.
 
     `url`: where the run lies in object storage; `run.directory` is then a temporary copy.
     """

@@ -206,7 +206,7 @@ def _sharing(one: Combination, parallel: int, most_calls: int) -> Combination:
 def _one_by_one(
     waiting: Sequence[Combination], directory: Path, overwrite: bool, audience: Audience, overall: Overall
 ) -> Iterator[Outcome]:
-    """Run one combination after another. A signal ends the one under way, and no later one is begun."""
+    """Run one combination after another. A signal ends the current one, and no later one is begun."""
     with signals.stoppable(overall.stopping) as stopping:
         for number, one in enumerate(waiting):
             if not audience.display.hidden:

@@ -89,7 +89,7 @@ def run_at_once(
 
 
 def _command(one: Combination, directory: Path, file: Path, overwrite: bool, left_s: float) -> list[str]:
-    """The command that runs an experiment, which is written to `file`, or goes on with its unfinished run."""
+    """The command that runs an experiment, which is written to `file`, or continues its unfinished run."""
     file.write_text(toml.dumps(absolute(one.experiment.as_dict())), encoding="utf-8")
     limit = [f"runtime.limit_s={max(1.0, left_s):.0f}"] if left_s < inf else []
     way = "--overwrite" if overwrite else "--resume"

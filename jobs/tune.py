@@ -7,8 +7,8 @@
 
 All trials have the seed of `[tune]` and `evaluation.split` "validation", so that no test sample influences a choice.
 Each case of a `[sweep]` is tuned by itself; a `[[sweep.case]]` may have a table `tune` of its own, which adds to
-`[tune]`. Optuna stores nothing. When a stopped tune goes on, its seeded sampler draws the same trials again, and those
-that have finished runs in the directory are answered from there.
+`[tune]`. Optuna stores nothing. When a stopped tuning continues, its seeded sampler draws the same trials again; the
+results of those with finished runs in the directory are read from there.
 """
 
 import itertools
@@ -213,7 +213,7 @@ def _play_trial(
     directory = home / one.directory
 
     def see(values: Iterable[tuple[int, float | None]]) -> None:
-        # A run that goes on from a checkpoint reports some rounds again.
+        # A run that continues from a checkpoint reports some rounds again.
         for round, value in values:
             if value is not None and round not in seen and not pruned.is_set():
                 seen.add(round)

@@ -242,7 +242,7 @@ class RobustMean(Collect):
 
     def add(self, total: Aggregate, packet: Packet, weight: float, sender: int) -> Aggregate:
         if total.count and total.weight != weight * total.count:
-            raise RayflError("a robust mean cannot trust weights that clients send, and these are not all the same")
+            raise RayflError("a robust mean cannot trust weights that clients send, and these are not all equal")
         return replace(total, weight=total.weight + weight, count=total.count + 1)
 
 
@@ -276,7 +276,7 @@ def _merged(a: tree.Tree, b: tree.Tree) -> tree.Tree:
     return a
 
 
-# Any: on the wire the record has numpy arrays instead of tensors.
+# Any: in transit the record has numpy arrays instead of tensors.
 def to_wire(total: Aggregate) -> Any:
     """An aggregate with numpy arrays in place of tensors."""
     items = {sender: tree.to_arrays(item) for sender, item in total.items.items() if isinstance(item, dict)}

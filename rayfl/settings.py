@@ -100,7 +100,7 @@ class Settings(BaseModel):
         return self
 
     def is_given(self, name: str) -> bool:
-        """Whether a setting differs from its default. A default that is written out misleads nobody."""
+        """Whether a setting differs from its default. A default value that is written out is harmless."""
         default = type(self).model_fields[name].get_default(call_default_factory=True)
         # As texts: a comparison of arrays has no one answer.
         return repr(getattr(self, name)) != repr(default)

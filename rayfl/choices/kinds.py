@@ -75,7 +75,7 @@ def installed(kind: type[Kind]) -> dict[str, Any]:
 # Any: a class of `kind`, or what it adopts.
 def known(kind: type[Kind]) -> dict[str, Any]:
     """All choices of a kind that have a plain name: plugins of installed packages, and built-in ones, which are the
-    ones that a common name stands for."""
+    ones that a common name denotes."""
     return {**installed(_widest(kind)), **named(_widest(kind))}
 
 

@@ -129,7 +129,7 @@ class Packet:
 
     @property
     def num_bits(self) -> int:
-        """Exact size of the buffers on the wire, positions, scales and flags included."""
+        """Exact size of the buffers that are sent, positions, scales and flags included."""
         return 8 * sum(part.nbytes for part in self.parts.values())
 
     @cached_property

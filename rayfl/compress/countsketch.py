@@ -81,7 +81,7 @@ class CountSketch(Sketching, Compressor, on_device=True):
     Entry j is added to one cell in each row, with a random sign; its estimate is the median over the rows of that cell
     times the sign. Every estimate is unbiased, and that of one row has variance (||v||^2 - v_j^2) / C. The decoded tree
     is biased, because it has only the largest estimates, and it is not a contraction if many entries collide.
-    Bits: 32 R C, and a seed of 64, drawn anew for each packet. A method whose clients share a seed can add the tables
+    Bits: 32 R C, and a seed of 64 bits, drawn for each packet. A method whose clients share a seed can add the tables
     (`fetchsgd`); as a compressor each packet is decoded by itself.
     Source: Charikar, Chen, Farach-Colton, "Finding Frequent Items in Data Streams", ICALP 2002.
     """

@@ -59,7 +59,7 @@ class RandK(KeptShare, Sparsifier, on_device=True):
     `scale` true: kept values are multiplied by n / k, so that C is unbiased with omega = n / k - 1 (the largest n / k
     of any tensor with scope "tensor"). False: a contraction in expectation with delta = k / n, biased: wrap it in
     feedback. 16-bit `values` round without regard to the mean, so no omega holds for them.
-    `positions` "seed": a seed of 64 bits, drawn anew for each packet, from which the receiver draws the same positions:
+    `positions` "seed": a seed of 64 bits, drawn for each packet, from which the receiver draws the same positions:
     8 bytes a packet and the values. "coded": the positions themselves, as `topk` sends them.
     Sources: Stich, Cordonnier, Jaggi, "Sparsified SGD with Memory", NeurIPS 2018, section 2 (unscaled); Wangni, Wang,
     Liu, Zhang, "Gradient Sparsification for Communication-Efficient Distributed Optimization", NeurIPS 2018 (scaled;

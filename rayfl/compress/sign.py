@@ -19,7 +19,7 @@ ROUNDING = 2.0**-40
 """A generous bound on what rounding scales and means to float32 takes from a constant."""
 
 NUMBERS = np.array([1, -1, 0, 0], np.float32)
-"""The number that each code stands for; without ties only the first two codes occur."""
+"""The number that each code means; without ties only the first two codes occur."""
 
 
 class SignCodec(WholeTensorCodec):

@@ -228,7 +228,7 @@ class KeptShare(Compressor):
 class TopK(KeptShare, Sparsifier, on_device=True):
     """The k entries of largest magnitude, exactly, ties to the lowest index; float64 input is sent as float32.
 
-    `keep_ratio`: k / n, in (0, 1]; `scope`: k of each tensor or of the whole tree; `values`: their type on the wire.
+    `keep_ratio`: k / n, in (0, 1]; `scope`: k of each tensor or of the whole tree; `values`: their type in the message.
     Source: Stich, Cordonnier, Jaggi, "Sparsified SGD with Memory", NeurIPS 2018.
     """
 

@@ -67,7 +67,7 @@ class Ternary(KeptShare, on_device=True):
     Of `keep_ratio` p and n entries k = kept_entries(n, p); zeros among the k stay zero. `scope`: k and mu of each
     tensor or of the whole tree. Bits, each term in whole bytes: 32 for mu, k signs, and the Golomb code of k positions
     with `low_bits(p)`, none of them where all entries are sent; 32 more where fewer than k entries are nonzero.
-    ||C(v) - v||^2 = (1 - delta) ||v||^2 with delta = k mu^2 / ||v||^2 exactly, but for the rounding of mu (and zeros
+    ||C(v) - v||^2 = (1 - delta) ||v||^2 with delta = k mu^2 / ||v||^2 exactly, except for the rounding of mu (and zeros
     among the k, which can only help). Biased: wrap it in feedback.
     Source: Sattler, Wiedemann, Mueller, Samek, "Robust and Communication-Efficient Federated Learning from Non-i.i.d.
     Data", IEEE TNNLS 2019, Algorithm 1. Their keep_ratio is 1/400; 0.1 is that of FedPSE's comparison.

@@ -26,7 +26,7 @@ class LazyGenerator:
 
     @cached_property
     def generator(self) -> np.random.Generator:
-        """The one generator of this key; whoever draws from it goes on where the last draw ended."""
+        """The one generator of this key; each draw continues where the last one ended."""
         return generator(*self.key)
 
 

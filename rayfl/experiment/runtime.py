@@ -80,7 +80,7 @@ class Runtime(Settings):
         default=None,
         gt=0,
         le=1e9,
-        description="seconds after which the command ends its run, after the round under way; default: never",
+        description="seconds after which the command ends its run, when the current round is over; default: never",
     )
 
     @model_validator(mode="after")

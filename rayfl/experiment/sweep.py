@@ -47,7 +47,7 @@ MOST_COMBINATIONS = 10_000
 class Combination:
     """One experiment of a sweep. title: its swept settings; directory: its name inside the sweep's directory.
 
-    left_out: settings that stand beside `[sweep]` and do nothing in this experiment, by dotted key, with the sentence.
+    left_out: settings beside `[sweep]` that do nothing in this experiment, by dotted key, each with a message.
     """
 
     title: str

@@ -50,7 +50,7 @@ def require_regular(path: Path, most: int | None = None) -> None:
 
 
 def require_current_folder() -> None:
-    """RayflError if the current directory was deleted: torch's libraries would end the process without a word."""
+    """RayflError if the current directory was deleted: torch's libraries would end the process without a message."""
     try:
         os.getcwd()
     except OSError:

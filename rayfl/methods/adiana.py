@@ -12,7 +12,7 @@ with probability p (the round's shared coin), y <- y'. The slides garble y and g
   gamma = eta / (2 (theta1 + eta mu)), beta = 1 - gamma mu; omega = 0 gives p = 1 and eta = 1 / (2L).
 - L and mu are those of the data and the model; like a default learning rate, the defaults need not fit yours.
 - A client's round is two gradients, at x and at w on the same examples: the whole train split (batch_size = 0), or one
-  minibatch. Both points come down, 8P bytes, and 2 C(P) go up. The model that is evaluated is y.
+  minibatch. It downloads both points, 8P bytes, and sends 2 C(P). The model that is evaluated is y.
 - If clients are absent, the mean in g is over those who delivered, and h moves by alpha times the sum of their D_i
   over n, so that h = mean_i h_i. Weights by samples need all clients in every round.
 """

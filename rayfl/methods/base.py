@@ -223,7 +223,7 @@ class Method(Kind, ABC):
         return {}
 
     def has_work(self, received: Message, ctx: Context) -> bool:
-        """Whether a client has anything to do with the message that came down ({} if none did).
+        """Whether a client has anything to do with the received message ({} if none was sent).
 
         If False, the client computes and sends nothing and keeps its state, and the round does not wait for it.
         """
@@ -231,7 +231,7 @@ class Method(Kind, ABC):
 
     @abstractmethod
     def begin(self, state: State, received: Message, ctx: Context) -> Carry:
-        """The carry before the first step, from the state and the message that came down ({} if none did)."""
+        """The carry before the first step, from the state and the received message ({} if none was sent)."""
 
     # Any: a Batch, or a tuple of them, as the stage says.
     @abstractmethod
@@ -348,7 +348,7 @@ class ServerHalf(ABC):
 
 
 class KeptModel(ServerHalf):
-    """Server state: the model x as "params"; subclasses say how it moves (`update`), and what goes down."""
+    """Server state: the model x as "params"; subclasses say how it changes (`update`), and what is sent to clients."""
 
     def init_server(self, params: Tree) -> ModelState:
         return {"params": params}
@@ -377,5 +377,5 @@ class PeerHalf:
     """Whether `eval_begin` gets the mean of all peers' models, which no peer could know (an oracle)."""
 
     def mix(self, state: State, received: Received, ctx: Context) -> State:
-        """The new state after the exchange; the same state by default. `received` is empty for a peer that was away."""
+        """The new state after the exchange; the same state by default. `received` is empty for an absent peer."""
         return state

@@ -29,7 +29,7 @@ PERSONAL = "personal"
 
 
 class DittoHyper(LocalTraining):
-    """Hyper-parameters of Ditto; the personal model is trained with those of the global one but for these."""
+    """Hyper-parameters of Ditto; the personal model is trained with those of the global one, except these."""
 
     default_epochs = 2
     epochs: int | None = Field(

@@ -1,20 +1,20 @@
 """DoubleSqueeze: Tang, Lian, Yu, Zhang, Liu, DoubleSqueeze: Parallel Stochastic Gradient Descent with Double-pass
 Error-Compensated Compression, ICML 2019, Algorithm 1.
 
-Client: v_i = gamma grad f_i(x) + e_i, c_i = C(v_i), e_i <- v_i - c_i, up c_i. Server: v = e + mean_i c_i,
-c = C_down(v), e <- v - c, down c; everybody: x <- x - c. No model goes down. x - e - mean_i e_i moves by
--gamma mean_i grad f_i(x) a round, whatever the compressors do.
+Client: v_i = gamma grad f_i(x) + e_i, c_i = C(v_i), e_i <- v_i - c_i; it sends c_i. Server: v = e + mean_i c_i,
+c = C_down(v), e <- v - c; it sends c. All: x <- x - c. No model is sent. In every round x - e - mean_i e_i changes by
+-gamma mean_i grad f_i(x), whatever the compressors do.
 
 - The paper compresses gradients and steps by gamma c. Here gamma is inside C, so that the errors stay in units of x
   when gamma changes. If C(a v) = a C(v) and gamma is constant, both are the same.
 - C is the experiment's uplink, C_down its downlink. `feedback` is refused around both, and so is any C_down with a
   memory. Receivers divide the output of an unbiased one by 1 + omega, which makes it a contraction; clients then cannot
   have ratios of their own (`clients.retention_ratio`).
-- Round t begins with the c made of the uploads of round t - 1; nothing goes down in round 0. The evaluated model is the
-  x at which the round's gradients were computed.
+- Round t begins with the c made of the uploads of round t - 1; in round 0 the server sends nothing. The evaluated model
+  is the x at which the round's gradients were computed.
 - A client's round is one gradient, on its whole train split (batch_size = 0) or on one minibatch. For local steps take
   `fedavg` with `feedback` around both compressors: the same equations, with x - y_i in place of gamma grad f_i(x).
-- If clients are away, their e_i stay, the mean is over those who delivered, and the identity above does not hold. A
+- If clients are absent, their e_i stay, the mean is over those who delivered, and the identity above does not hold. A
   lost upload leaves e_i as it was. If nothing arrived, the server takes v = e. A client that missed rounds gets every c
   that it missed, or x (4 bytes per entry), whichever is smaller, and is billed for it (the paper does not say).
 """
@@ -50,7 +50,7 @@ class DoubleSqueezeState(UplinkMemory):
 class DoubleSqueezeServer(ModelState):
     """Server state, beside x."""
 
-    step: Tree  # v; C_down(v) goes down next
+    step: Tree  # v; the server sends C_down(v) next
 
 
 class DoubleSqueeze(SteppingServer, on_device=True):

@@ -9,7 +9,7 @@ average that it has just received.
 - MCE-PL has lr = 0.01 and batch_size = 128. A peer with fewer than 128 examples then makes a single step, and in 30
   rounds of the demo's data (digits, 20 peers on a ring, seed 1) own/accuracy comes to 0.317. The defaults are those of
   D-PSGD, with which it is 0.892.
-- A peer that was away from the exchange is pulled to the model that it begins with, its own.
+- A peer that was absent from the exchange is pulled towards the model with which it begins, its own.
 - The recorded training loss is f_i, without the proximal term. The exchange is D-PSGD's (`average_first`).
 """
 

@@ -15,7 +15,7 @@ its client's gradient, which may differ from 0 at the minimiser; G, which is alw
 - h_i = 0 before round 0, so the first h_i is C(grad f_i(x^0)), as in the paper.
 - A client's round is one gradient, on its whole train split (batch_size = 0) or on one minibatch. The noise of
   minibatches does not vanish.
-- If clients are away, G moves by the sum of the c_i that arrived, divided by n, and so stays the mean over all n; the
+- If clients are absent, G moves by the sum of the c_i that arrived, divided by n, and so stays the mean over all n; the
   h_i of the others stay (EF21-PP in Fatkhullin et al., "EF21 with Bells & Whistles"). A lost upload leaves h_i as it
   was. A round in which nothing arrived changes nothing. `weighting="samples"` needs all clients in every round.
 """

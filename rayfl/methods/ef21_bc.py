@@ -1,18 +1,18 @@
 """EF21-BC, compressed both ways: Fatkhullin, Sokolov, Gorbunov, Li, Richtarik, EF21 with Bells & Whistles: Six
 Algorithmic Extensions of Modern Error Feedback, arXiv 2110.03294, 2021 (JMLR 2025).
 
-EF21 whose server sends no model. Server and clients keep x and w, an estimate of G that all of them know. A round:
-b = C_down(G - w) goes down, everybody: w <- w + b, x <- x - gamma w; client: c_i = C(grad f_i(x) - h_i),
-h_i <- h_i + c_i, up c_i; server: G <- G + mean_i c_i. At the fixed point w = G = grad f(x) = 0, although the gradients
-of single clients differ.
+EF21 whose server sends no model. Server and clients keep x and w, an estimate of G that all of them know. In a round
+the server sends b = C_down(G - w), and all set w <- w + b, x <- x - gamma w. Client: c_i = C(grad f_i(x) - h_i),
+h_i <- h_i + c_i; it sends c_i. Server: G <- G + mean_i c_i. At the fixed point w = G = grad f(x) = 0, although the
+gradients of single clients differ.
 
 - C is the experiment's uplink, C_down its downlink. `feedback` is refused around both, and so is any C_down with a
   memory. Receivers divide the output of an unbiased one by 1 + omega, as in `ef21`.
-- x^0 comes from the seed, and w = h_i = G = 0 at first. So nothing goes down in round 0, and x does not move in it.
-- The evaluated model is the x at which the round's gradients were computed; the b made of them goes down in the next
+- x^0 comes from the seed, and w = h_i = G = 0 at first. So nothing is sent down in round 0, in which x does not move.
+- The evaluated model is the x at which the round's gradients were computed; the b made of them is sent in the next
   round.
 - The paper derives a step size; the default here is half of EF21's.
-- If clients are away, G moves as in `ef21`, and w and x move in every round. A client that missed rounds gets every b
+- If clients are absent, G moves as in `ef21`, and w and x move in every round. A client that missed rounds gets every b
   that it missed, or x and w (8 bytes per entry), whichever is smaller, and is billed for it.
 """
 

@@ -1,7 +1,7 @@
 """FedALA: Zhang et al., FedALA: Adaptive Local Aggregation for Personalized Federated Learning, AAAI 2023, Algorithm 1.
 
 Client i keeps u_i, the model that it trained last, and weights W_i in [0, 1], at first 1, for the last tensors of the
-model. When x comes down it takes the other tensors from x, and mixes the last ones entry by entry:
+model. When it receives x, it takes the other tensors from x, and mixes the last ones entry by entry:
 
 t = u_i + (x - u_i) o W_i,   W_i <- clip(W_i - eta_w g(t) o (x - u_i), 0, 1), batch by batch,
 

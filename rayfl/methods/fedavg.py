@@ -9,7 +9,7 @@ from rayfl.methods.shared.local_training import GradientMethod, LocalCarry
 
 
 class FedAvg(GradientMethod, ModelServer, on_device=True, keeps_parts=True, takes_stale=True):
-    """Client: local steps from the model x that came down. Up: delta_i = x - x_i, with x_i the trained model.
+    """Client: local steps from the received model x. Up: delta_i = x - x_i, with x_i the trained model.
 
     Server: x <- x - sum_i p_i delta_i with p_i by samples or uniform.
     """

@@ -1,7 +1,7 @@
 """FedDyn: Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021, Algorithm 1.
 
 Client i keeps h_i, its estimate of its own gradient, and minimises f_i(y) - <h_i, y> + alpha / 2 ||y - x||^2 by local
-steps from the x that came down; delta_i = x - y_i goes up. Then
+steps from the received x; the client sends delta_i = x - y_i. Then
 
 h_i <- h_i + alpha delta_i,   h <- h + (alpha / N) sum_S delta_i,   x <- x - mean_S delta_i - h / alpha,
 

@@ -77,14 +77,14 @@ class FedFomoHyper(LocalWork):
 class FedFomoCarry(LocalCarry):
     """A client's carry."""
 
-    others: dict[str, Tree]  # the models that came down
+    others: dict[str, Tree]  # the received models
     losses: torch.Tensor  # sums over the validation examples: of theta_i, the trained model, and the others
 
 
 class FedFomoServer(TypedDict):
     """Server state."""
 
-    models: dict[str, Handle]  # everyone's last packet, by client
+    models: dict[str, Handle]  # the last packet of each client
 
 
 class FedFomoMemory(TypedDict):

@@ -1,6 +1,6 @@
 """FedProto: Tan et al., FedProto: Federated Prototype Learning across Heterogeneous Clients, AAAI 2022, Algorithm 1.
 
-No model crosses the wire: a client keeps its own. Its prototype c_ij of class j is the mean representation R(a) [D] of
+No model is sent: a client keeps its own. Its prototype c_ij of class j is the mean representation R(a) [D] of
 its train examples of that class; a representation is the input of the model's head, its last linear layer. The
 server averages over the clients that sent one, C_j = sum_i w_ij c_ij / sum_i w_ij. A client minimises
 f_i + lam / D mean_a ||R(a) - C_{y(a)}||^2 over its examples a; the term is 0 for a class without a prototype.
@@ -12,7 +12,7 @@ f_i + lam / D mean_a ||R(a) - C_{y(a)}||^2 over its examples a; the term is 0 fo
 - Up, for every class j that the client has: w_ij c_ij and w_ij, 4 (D + 1) bytes, and a bit for each class. Down: C_j,
   4 D bytes, for every class with a prototype, and a bit for each class. In round 0 there is no prototype, and clients
   minimise f_i.
-- A class of which nothing arrived keeps its C_j. A client that is away, or whose upload is lost, keeps its model.
+- A class of which nothing arrived keeps its C_j. A client that is absent, or whose upload is lost, keeps its model.
 - `own/...` evaluates the paper's prediction argmin_j ||R(a) - C_j||, with the C_j after the round. This is the
   prediction of the client's model with another head: weights 2 C_j and biases -||C_j||^2, or -1e30 if a class has no
   prototype. That model is saved as the client's, and the server's "global" model is this head.

@@ -9,7 +9,7 @@ Where the paper is silent or contradicts itself:
 - The distance is over the flattened model. Top k and the random draws are per tensor, each with that tensor's k;
   `scope="model"` takes the model as one vector in both, as Algorithm 3 is printed.
 - d (k - k_in) is rounded half up; places that one side cannot fill go to the other.
-- Entries count as sent where they are not zero: an update with fewer than k nonzeros is padded on the wire, not in M_i.
+- Entries count as sent if they are not zero: an update with fewer than k nonzeros is padded in the message, not in M_i.
 - W_i^{r,T} is not the next base: the next round starts from W_i^{r,0} + D_i. The model evaluated is W_i^{r,T}; it is
   also the client's final model, where the client trained in the last round, and otherwise its base is.
 - Where clients have retention ratios of their own, k_i is client i's: it sends Top-k_i, and gets k_i entries chosen
@@ -155,7 +155,7 @@ class FedPSE(GradientMethod, ServerHalf, on_device=True, keeps_parts=True, takes
         return {"params": carry["params"] if carry is not None else state["base"]}
 
     def final_model(self, state: FedPSEState, server: FedPSEServer) -> Tree:
-        # A longer run goes on from states that hold the model of a round that was the last one then.
+        # A run that is extended continues from states with the model of a round that was the last one then.
         if "trained" in state and "round" in state and state["round"] == server["round"]:
             return state["trained"]
         return state["base"]

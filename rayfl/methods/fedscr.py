@@ -15,7 +15,7 @@ a residual for the next round (compress/structured.py says how scores are made).
 - Rows and columns of matrices are selected like filters and channels, and every tensor has a residual.
 - The whole model goes down. `downlink="structured"` is the form that FedPSE's paper compares with, a tenth both ways:
   the server cuts its mean and its own residual as clients do, C = cut(A + mean), A <- A + mean - C, x <- x - C, and a
-  client that delivered gets C at the end of its round. A client that was away first downloads the new values of all
+  client that delivered gets C at the end of its round. A client that was absent first downloads the new values of all
   entries that the missed C touched, or the model, whichever is smaller.
 """
 
@@ -75,7 +75,7 @@ class FedSCRHyper(LocalTraining):
         default="normalized", description="sums of magnitudes over the tensor's largest, or raw sums"
     )
     downlink: Literal["dense", "structured"] = Field(
-        default="dense", description="what comes down: the model, or filters and channels of its change"
+        default="dense", description="what the server sends: the model, or filters and channels of its change"
     )
     adaptive: bool = Field(default=False, description="each client's threshold follows its divergence and significance")
     divergence_factor: float = Field(

@@ -3,7 +3,7 @@ Data, IEEE TNNLS 2019, Algorithm 2.
 
 Client: A_i += delta_i, C_i = STC(A_i), A_i -= C_i. Server: A += mean of C_i, C = STC(A), A -= C, x -= C. STC keeps the
 largest entries as signs times one magnitude (compress/ternary.py); the rest stays in the residuals, on both sides.
-A client that delivered gets C at the end of its round. One that was away for s rounds first downloads what it missed.
+A client that delivered gets C at the end of its round. One that was absent for s rounds first downloads what it missed.
 
 - Clients and server start from the common x^0, made from the seed, so round 0 begins without a download.
 - The missed broadcasts (the paper's partial sum) are sent in the cheapest of three forms: the s broadcasts as they

@@ -60,7 +60,7 @@ class FetchSGDServer(ModelState):
 
     momentum: Tensor  # U
     error: Tensor  # E
-    step: Tree  # the last Delta, which goes down next
+    step: Tree  # the last Delta, which the server sends next
 
 
 class FetchSGD(SteppingServer, on_device=True):

@@ -15,8 +15,8 @@ Server: x^j <- x^j - sum_{j_i = j} w_i delta_i / sum_{j_i = j} w_i, with w_i by 
   `clients.work` sees a share of it.
 - A client, also an unseen one, is evaluated on its test split with the model that it chooses on its train split. The
   authors' code chooses by the test loss, which is a leak. No model is global, so nothing is `pooled`.
-- A model that nobody chose, or of which nothing arrived, does not change. Clients keep no state, so a client that was
-  away, or whose upload was lost, chooses anew.
+- A model that no client chose, or for which nothing arrived, does not change. Clients keep no state, so a client that
+  was absent, or whose upload was lost, chooses again.
 - Recorded for every client: `ifca/cluster`, j_i counted from 0.
 """
 
@@ -83,7 +83,7 @@ class IFCA(GradientMethod, ModelServer, on_device=True):
         return Plan(stages=(*self.eval_stages(round), self.hyper.stage(round)))
 
     def eval_stages(self, round: int) -> tuple[Stage, ...]:
-        # The batch size limits the memory; it does not change the losses' sum but for rounding.
+        # The batch size limits the memory; it does not change the losses' sum except by rounding.
         return (Stage("choose", epochs=1, batch_size=1000),)
 
     def gradients_per_example(self, stage: Stage, ctx: Context) -> float:

@@ -1,5 +1,5 @@
 """L2GD: Hanzely, Richtarik, Federated Learning of a Mixture of Global and Local Models, 2020, Algorithm 1; with
-compressors on the wire compressed L2GD, Bergou, Burlachenko, Dutta, Richtarik, Personalized Federated Learning with
+compressed messages compressed L2GD, Bergou, Burlachenko, Dutta, Richtarik, Personalized Federated Learning with
 Communication Compression, 2022. Also in WEN Hao's slides.
 
 min over all x_i of (1/n) sum_i f_i(x_i) + (lam / 2n) sum_i ||x_i - xbar||^2. A round is one iteration, by a coin that

@@ -23,7 +23,7 @@ from rayfl.methods.shared.accuracy_gate import GateHyper, Lottery, LotteryCarry,
 
 
 class LotteryDSGDHyper(GateHyper):
-    """Hyper-parameters of LotteryDSGD: MCE-PL's learning rate; the rest is LotteryFL's but for the batch size."""
+    """Hyper-parameters of LotteryDSGD: MCE-PL's learning rate; the rest is LotteryFL's except the batch size."""
 
     lr: float = Field(default=0.1, gt=0, description="client learning rate")
 

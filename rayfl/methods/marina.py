@@ -8,9 +8,9 @@ first round, g = grad f(x^0), is uncompressed. Q is unbiased; g is not.
 - p is 1 / (1 + omega) of the uplink unless given (k / d for rand-k); an uplink without omega demands it. gamma at most
   1 / (L (1 + sqrt((1 - p) omega / (p n)))) with L^2 = mean_i L_i^2; under strong convexity with
   2 (1 - p) omega / (p n) under the root, and at most p / (2 mu).
-- A client remembers the x that it last received, so 4P bytes come down a round. It computes one gradient, or two at
-  two points on the same examples: the whole train split (batch_size = 0), or one minibatch, with which the
-  uncompressed gradients are those of a minibatch too.
+- A client remembers the x that it last received, so it downloads only 4P bytes per round. It computes one gradient, or
+  two at two points on the same examples: the whole train split (batch_size = 0), or one minibatch. With minibatches the
+  uncompressed gradients, too, are those of a minibatch.
 - The theory needs all clients in every round. If clients are absent, means are over those who delivered, and a client
   that missed the last round, whose old x is not the server's, sends nothing in a round of differences. After a round in
   which nothing arrived, x has not changed and the next round is uncompressed, whatever the coin says.

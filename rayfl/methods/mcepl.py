@@ -21,7 +21,7 @@ Where the paper is silent, or the authors' code differs:
 - Biases exist in linear layers, as in the code; they stay at their initial values, like everything of one dimension.
 - The paper's weights are uniform in [-1, 1] in its section V-A (`weight_init="uniform"`), and not described elsewhere;
   by default they are the model's initial ones. A masked layer carries less of a signal: `weight_scale` makes up for it
-  (PyTorch's default initial values want about sqrt(6 / r) before a ReLU), 3 by default. lr is 1 in the paper, 0.3 here.
+  (PyTorch's default initial values need about sqrt(6 / r) before a ReLU), 3 by default. lr is 1 in the paper, 0.3 here.
 - The code: `fc_retention_ratio=0.9 fil=0 lasso=0 weight_decay=5e-4 lr=10 weight_scale=1`.
 - The paper bills one bit per entry, as is sent (comm/link_megabytes); the code's counter has a bit for each
   one in the mask (comm/link_ones_megabytes).

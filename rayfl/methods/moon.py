@@ -10,7 +10,7 @@ l_con = -log(e^{s_g / T} / (e^{s_g / T} + e^{s_p / T})) = log(1 + e^{(s_p - s_g)
   the model: `mlp` with `hidden = [200, 256]` has a projection of 256 units. Only classifiers have representations.
 - z_g and z_p have no gradient and are computed in evaluation mode. Norms below 1e-8 count as 1e-8.
 - In round 0 z_g = z_p, so l_con is log 2 with gradient 0, and the round equals FedAvg's bit for bit.
-- A client that is away, or whose upload is lost, keeps its prev_i.
+- A client that is absent, or whose upload is lost, keeps its prev_i.
 - Three forward passes and one backward pass cost 5/3 of FedAvg's operations. Messages are those of FedAvg.
 - The recorded training loss is f_i + mu l_con. The paper has mu = 5, 10 and 1 for CIFAR-10, CIFAR-100 and
   Tiny-ImageNet, and its code 1 by default.

@@ -1,6 +1,6 @@
 """par-weipru: peers average pruned real weights entry by entry; Tian et al., MCE-PL, section V-C.
 
-As avr-weipru (our decisions stand there), but the mean of an entry runs over the peers where it is not zero,
+As avr-weipru (see there for our decisions), but the mean of an entry runs over the peers where it is not zero,
 "partially averaging": entries that others have pruned do not shrink it.
 """
 

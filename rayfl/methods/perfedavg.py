@@ -39,7 +39,7 @@ ADAPT = "adapt"
 
 
 class PerFedAvgHyper(LocalTraining):
-    """Hyper-parameters of Per-FedAvg, with the values of pFedMe's comparison but for the step sizes."""
+    """Hyper-parameters of Per-FedAvg, with the values of pFedMe's comparison except the step sizes."""
 
     lr: float = Field(default=0.03, gt=0, description="step size of a local step, beta")
     default_steps = 20

@@ -6,7 +6,7 @@ by K gradient steps on it, and moves w:
 
 theta <- theta - personal_lr (g(theta; D_r) + lam (theta - w)), K times;   w <- w - eta lam (w - theta), eta = lr.
 
-w starts from the x that came down, theta too, and theta goes on from step to step. Server: x <- (1 - beta) x + beta
+w and theta start from the received x; theta is kept from step to step. Server: x <- (1 - beta) x + beta
 mean_S w_{i,R}, with S sampled. All clients download and train in every round, and only those of S upload.
 
 - Step sizes: eta lam is below 1, or w would go past theta. A step multiplies theta's distance from the minimiser by
@@ -47,7 +47,7 @@ from rayfl.methods.shared.local_training import NOT_PLAIN, LocalCarry, LocalTrai
 
 
 class PFedMeHyper(LocalTraining):
-    """Hyper-parameters of pFedMe, with the paper's values for MNIST but for personal_lr."""
+    """Hyper-parameters of pFedMe, with the paper's values for MNIST except personal_lr."""
 
     lr: float = Field(default=0.005, gt=0, description="step size of w, eta")
     default_steps = 20

@@ -58,7 +58,7 @@ class SignSGDServer(ExchangedModel):
 
 
 class SignSGD(DistributedGradient, ExchangedModelServer, on_device=True):
-    """Signs go up, and the majority of each sign comes back."""
+    """Clients send signs, and the server sends back the majority of each."""
 
     hyper: SignSGDHyper
     paper = "Bernstein et al., signSGD, ICML 2018 (majority vote, Signum)"

@@ -73,5 +73,5 @@ class R2(Metric):
 
 
 def differences(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Predictions minus targets, float64; an output [batch, 1] may stand for targets [batch]."""
+    """Predictions minus targets, float64; outputs [batch, 1] are taken as [batch] if the targets are [batch]."""
     return outputs.double().reshape(targets.shape) - targets.double()

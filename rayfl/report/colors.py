@@ -39,7 +39,7 @@ DARK = {
 """The page's colours by the names of its CSS variables; c0 to c6 are those of series."""
 NUM_COLORS = 7
 _BORDERS = ("solid", "dashed", "dotted", "double")
-"""The borders that stand for the four dashes of lines: CSS has no line of dashes and dots."""
+"""The borders in place of the four dashes of lines: CSS has no line of dashes and dots."""
 
 
 class Key(NamedTuple):

@@ -12,7 +12,7 @@ from rayfl.run_directory.disk import is_locked
 from rayfl.run_directory.record import Run, read_run
 
 State = Literal["finished", "running", "stopped", "unfinished", "damaged"]
-"""`unfinished`: a copy in object storage, which does not say whether a process goes on with the run."""
+"""`unfinished`: a copy in object storage, which does not say whether a process is continuing the run."""
 PLACES = ("pooled", "own", "unseen")
 """The models that a list of runs shows: the global one, the clients', and those of clients that no round asks."""
 _DEPTH = 3

@@ -99,9 +99,9 @@ def check_graph(setup: Setup, topology: Topology, name: str) -> None:
     ):
         raise RayflError(
             f"={topology.name!r}, weights={topology.weights!r}{away} do not fit {name}, whose mixing matrix must be "
-            f"symmetric{', and the same in all rounds' if method.needs_everyone else ' whoever is away'}; take "
-            "weights='metropolis' and a graph such as ring, whose links go both ways"
-            + (" and stay, with all clients in every round" if method.needs_everyone else ""),
+            f"symmetric{', and the same in all rounds' if method.needs_everyone else ' whichever peers are absent'}; "
+            "take weights='metropolis' and a graph such as ring, whose links go both ways"
+            + (" and do not change, with all clients in every round" if method.needs_everyone else ""),
             ("topology",),
         )
 
@@ -130,7 +130,7 @@ def check_schedule(setup: Setup, name: str) -> None:
         why = "its server does not subtract a mean of differences from a model (difference)"
         raise RayflError(f"{cannot} {name}: {why}; take fedavg or fedprox", key)
     if clients.take_first is not None:
-        raise RayflError(f"{cannot} clients.take_first, as nobody waits for the slowest; remove it", key)
+        raise RayflError(f"{cannot} clients.take_first, as the server does not wait for the slowest; remove it", key)
     if setup.downlink != Dense():
         raise RayflError(f"{cannot} a compressed downlink, as clients hold models of several versions; remove it", key)
     candidates = checked(setup.selection.candidates, "clients, by their numbers", lambda found: len(found) >= 0)

@@ -85,7 +85,7 @@ def learn(round: Round) -> None:
         if selection.hears_losses and result.fate == "delivered":
             if (loss := result.metrics.get(LOSS)) is None:
                 name = type(setup.method).__name__
-                raise RayflError(f" {selection.name!r} hears {LOSS}, which {name} does not report", KEY)
+                raise RayflError(f" {selection.name!r} needs {LOSS}, which {name} does not report", KEY)
             result = ledger.results[client] = replace(result, billed_bits=result.billed_bits + REPORT_BITS)
         answers.append(Answer(client, traits.num_examples, loss, arrival_s(traits, result)))
     observed = checked(selection.observe, *A_STATE)(round.run_state.selection, round.number, answers)

@@ -53,7 +53,7 @@ from rayfl.rounds.worker_jobs import (
 
 HUGE_BYTES = 1 << 29
 """Above this size of a model each client begins with a trimmed heap: the allocator's holes between tensors can take as
-much as two more models. To touch a gigabyte anew takes about half a second."""
+much as two more models. To touch a gigabyte for the first time takes about half a second."""
 
 
 class Worker:

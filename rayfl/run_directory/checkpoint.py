@@ -88,7 +88,7 @@ def save(
 
     `num_rows`: the rows that each table of the records has so far; `load` compares them. `identity`: that of the setup.
     `before`: an earlier checkpoint of the same play of the run: what has not changed since is not written again.
-    If writing fails, log why; the earlier checkpoints stay as they were, and the run goes on without this one.
+    If writing fails, log why; the earlier checkpoints stay as they were, and the run continues without this one.
     """
     earlier = [found for found in checkpoints(directory) if found < run_state.round]
     try:
@@ -109,7 +109,7 @@ def save(
         return Saved(place, run_state.round, held, manifest.files, {name: stamp(place / name) for name in held})
     except OSError as error:
         log.warning(
-            "no checkpoint before round %d, because %s cannot be written to (%s); the run goes on, and would resume "
+            "no checkpoint before round %d, because %s cannot be written to (%s); the run continues, and would resume "
             "from %s",
             run_state.round,
             directory,

@@ -1,4 +1,4 @@
-"""The copy of a run in object storage: kept up to date while the run goes on, and fetched to resume or read it.
+"""The copy of a run in object storage: kept up to date during the run, and fetched to resume or read it.
 
 If copying is interrupted, the copy is still a run that can be resumed: a checkpoint comes after the records that it
 relies on, and its manifest after its other files. Only changed files are copied. Only a run's own files are written or
@@ -115,7 +115,7 @@ def mirrored(directory: Path, storage: Storage) -> Iterator[Callable[[], None]]:
             copies.update()
         except OSError as error:
             log.warning(
-                "%s cannot be written to (%s): the run goes on in %s, and copying is tried again at the next "
+                "%s cannot be written to (%s): the run continues in %s, and copying is tried again at the next "
                 "checkpoint",
                 storage.url,
                 error,

@@ -44,8 +44,8 @@ def play_run(
     are dropped. stopping: asked after each round; if it returns true, a checkpoint is saved and `Stopped` raised.
     hurrying: asked after each round; if it returns true, a checkpoint is saved.
 
-    The log says from which checkpoint a resumed run goes on, which checkpoints are damaged or could not be written, and
-    which trackers failed. Raise DiskError if the records or the models cannot be written.
+    The log says from which checkpoint a resumed run continues, which checkpoints are damaged or could not be written,
+    and which trackers failed. Raise DiskError if the records or the models cannot be written.
     """
     checkpoints = checkpoints or checkpoint.Checkpoints(every=0)
     run_state, earlier = recalled(setup, executor, directory) if resumed else (None, None)

@@ -88,7 +88,7 @@ def require_no_links(directory: Path) -> None:
 def _entries(directory: Path) -> Iterator[tuple[Path, stat_result]]:
     """Everything in a directory and below, outermost first; links are not followed."""
     for entry in sorted(directory.iterdir()):
-        # A run that goes on may have removed it since.
+        # A run that is still going may have removed it since.
         with suppress(FileNotFoundError):
             status = entry.lstat()
             yield entry, status

@@ -33,7 +33,7 @@ PART = Part(
     },
 )
 CONSTANTS = "constants"
-"""Where a client's number stands in the keys of personal models: the parameters and buffers that all have in common."""
+"""In the keys of personal models, in place of a client's number: parameters and buffers that all clients share."""
 MODEL_BYTES = 128 << 20
 """A file of final models is closed when it is larger."""
 

@@ -86,7 +86,7 @@ class Tracking(AbstractContextManager["Tracking"]):
         # Trackers raise errors of many libraries, and none of them is worth a run.
         except Exception as error:  # noqa: BLE001
             log.warning(
-                "tracker %s has failed and is not used any more (%s); the run goes on, and its records are complete",
+                "tracker %s has failed and is not used any more (%s); the run continues, and its records are complete",
                 name,
                 " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST_REASON],
             )

@@ -10,7 +10,7 @@ class Asynchronous(Flying):
 
     x_i is the client's model after its training. In `rayfl` clients send delta_i = x_v - x_i, where x_v is the model of
     the version v with which they began, so the server subtracts a (delta_i + x - x_v). `clients.per_round` clients are
-    under way. The paper's local objective has a proximal term, which the method `fedprox` adds.
+    at work. The paper's local objective has a proximal term, which the method `fedprox` adds.
     """
 
     name = "asynchronous"

@@ -1,4 +1,4 @@
-"""A graph over peers from a file: who receives from whom.
+"""A graph over peers from a file: which peers receive from which.
 
 - `.npy`: an array of numbers or booleans; nothing pickled is read.
 - any other ending: text with values between spaces or commas, without what follows a # in a line.

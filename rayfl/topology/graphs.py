@@ -133,7 +133,7 @@ class OnePeerExponential(SparseTopology):
 
 
 class FullyConnected(Topology):
-    """Everyone exchanges with everyone."""
+    """All peers exchange with all others."""
 
     name = "fully-connected"
 

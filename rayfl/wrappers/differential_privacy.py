@@ -67,7 +67,7 @@ class Private(Clip):
         require_uniform_weights(self.name, setup.method)
         selection = setup.selection
         if selection.hears_losses or type(selection).candidates is not Selection.candidates:
-            raise self.broken(f"selection={selection.name!r} hears losses in the clear; take 'poisson'")
+            raise self.broken(f"selection={selection.name!r} gets losses without noise; take 'poisson'")
 
     def broken(self, why: str) -> RayflError:
         """The error for an experiment that would not be private."""
@@ -76,7 +76,7 @@ class Private(Clip):
 
 class CentralDP(Private):
     """The server adds noise of standard deviation z S to the sum of messages of norm at most S, and divides by the
-    expected number of clients. It does so in every round, even if nobody is asked.
+    expected number of clients. It does so in every round, even if no client is selected.
 
     `privacy/epsilon` of a round covers all rounds so far, and compares two experiments of which one has one client
     more. Clients that drop out do not change it. All messages of a client are clipped and get noise together.

@@ -107,7 +107,7 @@ def test_a_link_costs_one_compressed_model_each_way(name: str, bits: int):
     [
         (
             {"clients": {"dropout_before_download": 0.1}},
-            ["topology", "weights='uniform'", "whoever is away", "metropolis"],
+            ["topology", "weights='uniform'", "whichever peers are absent", "metropolis"],
         ),
         ({"topology": RandomNeighbours(degree=2)}, ["topology", "random", "symmetric"]),
         ({"topology": Exponential()}, ["topology", "exponential", "symmetric"]),

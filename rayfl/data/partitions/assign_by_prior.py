@@ -1,6 +1,6 @@
 """Assign labelled samples to clients by each client's label prior, without replacement.
 
-The process follows the code of Dis-PFL: a random client that still wants samples draws a label from its prior, among
+The process follows the code of Dis-PFL: a random client that still needs samples draws a label from its prior, among
 the labels with samples left, and takes a random sample with this label; this is repeated. Here the process is
 vectorised: all requests are drawn at once, and only those that came too late for their label are drawn again.
 """
@@ -18,9 +18,9 @@ def assign_by_prior(
 ) -> Shards:
     """Give each client samples by its label prior.
 
-    labels: int64 [num_samples]; priors: [num_clients, num_classes], in any scale; sizes: how many samples each client
-    wants, int64 [num_clients]. A label that has run out is left out of the priors from then on; a client whose
-    labels have all run out (prior 0 on the rest) ends with fewer samples than it wants.
+    labels: int64 [num_samples]; priors: [num_clients, num_classes], in any scale; sizes: the number of samples for each
+    client, int64 [num_clients]. A label that has run out is left out of the priors from then on; a client whose
+    labels have all run out (prior 0 on the rest) gets fewer samples.
     """
     num_clients, num_classes = priors.shape
     supply = np.bincount(labels, minlength=num_classes)

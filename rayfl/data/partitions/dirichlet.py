@@ -63,9 +63,9 @@ class SharedGroups(DirichletClient):
 class DirichletSizes(ByClass):
     """Label priors from Dirichlet(alpha) and log-normal sizes (Chen et al., Elastic Aggregation, CVPR 2023).
 
-    Client i wants n_i ~ LogNormal(log(n / num_clients), sigma) samples, scaled to n in all; sigma=0 is balanced, 0.3
-    is what Elastic calls unbalanced. The test samples are assigned likewise, with the same priors and proportions, so
-    the clients' test splits are disjoint and use every test sample.
+    Client i is to get n_i ~ LogNormal(log(n / num_clients), sigma) samples, scaled to n in total; sigma=0 is balanced,
+    0.3 is what Elastic calls unbalanced. The test samples are assigned with the same priors and proportions, so the
+    clients' test splits are disjoint and use every test sample.
     """
 
     name = "dirichlet-sizes"

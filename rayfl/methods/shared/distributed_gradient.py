@@ -1,4 +1,4 @@
-"""Distributed gradient methods: a client's round is one gradient at the point that came down, sent compressed.
+"""Distributed gradient methods: a client's round is one gradient at the received point, sent compressed.
 
 There is no local training: only the server moves. The gradient is that of f_i(x) + l2 / 2 ||x||^2 on the client's
 whole train split (batch_size = 0, as the theory of these methods needs), or on one minibatch per round.

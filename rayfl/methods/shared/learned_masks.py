@@ -28,7 +28,7 @@ WeightInit = Literal["model", "uniform", "signed_constant", "kaiming"]
 class HiddenMaskHyper(MaskedPeerHyper):
     """Hyper-parameters of methods that learn masks; a round is one minibatch.
 
-    MCE-PL's values, but for its lr = 1 with the model's own weights, which stays at chance on convolutional networks.
+    MCE-PL's values, except its lr = 1 with the model's own weights, which stays at chance on convolutional networks.
     In 30 rounds of the demo's data (digits, 20 peers on a ring, seed 1) own/accuracy of `mcepl` is 0.643 with these
     and 0.886 with the defaults, of `ind_mask` 0.610 and 0.863.
     """

@@ -195,7 +195,7 @@ class LocalTraining(LocalWork):
 class GradientMethod(Method):
     """A client that runs optimizer steps on its own examples.
 
-    By default it starts from the model that came down as "model", else from its own. Subclasses say what it sends
+    By default it starts from the received "model", else from its own model. Subclasses say what it sends
     (`finish`).
     """
 

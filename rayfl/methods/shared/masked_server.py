@@ -1,7 +1,7 @@
 """A server of one model, of which each client keeps the part under its mask.
 
 It sends each client the entries of its mask and averages every entry over the clients that sent it. Both ends remember
-the mask, so that positions cross the wire in the rounds in which a client has changed it, and in no other.
+the mask, so that positions are sent only in the rounds in which a client has changed it.
 """
 
 import torch
@@ -29,7 +29,7 @@ WEIGHTS = "weights"
 
 
 class MaskedServer(Method, KeptModel):
-    """x becomes the mean over the clients that hold an entry; an entry that nobody held stays unchanged.
+    """Each entry of x becomes the mean over the clients that keep it; an entry that no client keeps does not change.
 
     A client's model is x under its mask, and after local training the one that it has trained.
     """

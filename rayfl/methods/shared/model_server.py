@@ -15,7 +15,7 @@ class Exchanges(TypedDict):
 
 
 class CountedExchanges(ServerHalf):
-    """A server with rounds in which nothing crosses the wire, and clients that may miss an exchange.
+    """A server with rounds in which nothing is sent, and clients that may miss an exchange.
 
     Clients get their model in reply, in the round of the exchange, and download it later only if they missed one.
     `update` counts the exchanges. Down: the model as "model"; a subclass may reply with less.

@@ -25,7 +25,7 @@ from rayfl.methods.shared.masked_peer import MaskedPeer, MaskedPeerHyper
 class PrunedWeightsHyper(MaskedPeerHyper):
     """Hyper-parameters of methods that prune real weights.
 
-    MCE-PL's values for unequal shares, but for its lr = 0.001: a round is one minibatch, so that this is meant for
+    MCE-PL's values for unequal shares, except its lr = 0.001: a round is one minibatch, so that this is meant for
     thousands of rounds. In 30 rounds of the demo's data (digits, 20 clients on a ring, seed 1) own/accuracy is 0.13 to
     0.16 with 0.001, and 0.89 with 0.3.
     """
