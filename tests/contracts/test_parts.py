@@ -33,7 +33,7 @@ def test_methods_keep_parts():
 
 def test_the_page_names_the_methods_that_keep_parts():
     page = (Path(__file__).resolve().parents[2] / "docs" / "how-to" / "parts.md").read_text(encoding="utf-8")
-    (listed,) = re.findall(r"by one gradient a step:(.*?), and elastic", page, flags=re.DOTALL)
+    (listed,) = re.findall(r"with one gradient per step:(.*?), and elastic", page, flags=re.DOTALL)
     named = re.findall(r"`(\w+)`", listed)
     assert sorted(named) == sorted(case.name for case in KEEPING if case.kind.gather)
 
