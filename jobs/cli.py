@@ -175,7 +175,7 @@ def _taking(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
 _RANKING = (
     click.option(
         "--metric",
-        help="The metric to compare by, as own/accuracy; default: the first, own/... if a method is personal.",
+        help="The metric to compare by, such as own/accuracy; default: the first, own/... if a method is personal.",
     ),
     click.option(
         "--last", type=int, help="Number of last evaluations whose mean is the smoothed final value; default: 3."
@@ -184,17 +184,20 @@ _RANKING = (
     click.option(
         "--values",
         metavar="NAME,...",
-        help="Numbers to show, as own/accuracy:best,comm/busiest_megabytes,rounds@0.8.",
+        help="Numbers to show, such as own/accuracy:best,comm/busiest_megabytes,rounds@0.8.",
     ),
 )
 _COMPARING = (
     *_RANKING,
     click.option(
-        "--target", type=float, multiple=True, help="Value whose cost in rounds and megabytes is compared, as 0.8."
+        "--target",
+        type=float,
+        multiple=True,
+        help="Value, such as 0.8; the rounds and megabytes to reach it are compared.",
     ),
 )
 _PIVOT = (
-    click.option("--rows", metavar="KEY", help="Swept setting of a table's rows, as method.lr, case or label."),
+    click.option("--rows", metavar="KEY", help="Swept setting of a table's rows, such as method.lr, case or label."),
     click.option("--columns", metavar="KEY", help="Swept setting of its columns; default: a column per value."),
     click.option("--baseline", metavar="ITEM", help="Row or column with which the others are compared, seed by seed."),
 )
@@ -322,9 +325,9 @@ def report(
     as_json: bool,
     **given: Any,
 ) -> None:
-    """Write a page about one run, or one that compares several. The directory of a sweep stands for all its runs.
+    """Write a page about one run, or one that compares several. The directory of a sweep means all its runs.
 
-    A URL, such as s3://bucket/runs/NAME, stands for the run there; the page is written to this machine.
+    DIRECTORIES may be URLs of runs, such as s3://bucket/runs/NAME; the page is written on this machine.
     """
     with Display("loading") as display:
         from jobs import looking

@@ -71,32 +71,32 @@ def _chosen_by(kind: Any) -> str:
 
 
 def where(method: type[Method]) -> str:
-    """Where messages meet: "peers" or "server"."""
+    """Which half of the interface a method implements: "peers" or "server"."""
     return "peers" if issubclass(method, PeerHalf) else "server"
 
 
 def facts(method: type[Method]) -> list[str]:
-    """Sentences on a method that an experiment's author must know."""
-    found = [f"Messages meet at the {where(method)}." if where(method) == "server" else "Peers exchange; no server."]
+    """What an experiment's author must know about a method, in sentences."""
+    found = ["Clients and a server." if where(method) == "server" else "Peers exchange messages, without a server."]
     if method.personalized:
         found.append("Every client ends with a model of its own.")
     found.append(for_newcomers(method))
     if method.needs_everyone:
-        found.append("It needs every client in every round: settings that keep one away are refused.")
+        found.append("It needs all clients in every round, and refuses settings by which clients can be absent.")
     if method.own_compression:
-        found.append("It encodes messages in its own way.")
+        found.append("It has its own encoding of messages.")
     if method.uses_graph or (issubclass(method, PeerHalf) and method.gather):
-        found.append("It takes a graph, the [`[topology]`](../topologies.md) table.")
+        found.append("It uses a graph, the [`[topology]`](../topologies.md) table.")
     if method.splits:
         shares = ", ".join(f"{share:g} of the train split ({split})" for split, share in method.splits.items())
-        found.append(f"It sets samples aside: {shares}; `[splits]` says otherwise.")
+        found.append(f"It sets samples aside: {shares}; `[splits]` changes the shares.")
     if method.honours_retention:
-        found.append("It follows `clients.retention_ratio`.")
+        found.append("It uses `clients.retention_ratio`.")
     if unused := method.unused(method.Hyper()):
         settings = ", ".join(f"`{key}`" for key in sorted(unused))
         found.append(f"It refuses {settings}: they [do nothing](../../how-to/settings.md) here.")
     if method.depends_on_num_rounds:
-        found.append("Its rounds depend on their number, so a run that has begun cannot be made longer.")
+        found.append("Its rounds depend on the number of rounds, so a run that has begun cannot be extended.")
     return found
 
 

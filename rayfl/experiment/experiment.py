@@ -122,7 +122,7 @@ class Output(Settings):
 
     directory: str = Field(
         default="runs",
-        description="folder for run directories; if a URL, such as s3://bucket/folder: runs/, and copied to the URL",
+        description="folder for run directories, or a URL (s3://bucket/folder), to which runs in runs/ are then copied",
     )
     report: bool = Field(default=True, description="write report.html at the end")
     save_models: bool = Field(default=True, description="save the final models")
@@ -146,7 +146,7 @@ NO_RATIO = (None, 0.1)
 class Experiment(Settings):
     """The whole description of a run; each table of the TOML file is a field."""
 
-    name: str = Field(default="experiment", description="names the run")
+    name: str = Field(default="experiment", description="name of the run")
     label: str | None = Field(default=None, min_length=1, description="the run's name in legends; default: name")
     swept: Mapping[str, str] = Field(
         default_factory=dict, description="the run's value of each swept key, which a sweep writes; tables use it"

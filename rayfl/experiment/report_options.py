@@ -45,7 +45,7 @@ class ReportOptions(Settings):
     last: int = Field(default=3, ge=1, description="number of last evaluations whose mean is the smoothed final value")
     metric: str | None = Field(
         default=None,
-        description="metric to compare by, as own/accuracy; default: the first one, own/... if a method is personal",
+        description="metric that ranks runs, such as own/accuracy; default: the first, own/... if a method is personal",
     )
     note: str | None = Field(
         default=None, description="sentence at the top of the page, such as how the runs' settings were chosen"
@@ -57,7 +57,7 @@ class ReportOptions(Settings):
     )
     mask_clients: tuple[int, ...] = Field(
         default=(),
-        description="clients whose masks the page of a run draws, as [2, 4, 6, 8]; default: the first",
+        description="clients whose masks the page of a run draws, such as [2, 4, 6, 8]; default: the first",
     )
 
     @property

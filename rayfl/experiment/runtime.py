@@ -40,7 +40,8 @@ class Runtime(Settings):
     )
     threads: int = Field(default=1, ge=1, le=1024, description="torch threads per actor")
     mixed: bool = Field(
-        default=False, description="let unlike machines work together; bits then depend on which machine does what"
+        default=False,
+        description="let machines of different kinds work together; the bits then depend on which machine does what",
     )
     engine: Literal["auto", "loop", "vmap"] = Field(
         default="auto", description="loop: clients one by one; vmap: several at once"

@@ -1,4 +1,4 @@
-"""Shares of right answers."""
+"""Shares of correct predictions."""
 
 import torch
 from pydantic import Field
@@ -8,8 +8,8 @@ from rayfl.metrics.base import PerExample, Targets, are_labels, sizes
 
 
 class Accuracy(PerExample):
-    """The share of right answers. For classes the answer is the largest logit; for yes-or-no labels a logit above 0
-    means yes."""
+    """The share of correct predictions. Of classes the one with the largest logit is predicted; of yes-or-no labels a
+    logit above 0 means yes."""
 
     name = "accuracy"
     unit = "%"

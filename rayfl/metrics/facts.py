@@ -26,7 +26,7 @@ class Facts(Settings):
 
     title: str
     meaning: str = Field(
-        default="", description='the beginning of a sentence on the value: "The share of right answers"'
+        default="", description='the beginning of a sentence on the value: "The share of correct predictions"'
     )
     unit: str = ""
     low: float | None = Field(default=None, description="the smallest value; None: there is none")
@@ -64,7 +64,7 @@ class Facts(Settings):
 
 ACCURACY = Facts(
     title="Accuracy",
-    meaning="The share of right answers",
+    meaning="The share of correct predictions",
     unit="%",
     low=0.0,
     high=1.0,

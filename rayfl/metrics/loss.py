@@ -34,7 +34,7 @@ class Loss(PerExample):
 
 
 class NegativeLogLikelihood(PerExample):
-    """The mean negative log-likelihood of the right answers (cross-entropy), over classes, tokens or labels."""
+    """The mean negative log-likelihood of the true labels (cross-entropy), over classes, tokens or labels."""
 
     name = "nll"
     title = "Negative log-likelihood"

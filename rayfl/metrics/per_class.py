@@ -53,7 +53,7 @@ class Recall(PerClass):
 
 
 class Precision(PerClass):
-    """The share of right answers among the predictions of a class, as the mean over the classes that are predicted.
+    """The share of a class's predictions that are correct, as the mean over the classes that are predicted.
 
     Parts: the precision of each class, precision/CLASS.
     """

@@ -51,12 +51,18 @@ class Clients(Settings):
         description="share of the clients that take part in no round and are evaluated as new clients; per_round and "
         "fraction do not count them",
     )
-    dropout_before_download: float = Field(default=0.0, ge=0, lt=1, description="chance to vanish before the download")
-    dropout_after_download: float = Field(default=0.0, ge=0, lt=1, description="chance to vanish without any work")
-    dropout_after_training: float = Field(
-        default=0.0, ge=0, lt=1, description="chance to vanish with the trained update"
+    dropout_before_download: float = Field(
+        default=0.0, ge=0, lt=1, description="probability to vanish before the download"
     )
-    upload_loss: float = Field(default=0.0, ge=0, lt=1, description="chance that an update is sent and never arrives")
+    dropout_after_download: float = Field(
+        default=0.0, ge=0, lt=1, description="probability to vanish after the download, before any work"
+    )
+    dropout_after_training: float = Field(
+        default=0.0, ge=0, lt=1, description="probability to vanish after training, before the upload"
+    )
+    upload_loss: float = Field(
+        default=0.0, ge=0, lt=1, description="probability that an update is sent and never arrives"
+    )
     availability: Availability | None = Field(
         default=None,
         description="which clients can be selected: at random, by time of day or from a file; default: all",
@@ -64,21 +70,21 @@ class Clients(Settings):
     availability_s: float = Field(
         default=60.0,
         gt=0,
-        description="simulated seconds of one round of availability, with a schedule that is not in rounds",
+        description="simulated seconds that count as one round of availability, with an asynchronous schedule",
     )
     retention_ratio: Shares | None = Field(
         default=None,
         description="share of the model that a client keeps or sends, r_i; default: set by method or uplink",
     )
     examples_per_s: Speeds = Field(
-        default=1000.0, description="training speed: gradients of one example a second, through the whole model"
+        default=1000.0, description="training speed: gradients of one example per second, of the whole model"
     )
     sparse_speedup: bool = Field(
         default=False,
-        description="training under a mask takes time for the kept operations alone, as on sparse hardware",
+        description="training under a mask takes time only for the operations under the mask, as on sparse hardware",
     )
-    uplink_mbps: Speeds = Field(default=10.0, description="megabits (1e6) a second from the client")
-    downlink_mbps: Speeds = Field(default=50.0, description="megabits (1e6) a second to the client")
+    uplink_mbps: Speeds = Field(default=10.0, description="megabits (1e6) per second from the client")
+    downlink_mbps: Speeds = Field(default=50.0, description="megabits (1e6) per second to the client")
 
     deadline_s: float | None = Field(
         default=None, gt=0, description="simulated seconds after which the server stops waiting for clients"

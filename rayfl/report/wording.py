@@ -12,11 +12,11 @@ PLUS_MINUS = "\u00b1"
 PLACES = {
     "pooled": (
         "Shared model, pooled test set",
-        "the model that the server holds, on test data of all clients together",
+        "the global model, on test data of all clients together",
     ),
     "own": (
         "Own test data, after the exchange",
-        "each client's model as the exchange left it, before it trains on, on its own test data",
+        "each client's model after the exchange, before further training, on its own test data",
     ),
     "own_after_training": (
         "Own test data, after local training",
@@ -36,15 +36,15 @@ PLACES = {
     ),
     "pooled_train": (
         "Shared model, training data of all clients",
-        "the model that the server holds, on the training examples of all clients",
+        "the global model, on the training examples of all clients",
     ),
     "own_train": (
         "Own training data, after the exchange",
-        "each client's model as the exchange left it, on the examples that it trains on",
+        "each client's model after the exchange, on the examples with which the client trains",
     ),
     "own_train_after_training": (
         "Own training data, after local training",
-        "each client's model right after local training, on what it trained on",
+        "each client's model right after local training, on the examples with which the client trained",
     ),
     "unseen_train": (
         "Unseen clients, own training data",
@@ -56,7 +56,7 @@ PLACES = {
     ),
     "personal_pooled": (
         "Own models, pooled test set, after the exchange",
-        "each client's model as the exchange left it, on test data of all clients together",
+        "each client's model after the exchange, on test data of all clients together",
     ),
     "personal_pooled_after_training": (
         "Own models, pooled test set, after local training",
@@ -78,7 +78,7 @@ _METRICS = {
     "train/loss": MetricText(
         "Training loss",
         "mean per example",
-        "The distance between predictions and answers during training; it should fall.",
+        "The mean loss over the examples of local training; it should fall.",
     ),
     "correlation_distance": MetricText(
         "Correlation distance",
@@ -106,25 +106,25 @@ _METRICS = {
     "comm/mean_megabytes": MetricText(
         "Comm of a client",
         "MB per round",
-        "The mean Comm over peers or clients, up or down, whichever is more; it leaves out positions.",
+        "The mean Comm over peers or clients, up or down, whichever is more; positions do not count.",
     ),
     "comm/link_megabytes": MetricText(
         "Comm of a link as MCE-PL bills it",
         "MB per round",
-        "The price of a link in MCE-PL's paper: a bit for an entry of a mask, 4 bytes for a weight.",
+        "The cost of a link in MCE-PL's paper: one bit per entry of a mask, 4 bytes per weight.",
     ),
     "comm/link_ones_megabytes": MetricText(
         "Ones in a mask, in bits",
         "MB per round",
-        "The price of a link in the code of MCE-PL's authors: a bit for each one in a mask.",
+        "The cost of a link in the code of MCE-PL's authors: one bit for each 1 in a mask.",
     ),
     "flops/training": MetricText(
         "Operations of a client's training",
         "floating-point operations per round",
-        "Counted as in papers: three forward passes per example and gradient, of kept weights only.",
+        "As papers count: three forward passes per example and gradient (two for frozen weights), kept weights only.",
     ),
     "population/available": MetricText(
-        "Clients that could be reached", "clients", "How many clients were available when the round began."
+        "Available clients", "clients", "How many clients were available when the round began."
     ),
     "flight/staleness": MetricText(
         "Staleness of messages",
@@ -198,7 +198,7 @@ _METRICS = {
         "The norm of FedMGDA's combination of unit updates; if it is near 0, no direction helps all clients.",
     ),
     "marina/dense": MetricText(
-        "Rounds of whole gradients", "1: yes, 0: no", "Whether MARINA's clients sent uncompressed gradients."
+        "Rounds of uncompressed gradients", "1: yes, 0: no", "Whether MARINA's clients sent uncompressed gradients."
     ),
     "pfnm/hidden_neurons": MetricText(
         "Hidden neurons of the matched model",
@@ -206,7 +206,7 @@ _METRICS = {
         "The number of hidden neurons after PFNM has matched those of the clients.",
     ),
     "threshold": MetricText(
-        "Threshold of the updates", "", "FedSCR's limit below which a client's filters and channels are not sent."
+        "Threshold of the updates", "", "FedSCR's threshold below which a client's filters and channels are not sent."
     ),
 }
 _OVER_CLIENTS = {

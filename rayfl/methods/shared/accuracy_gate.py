@@ -89,7 +89,7 @@ class GatedPruning(GradientMethod):
         return super().descend(carry, loss, masks.masked(gradient, carry["mask"]), stage)
 
     def passes(self, carry: GatedCarry) -> bool:
-        """Whether the share of right answers is above the gate's; it is 0 if nothing was counted."""
+        """Whether the accuracy is above the gate's threshold; the accuracy is 0 if nothing was counted."""
         return float(carry["correct"]) / max(1.0, float(carry["evaluated"])) > self.hyper.min_accuracy
 
 
