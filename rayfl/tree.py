@@ -180,7 +180,7 @@ def num_bytes(arrays: Mapping[str, Any]) -> int:
 
 # Any: see State.
 def to_tensors(arrays: Arrays) -> dict[str, Any]:
-    """The inverse of `to_arrays`: aligned arrays are not copied, so nobody may write into the result."""
+    """The inverse of `to_arrays`: aligned arrays are not copied, so the result must not be changed."""
     return {name: _to_tensor(leaf) for name, leaf in arrays.items()}
 
 

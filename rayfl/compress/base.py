@@ -140,7 +140,7 @@ class Packet:
     def decode(self) -> Tree:
         """The tree that the receiver sees, in the encoded shapes: float32; bool for masks, float64 for counts.
 
-        Nobody may write into the tensors: those of a dense fp32 packet look at its buffers.
+        The tensors must not be changed: those of a dense fp32 packet are views of its buffers.
         """
         return self.codec.decode(self.parts)
 
@@ -153,7 +153,7 @@ class Packet:
         return self.codec.support(self.parts)
 
     def presence(self) -> Tree:
-        """`support` in float32: 1 where an entry was sent, else 0. Nobody may write into the tensors."""
+        """`support` in float32: 1 where an entry was sent, else 0. The tensors must not be changed."""
         # Through numpy: torch takes ten times as long to turn booleans into numbers.
         masks = {name: mask.numpy() for name, mask in self.support().items()}
         return {name: torch.from_numpy(mask.view(np.uint8).astype(np.float32)) for name, mask in masks.items()}

@@ -42,7 +42,7 @@ class DenseCodec(WholeTensorCodec):
 class UnwrittenDense(Packet):
     """A dense fp32 packet of a tree of finite numbers on a GPU; its buffers are made only if somebody reads them.
 
-    The tree is added up on the GPU. Nobody may write into it while the packet lives.
+    The tree is added up on the GPU. It must not be changed while the packet exists.
     """
 
     like: Tree
@@ -189,7 +189,7 @@ def refuse_infinite(x: Tree) -> None:
 class Dense(Quantizer, on_device=True):
     """All entries as fp32, or rounded to nearest even as fp16 or bf16. float64 input is sent as float32.
 
-    fp32 copies nothing: the packet looks at the tensors, so nobody may write into them while it lives. Tensors
+    fp32 copies nothing: the packet refers to the tensors, which must not be changed while it exists. Tensors
     on a GPU stay there until somebody reads the buffers.
     The constants hold for numbers that are normal in float32 (|x| >= 2^-126) or zero.
     """

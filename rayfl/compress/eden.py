@@ -86,7 +86,7 @@ class Eden(Quantizer, on_device=True):
     0.571, 0.133, 0.036 or 0.0096 with 1 to 4 bits. Random signs and Hadamard matrices approximate a uniform rotation in
     long blocks, but are not one, so no omega is stated. "least": S = <z, q> / ||q||^2, which has the least error for
     this q (0.363 with one bit and a uniform rotation). It is biased: wrap it in feedback.
-    Bits: 64 for a seed, from which both ends draw the signs, 32 a block, and `bits` an entry, padding included, in
+    Bits: 64 for a seed, from which both ends draw the signs, 32 per block, and `bits` per entry, padding included, in
     whole bytes per tensor. Range: ValueError if S is too large for float32; decoded numbers are clipped to 3.4e38.
     Sources: Vargaftik, Ben-Basat, Portnoy, Mendelson, Ben-Itzhak, Mitzenmacher, "EDEN: Communication-Efficient and
     Robust Distributed Mean Estimation for Federated Learning", ICML 2022; the same, "DRIVE: One-bit Distributed Mean

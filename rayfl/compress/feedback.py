@@ -32,8 +32,8 @@ class Around(Compressor):
 class ErrorFeedback(Around, on_device=True):
     """p = x + e; C(p) is sent; e = p - C(p), with the inner compressor C and the memory e.
 
-    A memory of C's own is kept beside e. In an experiment: `{name = "feedback", inner = {name = "topk", keep_ratio =
-    0.1}}`.
+    If C has a memory of its own, it is kept together with e. In an experiment:
+    `{name = "feedback", inner = {name = "topk", keep_ratio = 0.1}}`.
     """
 
     name = "feedback"

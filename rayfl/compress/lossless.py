@@ -43,7 +43,7 @@ class Lossless(Around, on_device=True):
 
     The first bytes of all numbers come first, then all second bytes, and so on, since these resemble each other. A
     buffer that zlib does not make smaller is sent uncompressed. Bits: those of the new buffers, and 8 for each, which
-    name the type of its numbers and whether it is compressed. So they exceed those of `inner` by at most 8 a buffer;
+    name the type of its numbers and whether it is compressed. So they exceed those of `inner` by at most 8 per buffer;
     they depend on the build of zlib, which platform.json names. Memory and constants are those of `inner`.
     zlib (RFC 1950) is that of Python's standard library.
     """

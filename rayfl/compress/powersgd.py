@@ -25,7 +25,7 @@ class PowerSGD(Compressor, on_device=True):
 
     orth: QR in float64, the diagonal of R positive. `rank`: r, the columns of P [n, r] and Q [m, r]. The memory is Q,
     with which the next message begins; the first message, and a column that is 0, begin with standard normal numbers.
-    Bits: 32 r (n + m) a matrix. A tensor of one dimension or none, or with r (n + m) >= n m / 2, is sent whole.
+    Bits: 32 r (n + m) per matrix. A tensor of one dimension or none, or with r (n + m) >= n m / 2, is sent whole.
     ||C(M) - M||^2 = ||M||^2 - ||P^T M||^2 up to float32. So a matrix of rank r arrives unchanged, and if M is the same
     in every message, the error falls to that of the best approximation of rank r. No constant is stated, because M may
     be orthogonal to a Q that comes from another matrix. Biased: wrap it in feedback, whose error is kept beside Q.

@@ -60,7 +60,7 @@ class RandK(KeptShare, Sparsifier, on_device=True):
     of any tensor with scope "tensor"). False: a contraction in expectation with delta = k / n, biased: wrap it in
     feedback. 16-bit `values` round without regard to the mean, so no omega holds for them.
     `positions` "seed": a seed of 64 bits, drawn for each packet, from which the receiver draws the same positions:
-    8 bytes a packet and the values. "coded": the positions themselves, as `topk` sends them.
+    8 bytes per packet and the values. "coded": the positions themselves, as `topk` sends them.
     Sources: Stich, Cordonnier, Jaggi, "Sparsified SGD with Memory", NeurIPS 2018, section 2 (unscaled); Wangni, Wang,
     Liu, Zhang, "Gradient Sparsification for Communication-Efficient Distributed Optimization", NeurIPS 2018 (scaled;
     equal probabilities are the simplest case of theirs, here with a fixed number of entries).
@@ -133,11 +133,11 @@ class Bernoulli(Compressor, on_device=True):
 
     Bits: a flag of one byte in every packet (a bit would do, but buffers are whole bytes), and with probability p all
     entries as fp32, so 8 + 32 d p on average. A tree without tensors has no flag.
-    It has no single source: v times a Bernoulli variable over its mean. It skips sending at random, `lag` by a rule.
+    No single source: v times a Bernoulli variable divided by its mean. It skips messages at random, `lag` by a rule.
     """
 
     name = "bernoulli"
-    probability: float = Field(default=0.5, gt=0, le=1, description="chance that anything is sent, p")
+    probability: float = Field(default=0.5, gt=0, le=1, description="probability that the tree is sent, p")
 
     def encode(self, x: Tree, memory: Tree, generator: np.random.Generator) -> tuple[Packet, Tree]:
         """One draw. ValueError on NaN and infinity, and if v / p is sent and too large for float32."""

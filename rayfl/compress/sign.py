@@ -39,8 +39,8 @@ class SignCodec(WholeTensorCodec):
 class ScaledSign(Quantizer, on_device=True):
     """(||v||_1 / d) sign(v) of each tensor of d entries, with sign(0) = +1; zeros where the whole tensor is zero.
 
-    A contraction with delta = ||v||_1^2 / (d ||v||_2^2) >= 1 / d; d bits, in whole bytes, and 32 a tensor. The constant
-    holds where the scale is a normal float32 (at least 2^-126) or zero.
+    A contraction with delta = ||v||_1^2 / (d ||v||_2^2) >= 1 / d. The constant holds if the scale is a normal float32
+    (at least 2^-126) or zero. Bits: d, in whole bytes, and 32 per tensor.
     Source: Karimireddy, Rebjock, Stich, Jaggi, "Error Feedback Fixes SignSGD and other Gradient Compression Schemes",
     ICML 2019, section 4 and lemma 8; scale and sign after Bernstein et al., "signSGD", ICML 2018.
     """
@@ -79,7 +79,7 @@ class OneBit(Quantizer, on_device=True):
 
     Groups are the paper's columns of a weight matrix, read as the entries that feed one output unit: the slices along
     the first dimension of tensors of two or more (torch's rows and filters); a tensor of one dimension or none is one
-    group. A sign that does not occur in a group has mean 0. d bits, in whole bytes, and 64 a group.
+    group. A sign that does not occur in a group has mean 0. d bits, in whole bytes, and 64 per group.
     The projection on the vectors constant on each sign of each group, so a contraction with
     delta = sum of (n+ mu+^2 + n- mu-^2) / ||v||^2 >= 1 / d for groups of d entries, where the means are normal float32.
     Source: Seide, Fu, Droppo, Li, Yu, "1-Bit Stochastic Gradient Descent and its Application to Data-Parallel

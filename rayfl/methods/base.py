@@ -71,7 +71,7 @@ class Method(Kind, ABC):
     personalized: bool = False
     """Whether a client's model differs from the server's: evaluation then needs every client's state."""
     depends_on_num_rounds: ClassVar[bool] = False
-    """Whether a round depends on `Context.num_rounds`: a run that has begun then cannot be made longer."""
+    """Whether a round depends on `Context.num_rounds`: a run that has begun then cannot be extended."""
     splits: Mapping[str, float] = {}
     """Further splits that the method needs, with the default share of the train split: {"validation": 0.2}."""
     gather: Mapping[str, Gather] = {}
@@ -374,7 +374,7 @@ class PeerHalf:
     symmetric: ClassVar[bool] = False
     """Whether the mixing matrix must be symmetric, to keep the mean; with `needs_everyone`, the same in all rounds."""
     evaluated_from_mean: bool = False
-    """Whether `eval_begin` gets the mean of all peers' models, which no peer could know (an oracle)."""
+    """Whether `eval_begin` gets the mean of all peers' models, which no peer knows in reality."""
 
     def mix(self, state: State, received: Received, ctx: Context) -> State:
         """The new state after the exchange; the same state by default. `received` is empty for an absent peer."""
