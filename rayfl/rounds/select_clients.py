@@ -74,7 +74,7 @@ def poll(round: Round, candidates: Sequence[int]) -> dict[int, float]:
 
 
 def learn(round: Round) -> None:
-    """Bill the poll and the reports of this round, and let the selection observe those who were asked."""
+    """Bill the poll and the reports of this round, and let the selection observe the selected clients."""
     setup, ledger, selection = round.setup, round.ledger, round.setup.selection
     for client, one in ledger.polled.items():
         asked, traits = client in ledger.results, setup.population.traits(client)
@@ -109,8 +109,8 @@ def clients_named(
 
 
 def _with_poll(result: ClientResult, asked: bool, polled: ClientResult, traits: Traits) -> ClientResult:
-    """A client's result with the bill of its poll. A client that was then asked has downloaded the broadcast only once,
-    and the time of its poll lies before `begins_s`."""
+    """A client's result with the bill of its poll. A client that was then selected has downloaded the broadcast only
+    once, and the time of its poll lies before `begins_s`."""
     if not asked:
         return replace(polled, fate=result.fate, metrics={})
     return replace(

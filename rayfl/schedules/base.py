@@ -37,7 +37,7 @@ class Schedule(Choice):
     label = "schedule"
     package = "rayfl.schedules"
     in_rounds: ClassVar[bool] = False
-    """Whether the server works in rounds, and waits for all clients that it asked; the hooks are then not called."""
+    """Whether the server works in rounds, and waits for all selected clients; the hooks are then not called."""
     mixes_models: ClassVar[bool] = False
     """Whether an update moves the server's model towards those of clients, by `scale` (FedAsync). If False, the scaled
     messages are given to the method."""

@@ -8,7 +8,7 @@ from rayfl.schedules.base import Flying, Now
 class SemiSynchronous(Flying):
     """The server updates every `period_s` seconds with the messages that have arrived since the last update.
 
-    After each update it asks idle clients until `clients.per_round` are under way.
+    After each update it selects idle clients until `clients.per_round` are under way.
     """
 
     name = "semi-synchronous"

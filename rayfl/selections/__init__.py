@@ -1,1 +1,1 @@
-"""Selections: which clients the server asks in a round."""
+"""Selections: which clients the server selects in a round."""

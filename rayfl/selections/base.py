@@ -1,4 +1,4 @@
-"""Selection: which clients a server asks in a round, based on what it may know of them."""
+"""Selection: which clients a server selects in a round, based on what it may know about them."""
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from rayfl.tree import State
 
 @dataclass(frozen=True)
 class Seen:
-    """What the server may know before it asks clients in a round.
+    """What the server may know before it selects the clients of a round.
 
     num_examples: train examples of each client, int64 [num_clients]; examples_per_s: speed of each client, float64
     [num_clients]; losses: the mean losses that polled clients reported, by client.
@@ -27,7 +27,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Answer:
-    """What the server learned from a client that it asked.
+    """What the server learned from a client that it selected.
 
     num_examples: its train examples. loss: the mean training loss that the client reported, None if it delivered
     nothing. seconds: simulated seconds from the start of the round until the client was done or gone.
@@ -65,19 +65,19 @@ class Selection(Choice):
     def choose(
         self, state: State, seen: Seen, available: np.ndarray, wanted: int, generator: np.random.Generator
     ) -> Sequence[int]:
-        """The clients to ask, each once, in any order.
+        """The clients to select, each once, in any order.
 
-        seen: with the losses of those that were polled. available: the clients that can be asked, int64, ascending; it
-        may be empty. wanted: `clients.per_round`. generator: keyed by (seed, round).
+        seen: with the losses of those that were polled. available: the clients that can be selected, int64, ascending;
+        it may be empty. wanted: `clients.per_round`. generator: keyed by (seed, round).
         """
 
     def observe(self, state: State, round: int, answers: Sequence[Answer]) -> State:
-        """The state after a round, from the answers of those who were asked, by ascending client."""
+        """The state after a round, from the answers of the selected clients, by ascending client."""
         return state
 
 
 def drawn(generator: np.random.Generator, clients: np.ndarray, number: int, chances: np.ndarray) -> np.ndarray:
-    """`number` of the clients (all, if there are fewer), drawn one after another with chances proportional to
+    """`number` of the clients (all, if there are fewer), drawn one after another with probabilities proportional to
     `chances` (at least 0); those with chance 0 come last."""
     positive, rest = clients[chances > 0], clients[chances <= 0]
     if number >= len(positive):

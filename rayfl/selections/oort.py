@@ -20,10 +20,10 @@ class Oort(Selection):
 
     The statistical utility of a client is U_i = n_i |mean training loss|: methods report the mean of the losses and not
     the root of their mean square. U_i is clipped at the 95th percentile and scaled to [0, 1]; then a bonus
-    sqrt(.1 ln R / L_i) is added, where R is the current round and L_i the one in which the client was last asked. For a
-    client that takes t_i > T seconds the sum is multiplied by (T / t_i)^penalty; T is a percentile of the seconds
-    observed (the paper's pacer, which changes T, is not implemented). A client that did not deliver counts as tried and
-    keeps its utility. Each report is 32 bits.
+    sqrt(.1 ln R / L_i) is added, where R is the current round and L_i the one in which the client was last selected.
+    For a client that takes t_i > T seconds the sum is multiplied by (T / t_i)^penalty; T is a percentile of the
+    observed seconds (the paper's pacer, which changes T, is not implemented). A client that did not deliver counts as
+    tried and keeps its utility. Each report is 32 bits.
     """
 
     name = "oort"
@@ -32,7 +32,7 @@ class Oort(Selection):
     exploration_decay: float = Field(default=0.98, gt=0, le=1, description="factor of that share each round")
     least_exploration: float = Field(default=0.2, ge=0, le=1, description="the smallest such share")
     explore_by: Literal["speed", "size"] = Field(
-        default="speed", description="chances of untried clients: proportional to their speed (paper), or to their n_i"
+        default="speed", description="probabilities of untried clients: proportional to their speed (paper), or to n_i"
     )
     penalty: float = Field(default=2.0, ge=0, description="exponent of T / t_i for clients slower than T, alpha")
     percentile: float = Field(default=80.0, gt=0, le=100, description="percentile of the seconds observed that is T")

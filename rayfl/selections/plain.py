@@ -38,7 +38,7 @@ class Poisson(Selection):
 
 
 class Weighted(Selection):
-    """`clients.per_round` of the available clients, drawn one after another with chances proportional to n_i."""
+    """`clients.per_round` of the available clients, drawn one after another with probabilities proportional to n_i."""
 
     name = "weighted"
 

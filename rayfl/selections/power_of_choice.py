@@ -12,7 +12,7 @@ from rayfl.tree import State
 
 
 class PowerOfChoice(Selection):
-    """Candidates are drawn with chances proportional to n_i; those with the largest losses are asked.
+    """Candidates are drawn with probabilities proportional to n_i; those with the largest losses are selected.
 
     pow-d: every candidate downloads the model and reports its loss on all of its train examples. cpow-d: on one batch
     of them. rpow-d: no client is polled; the loss of a client is the training loss that it reported last, or infinite

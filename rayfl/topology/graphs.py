@@ -142,7 +142,10 @@ class FullyConnected(Topology):
 
 
 class ErdosRenyi(SparseTopology):
-    """Each pair is an edge with probability p, drawn once and again until the graph is connected."""
+    """Each pair is an edge with probability p. The graph is drawn until it is connected, and is the same in all rounds.
+
+    Raise RayflError if 1,000 draws give no connected graph.
+    """
 
     name = "erdos-renyi"
     p: float = Field(default=0.5, gt=0, le=1, description="probability of an edge")

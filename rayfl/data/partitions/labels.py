@@ -12,7 +12,7 @@ from rayfl.errors import RayflError
 class Pathological(ByClass):
     """Each client holds samples of a few random classes in equal shares (Dis-PFL).
 
-    Every client wants the same number of samples, in equal parts from its classes, without replacement. If a class
+    Every client is to get the same number of samples, in equal parts from its classes, without replacement. If a class
     has run out, a client takes more of its other classes; if all of them have, it holds fewer samples.
     The reference code repeats samples across clients instead. Classes that nobody drew are not used. The test split
     follows the client's label shares (`matching_test_split`).
