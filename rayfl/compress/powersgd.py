@@ -31,7 +31,7 @@ class PowerSGD(Compressor, on_device=True):
     be orthogonal to a Q that comes from another matrix. Biased: wrap it in feedback, whose error is kept beside Q.
     Source: Vogels, Karimireddy, Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed
     Optimization", NeurIPS 2019, Algorithm 1. There all workers share one Q and average P before orth, which takes two
-    exchanges a round; here each client has its own. Its Algorithm 2, error feedback, is the compressor feedback.
+    exchanges per round; here each client has its own. Its Algorithm 2, error feedback, is the compressor feedback.
     """
 
     name = "powersgd"

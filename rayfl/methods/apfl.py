@@ -13,7 +13,7 @@ are those before the step. The server averages w as FedAvg does, and v_i and alp
 - The step of v_i has the factor alpha_i: at alpha_i = 0 only a `weight_decay` moves v_i. While v_i = w, as at the
   start, alpha_i does not move. So alpha_i begins at 0.5. eta_alpha is eta unless `alpha_lr` is given; 0 keeps alpha_i
   fixed.
-- w and v_i are trained with the same optimizer settings, each with a state of its own that is fresh every round.
+- w and v_i are trained with the same optimizer settings, each with a state of its own that is new in every round.
 - A client is evaluated with vbar_i: right after its training with the w that it has trained, otherwise with the
   server's x. The global model is x.
 - A client that is not selected, or whose round is lost, keeps v_i and alpha_i.

@@ -58,8 +58,8 @@ class DisPFLHyper(LocalWork):
         description="the learning rate of round t is lr * lr_decay ** t",
         json_schema_extra=NOT_EXPONENTIAL,
     )
-    epochs: int | None = Field(default=None, ge=1, description="local epochs a round (5 where steps is not given)")
-    batch_size: int = Field(default=128, ge=0, description="examples a batch, b; 0: the whole split")
+    epochs: int | None = Field(default=None, ge=1, description="local epochs per round (5 where steps is not given)")
+    batch_size: int = Field(default=128, ge=0, description="examples per batch, b; 0: the whole split")
     weight_decay: float = Field(default=5e-4, ge=0, description="L2 penalty added to the gradient")
     density: float | None = Field(
         default=None, gt=0, le=1, description="share of the entries kept; default: clients.retention_ratio, else 0.5"

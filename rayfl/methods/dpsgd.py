@@ -58,7 +58,9 @@ class DPSGDHyper(LocalWork):
         json_schema_extra=unused_with(density=[None]),
     )
     epochs: int | None = Field(
-        default=None, ge=1, description="local epochs a round, E (where steps is not given: 1, and one step with lian)"
+        default=None,
+        ge=1,
+        description="local epochs per round, E (where steps is not given: 1, and one step with lian)",
     )
 
     def default_work(self) -> dict[str, int]:

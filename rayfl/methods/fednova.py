@@ -35,7 +35,7 @@ class FedNovaHyper(FedProxHyper, FedAvgMHyper):
     """Hyper-parameters of FedNova."""
 
     optimizer: Literal["sgd", "nesterov"] = Field(
-        default="sgd", description="client optimizer, fresh every round: one that is linear in gradients"
+        default="sgd", description="client optimizer, reset every round: one that is linear in gradients"
     )
     mu: float = Field(default=0.0, ge=0, description="weight of the proximal term mu / 2 ||y - x_t||^2")
     server_momentum: float = Field(default=0.0, ge=0, lt=1, description="momentum of the server, beta")

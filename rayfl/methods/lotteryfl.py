@@ -28,8 +28,8 @@ class LotteryFLHyper(GateHyper):
     """Hyper-parameters of LotteryFL, from its code."""
 
     lr: float = Field(default=0.01, gt=0, description="client learning rate")
-    epochs: int | None = Field(default=None, ge=1, description="local epochs a round (10 where steps is not given)")
-    batch_size: int = Field(default=10, ge=0, description="examples a batch, b; 0: the whole split")
+    epochs: int | None = Field(default=None, ge=1, description="local epochs per round (10 where steps is not given)")
+    batch_size: int = Field(default=10, ge=0, description="examples per batch, b; 0: the whole split")
 
     default_epochs = 10
 

@@ -49,7 +49,7 @@ class STEMHyper(LearningRate):
     """Hyper-parameters of STEM. Schedules by round begin with round 1: round 0 makes no step."""
 
     steps: int = Field(default=10, ge=1, description="local steps between two exchanges, I")
-    batch_size: int = Field(default=32, ge=0, description="examples a batch, b; 0: the whole split")
+    batch_size: int = Field(default=32, ge=0, description="examples per batch, b; 0: the whole split")
     start_batch_size: int = Field(default=0, ge=0, description="examples of the first gradient, B; 0: the whole split")
     momentum: float = Field(default=0.1, gt=0, le=1, description="weight of the fresh gradient, a")
     schedule_offset: float | None = Field(

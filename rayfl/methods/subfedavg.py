@@ -49,9 +49,9 @@ class SubFedAvgHyper(GateHyper):
     """Hyper-parameters of Sub-FedAvg, from its code. Dis-PFL's run has prune_ratio = 0.05."""
 
     lr: float = Field(default=0.01, gt=0, description="client learning rate")
-    batch_size: int = Field(default=10, ge=0, description="examples a batch, b; 0: the whole split")
+    batch_size: int = Field(default=10, ge=0, description="examples per batch, b; 0: the whole split")
     default_epochs = 5
-    epochs: int | None = Field(default=None, ge=1, description="local epochs a round (left out: 5)")
+    epochs: int | None = Field(default=None, ge=1, description="local epochs per round (left out: 5)")
     min_distance: float = Field(
         default=1e-4, ge=0, description="share of weights by which the two masks of a round must differ"
     )

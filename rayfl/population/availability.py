@@ -42,7 +42,7 @@ class Diurnal(Settings):
     all over the world (spread 1), or all in one time zone (spread 0).
     """
 
-    period: float = Field(gt=0, description="rounds a day")
+    period: float = Field(gt=0, description="rounds per day")
     low: float = Field(default=0.0, ge=0, le=1, description="probability by night")
     high: float = Field(default=1.0, ge=0, le=1, description="probability by day")
     spread: float = Field(default=1.0, ge=0, le=1, description="share of the day over which clients' noons are spread")

@@ -44,7 +44,7 @@ def _matrix(path: Path, values: np.ndarray, num_peers: int) -> np.ndarray:
         shape = " x ".join(str(size) for size in values.shape) or "a single number"
         raise RayflError(
             f"the graph {path} is {shape}; clients.count={num_peers} needs a matrix {num_peers} x {num_peers}, or text "
-            "with two peers a line"
+            "with two peers per line"
         )
     strange = values[(values != 0) & (values != 1)]
     if strange.size:

@@ -156,7 +156,7 @@ class CenteredClipping(ByDistances):
     name = "centered-clipping"
     keeps_center = True
     radius: float = Field(default=1.0, gt=0, description="norm to which each message's distance to v is clipped, tau")
-    steps: int = Field(default=1, ge=1, description="iterations a round")
+    steps: int = Field(default=1, ge=1, description="iterations per round")
 
     def decide(self, statistics: np.ndarray) -> np.ndarray:
         weights = np.zeros(len(statistics))

@@ -55,7 +55,7 @@ class ElasticHyper(HyperParameters):
 
     tau: float = Field(default=0.5, ge=0, description="zeta of the most sensitive entry of a layer")
     mu: float = Field(default=0.95, ge=0, lt=1, description="share of the old sensitivity that each batch keeps")
-    batch_size: int = Field(default=32, ge=0, description="held-out examples a batch; 0: the whole split")
+    batch_size: int = Field(default=32, ge=0, description="held-out examples per batch; 0: the whole split")
     group: Literal["tensor", "module"] = Field(
         default="tensor", description="what a layer is: zeta divides by the largest sensitivity of a tensor or module"
     )

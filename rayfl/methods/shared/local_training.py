@@ -112,18 +112,18 @@ class LocalWork(LearningRate):
     """Hyper-parameters of local training by minibatches."""
 
     default_epochs: ClassVar[int] = 1
-    """Local epochs a round if neither `epochs` nor `steps` is given."""
+    """Local epochs per round if neither `epochs` nor `steps` is given."""
     default_steps: ClassVar[int | None] = None
     """Local steps a round in that case, in place of epochs."""
 
     lr: float = Field(default=0.05, gt=0, description="client learning rate, eta_l")
     epochs: int | None = Field(
-        default=None, ge=1, description="local epochs a round, E (1 where steps is not given either)"
+        default=None, ge=1, description="local epochs per round, E (1 where steps is not given either)"
     )
     steps: int | None = Field(default=None, ge=1, description="local steps per round, K, instead of epochs")
-    batch_size: int = Field(default=32, ge=0, description="examples a batch, b; 0: the whole split")
+    batch_size: int = Field(default=32, ge=0, description="examples per batch, b; 0: the whole split")
     optimizer: OptimizerName = Field(
-        default="sgd", description="client optimizer, fresh every round; nesterov is sgd with Nesterov's momentum"
+        default="sgd", description="client optimizer, reset every round; nesterov is sgd with Nesterov's momentum"
     )
     momentum: float = Field(
         default=0.0,
@@ -214,7 +214,7 @@ class GradientMethod(Method):
         return self.start(received["model"].decode() if "model" in received else state["params"])
 
     def start(self, params: Tree) -> LocalCarry:
-        """The carry of a client that starts training at `params`, with a fresh optimizer."""
+        """The carry of a client that starts training at `params`, with a new optimizer state."""
         return {
             "params": params,
             "received": params,
