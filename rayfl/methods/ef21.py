@@ -10,8 +10,8 @@ its client's gradient, which may differ from 0 at the minimiser; G, which is alw
   delta = 1 / (1 + omega); clients then cannot have ratios of their own (`clients.retention_ratio`).
 - With theta = 1 - sqrt(1 - delta), b = (1 - delta) / theta and Lt^2 = mean_i L_i^2, gamma is at most
   1 / (L + Lt sqrt(b / theta)), about delta / (2 L). Under strong convexity it is at most 1 / (L + Lt sqrt(2 b / theta))
-  and theta / (2 mu), and f - f* + gamma / theta mean_i ||h_i - grad f_i||^2 is multiplied by at most 1 - gamma mu a
-  round.
+  and theta / (2 mu), and f - f* + gamma / theta mean_i ||h_i - grad f_i||^2 is multiplied by at most 1 - gamma mu
+  per round.
 - h_i = 0 before round 0, so the first h_i is C(grad f_i(x^0)), as in the paper.
 - A client's round is one gradient, on its whole train split (batch_size = 0) or on one minibatch. The noise of
   minibatches does not vanish.

@@ -12,7 +12,7 @@ with all else frozen. Then it trains from t as in FedAvg, keeps the result as u_
 - In round 1, when clients first get an x that differs from their own model, the pass is repeated until the standard
   deviation of the last 10 losses is below 0.1, as in the authors' code. There these are losses of passes, here of
   batches. Every client has `first_passes` passes planned; one that stops earlier does not change W_i in the rest. Work
-  and simulated time count all planned passes. A client that comes for the first time in a later round does one pass a
+  and simulated time count all planned passes. A client that comes for the first time in a later round does one pass per
   round, like the others.
 - After the exchange a client is evaluated with t for the new x and its last W_i, which the evaluation does not train.
   Right after its training it is evaluated with u_i. The global model is x.

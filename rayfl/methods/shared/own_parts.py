@@ -9,7 +9,7 @@ personal parameters with the client's optimizer at the stage's rate, and average
   al., 2020): the body. FedBABU (Oh et al., ICLR 2022): the head, `shared-only`, with a method that fine-tunes. FedBN
   (Li et al., ICLR 2021): BatchNorm's parameters, and personal buffers.
 - With `local-first` and `shared-first`, personal parameters train in a stage of their own, and both stages start with a
-  fresh optimizer. Fine-tuning before an evaluation trains both parts together, or the part that `finetune` names.
+  new optimizer state. Fine-tuning before an evaluation trains both parts together, or the part that `finetune` names.
 - `clip_norm` bounds the gradient of the shared and of the personal parameters separately.
 - Averaged buffers travel beside the model, uncompressed, in messages of their own, weighted as the uploads are. Only
   floats are averaged: integers (num_batches_tracked) begin every round at their initial values, unless the client keeps
