@@ -14,8 +14,8 @@ U <- rho U + mean_i S_i, E <- E + eta U, Delta = TopK(Estimate(E)), remove Delta
 - Up: 32 R C bits. Down: the Delta of the round before, as k values and their positions; nothing in round 0, as x^0
   comes from the seed. A client that missed rounds gets every Delta that it missed, or x (4 bytes per entry), whichever
   is smaller, and is billed for it.
-- Clients may be absent: the mean is over those who delivered, uniform by default. After a round in which nothing arrived
-  Delta is 0, and momentum and error stay as they are.
+- Clients may be absent: the mean is over those who delivered, uniform by default. After a round in which nothing
+  arrived Delta is 0, and momentum and error stay as they are.
 """
 
 from collections.abc import Sequence
