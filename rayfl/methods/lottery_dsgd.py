@@ -29,7 +29,7 @@ class LotteryDSGDHyper(GateHyper):
 
 
 class LotteryDSGD(Lottery, PeerHalf, on_device=True):
-    """LotteryFL's client, which mixes the entries that its neighbours hold."""
+    """LotteryFL's client, which averages the entries of its mask over the neighbours that keep them."""
 
     hyper: LotteryDSGDHyper
     paper = "Li et al., LotteryFL, 2020, among peers as in MCE-PL"
@@ -42,6 +42,6 @@ class LotteryDSGD(Lottery, PeerHalf, on_device=True):
         return self.finished_with(sparse_packet(carry["params"], carry["mask"]), carry, ctx)
 
     def mix(self, state: LotteryState, received: Received, ctx: Context) -> LotteryState:
-        # A peer receives its own message too: somebody holds each entry of its mask.
+        # A peer receives its own message too, so at least one sender keeps each entry of its mask.
         average = received["weights"].result if received else state["params"]
         return {**state, "params": masks.masked(average, state["mask"])}

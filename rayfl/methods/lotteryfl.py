@@ -35,7 +35,7 @@ class LotteryFLHyper(GateHyper):
 
 
 class LotteryFL(Lottery, MaskedServer, on_device=True):
-    """Client: gate, prune and rewind, train under the mask. Server: the mean over those who hold an entry."""
+    """Client: gate, prune and rewind, train under the mask. Server: the mean over the clients that keep an entry."""
 
     hyper: LotteryFLHyper
     paper = "Li et al., 2020 (LotteryFL)"

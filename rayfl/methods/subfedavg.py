@@ -72,7 +72,7 @@ class SubFedAvgCarry(GatedCarry):
 
 
 class SubFedAvg(GatedPruning, MaskedServer, on_device=True):
-    """Client: train, make two candidates for the mask, gate. Server: the mean over those who hold an entry."""
+    """Client: train, make two candidates for the mask, gate. Server: the mean over those that keep an entry."""
 
     hyper: SubFedAvgHyper
     paper = "Vahidian et al., ICDCSW 2021"

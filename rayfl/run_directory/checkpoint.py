@@ -177,7 +177,7 @@ def load(
             if identity is not None and about.identity != identity:
                 raise RayflError(
                     f"checkpoint {place} is of a run with other settings, seed or files: restore this run's one, or "
-                    "remove it to go on from the checkpoint before it"
+                    "remove it to continue from the checkpoint before it"
                 )
             found = None if rows is None else rows(about.round)
             if found is None or (found["rounds"] == about.round and found == dict(about.rows)):

@@ -1,6 +1,6 @@
 """Writing to a run directory: under its lock, and each file whole, so a reader sees the old file or the new one.
 
-This holds even after a crash. If writing fails, a DiskError says how to go on.
+This holds even after a crash. If writing fails, a DiskError says how to continue.
 """
 
 import errno

@@ -40,7 +40,7 @@ def play_run(
     """Run all rounds, record and track each, save checkpoints and the final models. If this is interrupted, the records
     can be read.
 
-    resumed: go on from the newest undamaged checkpoint, or from the start if there is none; the records of later rounds
+    resumed: continue from the newest undamaged checkpoint, or from the start if there is none; the records of later rounds
     are dropped. stopping: asked after each round; if it returns true, a checkpoint is saved and `Stopped` raised.
     hurrying: asked after each round; if it returns true, a checkpoint is saved.
 

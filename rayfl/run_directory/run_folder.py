@@ -58,7 +58,7 @@ class RunFolder:
             storage.require_writable()
             if not may_hold_run and EXPERIMENT in storage.files():
                 raise RayflError(
-                    f"{self.url} holds a run: go on with it by rayfl resume, name another place, or give --overwrite"
+                    f"{self.url} holds a run: continue it with rayfl resume, name another place, or give --overwrite"
                 )
 
     @contextmanager
