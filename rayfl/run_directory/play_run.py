@@ -40,9 +40,9 @@ def play_run(
     """Run all rounds, record and track each, save checkpoints and the final models. If this is interrupted, the records
     can be read.
 
-    resumed: continue from the newest undamaged checkpoint, or from the start if there is none; the records of later rounds
-    are dropped. stopping: asked after each round; if it returns true, a checkpoint is saved and `Stopped` raised.
-    hurrying: asked after each round; if it returns true, a checkpoint is saved.
+    resumed: continue from the newest undamaged checkpoint, or from the start if there is none; the records of later
+    rounds are dropped. stopping: called after each round; if it returns true, a checkpoint is saved and `Stopped`
+    raised. hurrying: called after each round; if it returns true, a checkpoint is saved.
 
     The log says from which checkpoint a resumed run continues, which checkpoints are damaged or could not be written,
     and which trackers failed. Raise DiskError if the records or the models cannot be written.

@@ -60,7 +60,7 @@ class Wrapper(Choice):
 
 
 class MessageWrapper(Wrapper):
-    """Changes a client's whole message before it is encoded, and what arrived before the method's server has it.
+    """Changes a client's whole message before it is encoded, and arrived messages before the method's server gets them.
 
     Pure, as methods are: every hook returns new states. Tensors lie in main memory.
     """
@@ -121,8 +121,8 @@ class MessageWrapper(Wrapper):
     ) -> tuple[Mapping[str, Tree], State, Metrics]:
         """The trees that are encoded in place of `trees`, the client's new state, and metrics of the client.
 
-        trees: everything that the client sends, by message name. received: the tree of `download`, {} if nothing came
-        down.
+        trees: everything that the client sends, by message name. received: the tree of `download`, {} if there was
+        none.
         """
 
     def aggregate(self, received: Received, server: State, ctx: Context) -> tuple[Received, State, Metrics]:

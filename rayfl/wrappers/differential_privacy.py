@@ -138,8 +138,8 @@ class CentralDP(Private):
 class LocalDP(Private):
     """Every client clips its message to norm S and adds noise of standard deviation z S before it sends it.
 
-    The messages made of any two data sets of a client differ by at most 2 S. `privacy/epsilon` is that of a client that
-    has been asked in every round so far, without any amplification.
+    The messages for any two data sets of a client differ by at most 2 S. `privacy/epsilon` is that of a client that
+    has taken part in every round so far, without amplification by sampling.
     """
 
     name = "local-dp"
