@@ -2,7 +2,7 @@
 
 An experiment is the path of its TOML file, the name of a shipped one, an `Experiment`, or keyword arguments alone.
 Keyword arguments are the tables and settings of a file: `data="digits"`, `method={"name": "fedavg", "lr": 0.1}`, with
-classes and objects in place of names. Beside a path or an `Experiment` they replace its settings, and so do overrides
+classes and objects in place of names. With a path or an `Experiment` they replace its settings, and so do overrides
 ("method.lr=0.1", as on the command line); `**{"method.lr": 0.1}` is that override with a Python value.
 
 A user's mistake raises `rayfl.errors.RayflError`, a ValueError, with one sentence; an error in a client's code raises

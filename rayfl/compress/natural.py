@@ -37,7 +37,7 @@ class Natural(Quantizer, on_device=True):
     """2^a <= |v| < 2^(a + 1) becomes 2^(a + 1) with probability (|v| - 2^a) / 2^a, else 2^a, with the sign of v.
 
     Unbiased to the last bit, omega = 1/8 for numbers that are normal in float32 (|v| >= 2^-126) or zero; 9 bits per
-    entry: a byte and a sign. Where float32 has no neighbouring power of two the same rule uses the nearest numbers
+    entry: a byte and a sign. If float32 has no neighbouring power of two, the same rule uses the nearest numbers
     that it has, still unbiased: subnormal numbers become 0 or 2^-126 (no relative bound holds), and numbers above 2^127
     become 2^127 or the largest float32.
     Source: Horvath, Ho, Horvath, Sahu, Canini, Richtarik, "Natural Compression for Distributed Deep Learning",

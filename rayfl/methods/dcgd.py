@@ -1,7 +1,7 @@
 """DCGD: Khirirat, Feyzmahdavian, Johansson, Distributed learning with compressed gradients, arXiv 1806.06573, 2018;
 also in WEN Hao's slides, Problems of Personalization in Federated Learning.
 
-x <- prox_{gamma R}(x - gamma mean_i Q(grad f_i(x))) with R = l1 ||x||_1. Where the gradients of single clients do not
+x <- prox_{gamma R}(x - gamma mean_i Q(grad f_i(x))) with R = l1 ||x||_1. If the gradients of single clients do not
 vanish at the minimiser, x stays in a neighbourhood of it whose size grows with gamma and omega.
 
 - gamma about 1 / (L (1 + omega / n)) with L = max_i L_i; gamma is constant unless lr_decay is below 1.

@@ -1,7 +1,7 @@
 """Ditto: Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021, Algorithm 1, with the
 epochs of its run in Dai et al., Dis-PFL, ICML 2022.
 
-The global model x is trained as FedAvg trains it. Beside it every client keeps a personal model v_i, which is never
+The global model x is trained as FedAvg trains it. In addition every client keeps a personal model v_i, which is never
 sent, and minimises f_i(v) + lam / 2 ||v - x_t||^2 by local steps from its last v_i, with x_t the global model that it
 received: lam = 0 is training alone, a large lam is FedAvg.
 

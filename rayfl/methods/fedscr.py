@@ -10,7 +10,7 @@ a residual for the next round (compress/structured.py says how scores are made).
   significance = sqrt(|sum of the entries sent / sum of W|), and
   variance = the mean over all earlier rounds of the variance of the senders' training losses.
   Divergence and significance are of the client's last round, known to itself; before its first one the threshold is as
-  given. Up goes the loss, down the variance, four bytes each.
+  given. The client sends its loss and the server the variance, four bytes each.
 - A client with a retention ratio of its own uses it instead of keep_ratio, with a dense downlink.
 - Rows and columns of matrices are selected like filters and channels, and every tensor has a residual.
 - The whole model goes down. `downlink="structured"` is the form that FedPSE's paper compares with, a tenth both ways:

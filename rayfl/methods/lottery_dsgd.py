@@ -7,7 +7,7 @@ then becomes the mean over the neighbours (itself included) that keep the entry.
 
 Where the sources are silent or the public code is wrong:
 - The gate is the accuracy on a validation split; LotteryFL's code looks at the test data.
-- Only tensors of two or more dimensions are pruned, each by itself; what is not kept is known by the mask.
+- Only tensors of two or more dimensions are pruned, each by itself; the mask says which entries are kept.
 - A rewind takes all parameters back, biases included.
 - A round here ends with the exchange; all start from one model, so none is missing.
 - MCE-PL has batch_size = 128. In 30 rounds of the demo's data (digits, 20 peers on a ring, seed 1), where a peer has

@@ -10,7 +10,7 @@ Where the sources are silent or the public code is wrong:
 - The gate is the accuracy on a validation split; the code looks at the test data. The paper asks for an accuracy of
   0.5, the code for 0.2, which is the default.
 - Only tensors of two or more dimensions are pruned, each by itself: those with |w| strictly below the quantile of the
-  kept ones. What is not kept is known by the mask; the code freezes every weight below 1e-6.
+  kept ones. The mask says which entries are kept; the code freezes every weight below 1e-6.
 - A rewind takes all parameters back, biases included.
 - Every client counts the same, once in each entry that it holds.
 - A mask costs bits in the round in which it changes; both ends remember it. A client's model is the server's under the

@@ -36,8 +36,8 @@ class MaskedModel(ModelState, Masked):
 def erk_densities(shapes: Mapping[str, Sequence[int]], density: float, power: float = 1.0) -> dict[str, float]:
     """Erdos-Renyi-Kernel densities by tensor: eps * (sum of dims / product of dims) ** power, at most 1.
 
-    `density` is the share of all entries together, which holds exactly before numbers of entries are rounded. Where the
-    largest density would exceed 1 its tensors are dense, and eps is found again for the rest. A tensor of one dimension
+    `density` is the share of all entries together, which holds exactly before numbers of entries are rounded. If the
+    largest density would exceed 1, its tensors are dense, and eps is found again for the rest. A tensor of one dimension
     has raw density 1, like a single number.
     """
     sizes = {name: math.prod(shape) for name, shape in shapes.items()}
@@ -128,10 +128,10 @@ def at_random(generator: np.random.Generator) -> Regrow:
 
 
 def search(name: str, mask: torch.Tensor, weight: torch.Tensor, share: float, regrow: Regrow) -> torch.Tensor:
-    """A tensor's next mask: entries with the smallest kept |weight| go, and the same number of idle ones come.
+    """A tensor's next mask: kept entries with the smallest |weight| are dropped, and as many other ones are regrown.
 
-    ceil(share * kept) entries move. Of equal magnitudes those with the lowest index stay. The entries that go are
-    idle too, so there are always enough to come. A dense tensor does not change. Raises ValueError on NaN and infinity.
+    ceil(share * kept) entries are dropped; of equal magnitudes those with the lowest index stay. Dropped entries may be
+    regrown at once, so there are always enough. A dense tensor does not change. Raise ValueError on NaN and infinity.
     """
     flat, kept = entries(name, weight).numpy(), np.flatnonzero(mask.cpu().numpy())
     if kept.size == mask.numel():
