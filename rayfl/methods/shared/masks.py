@@ -37,8 +37,8 @@ def erk_densities(shapes: Mapping[str, Sequence[int]], density: float, power: fl
     """Erdos-Renyi-Kernel densities by tensor: eps * (sum of dims / product of dims) ** power, at most 1.
 
     `density` is the share of all entries together, which holds exactly before numbers of entries are rounded. If the
-    largest density would exceed 1, its tensors are dense, and eps is found again for the rest. A tensor of one dimension
-    has raw density 1, like a single number.
+    largest density would exceed 1, its tensors are dense, and eps is computed again for the rest. Tensors of one
+    dimension have raw density 1, like a single number.
     """
     sizes = {name: math.prod(shape) for name, shape in shapes.items()}
     raw = {name: (sum(shape or (1,)) / max(1, sizes[name])) ** power for name, shape in shapes.items()}
