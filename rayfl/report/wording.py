@@ -100,8 +100,8 @@ _METRICS = {
     "comm/busiest_received_megabytes": MetricText(
         "Comm of the busiest receiver",
         "MB per round",
-        "As Comm of the busiest node, of downloads alone, as in Dis-PFL's tables, where all peers have equally many "
-        "neighbours.",
+        "As Comm of the busiest node, of downloads alone, as in Dis-PFL's tables, where all peers receive from "
+        "equally many neighbours.",
     ),
     "comm/mean_megabytes": MetricText(
         "Comm of a client",
