@@ -20,8 +20,8 @@ from statistics import median
 from actors.errors import ClusterError
 from benchmarks.figures import Column, Figures, Results
 from benchmarks.memory import descendants
-from jobs.run_page import DRAWING
 from jobs.shipped import experiment_file
+from jobs.single import DRAWING
 from jobs.standard_output import print_table
 from rayfl.errors import RayflError
 

@@ -1,13 +1,13 @@
 """The command `rayfl`: run, resume, sweep, compare, and list what an experiment can choose."""
 
-import functools
 import json
 import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import click
 
@@ -16,11 +16,14 @@ from jobs import shipped
 from jobs.arguments import ABSOLUTE, EXPERIMENT, PLACE, WithSettings
 from jobs.display import Display
 from jobs.failures import FAILED, sentences
+from jobs.looking_commands import COMMANDS, COMPARING, report_options, taking
 from jobs.standard_output import print_table, say
 from rayfl.errors import RayflError
 from rayfl.version import __version__
 
 # Each command imports what it needs, so that `rayfl --help` loads nothing else.
+if TYPE_CHECKING:
+    from jobs.console import Audience
 
 
 class Commands(click.Group):
@@ -39,7 +42,11 @@ class Commands(click.Group):
             return super().invoke(ctx)
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(
+    cls=Commands,
+    commands=COMMANDS,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
 @click.version_option(__version__)
 def main() -> None:
     """rayfl runs federated-learning experiments on Ray: the same file on a laptop, a cluster or Kubernetes."""
@@ -76,7 +83,6 @@ def run(
     A file with a [sweep] table is run as by `rayfl sweep`, one combination after another. With --resume, the command
     starts the run in --output, resumes it, or says that it is finished, so a scheduler may repeat the same command.
     """
-    began = time.monotonic()
     if resumed and overwrite:
         raise RayflError("--resume continues the run in --output and --overwrite replaces it: give one of them")
     settings = [*overrides, *_settings(rounds, actors, inline)]
@@ -90,9 +96,7 @@ def run(
                 f"output.directory={output} for the copies"
             )
         context.invoke(sweep, file=file, overrides=settings, directory=output, overwrite=overwrite, inline=inline)
-    with Display("loading") as display:
-        if not inline and not dry_run:
-            fork_server.begin()
+    with _audience(inline or dry_run) as audience:
         from rayfl.experiment.experiment import Experiment
 
         # A wrong setting is refused before Ray is loaded.
@@ -100,12 +104,10 @@ def run(
         if dry_run:
             from jobs.dry_run import foresee
 
-            return foresee(experiment, display)
-        from jobs.console import Audience
+            return foresee(experiment, audience.display)
         from jobs.run_and_print import print_result, run_or_resume
         from jobs.single import run as run_once
 
-        audience = Audience(display=display, began=began)
         play = run_or_resume if resumed else partial(run_once, overwrite=overwrite)
         raise click.exceptions.Exit(print_result(play(experiment, output, audience=audience), audience))
 
@@ -126,19 +128,26 @@ def resume(
     KEY=VALUE may change settings that do not change the numbers, such as runtime.address. With runtime.mixed=true the
     run can be resumed even if torch, numpy or the hardware differ.
     """
-    began = time.monotonic()
-    with Display("loading") as display:
-        if isinstance(directory, Path):
-            parent_process.report(run=str(directory))
-        if not inline:
-            fork_server.begin()
-        from jobs.console import Audience
+    if isinstance(directory, Path):
+        parent_process.report(run=str(directory))
+    with _audience(inline) as audience:
         from jobs.run_and_print import print_result
         from jobs.single import resume as go_on
 
         settings = [*overrides, *_settings(rounds, actors, inline)]
-        audience = Audience(display=display, began=began)
         raise click.exceptions.Exit(print_result(go_on(directory, settings, audience), audience))
+
+
+@contextmanager
+def _audience(inline: bool) -> Iterator["Audience"]:
+    """Context manager: who follows the runs of a command, shown from now on. inline: no run needs a fork server."""
+    began = time.monotonic()
+    with Display("loading") as display:
+        if not inline:
+            fork_server.begin()
+        from jobs.console import Audience
+
+        yield Audience(display=display, began=began)
 
 
 # Any: a table of settings, and swept values.
@@ -155,54 +164,6 @@ def _settings(rounds: int | None, actors: str | None, inline: bool) -> list[str]
     return [f"{key}={value}" for key, value in given.items() if value is not None]
 
 
-def _given(options: Mapping[str, object], axes: Sequence[str] = ("rows", "columns", "baseline")) -> dict[str, object]:
-    """The options of `_COMPARING` and `_PIVOT` that were given, by their names in the table `[report]`.
-
-    axes: those that make a table of `[[report.tables]]`, in which its values are then shown.
-    """
-    found = {key: value for key, value in options.items() if value not in (None, ())}
-    table = {key: found.pop(key) for key in axes if key in found}
-    values = {"values": found["values"]} if table and "values" in found else {}
-    return {**found, "tables": [table | values]} if table else found
-
-
-# Any: a command of click.
-def _taking(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Add options to a command."""
-    return lambda command: functools.reduce(lambda found, option: option(found), options, command)
-
-
-_RANKING = (
-    click.option(
-        "--metric",
-        help="The metric to compare by, such as own/accuracy; default: the first, own/... if a method is personal.",
-    ),
-    click.option(
-        "--last", type=int, help="Number of last evaluations whose mean is the smoothed final value; default: 3."
-    ),
-    click.option("--best-over", multiple=True, metavar="KEY", help="Show only the best value of a setting."),
-    click.option(
-        "--values",
-        metavar="NAME,...",
-        help="Numbers to show, such as own/accuracy:best,comm/busiest_megabytes,rounds@0.8.",
-    ),
-)
-_COMPARING = (
-    *_RANKING,
-    click.option(
-        "--target",
-        type=float,
-        multiple=True,
-        help="Value, such as 0.8; the rounds and megabytes to reach it are compared.",
-    ),
-)
-_PIVOT = (
-    click.option("--rows", metavar="KEY", help="Swept setting of a table's rows, such as method.lr, case or label."),
-    click.option("--columns", metavar="KEY", help="Swept setting of its columns; default: a column per value."),
-    click.option("--baseline", metavar="ITEM", help="Row or column with which the others are compared, seed by seed."),
-)
-
-
 @main.command(cls=WithSettings)
 @click.argument("file", type=EXPERIMENT)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
@@ -212,7 +173,7 @@ _PIVOT = (
 @click.option("--parallel", type=int, default=1, metavar="N", help="Number of runs at once, on one machine or cluster.")
 @click.option("--rounds", type=int, help="Number of rounds, instead of the file's.")
 @click.option("--actors", metavar="N", help="Number of client actors of each run, or all.")
-@_taking(*_COMPARING)
+@taking(*COMPARING)
 @click.option("--overwrite", is_flag=True, help="Repeat the runs that finished in --dir.")
 @click.option("--inline", is_flag=True, help="Run without Ray (for debugging).")
 def sweep(
@@ -224,28 +185,23 @@ def sweep(
     actors: str | None,
     overwrite: bool,
     inline: bool,
-    # Any: the options of `_COMPARING`.
-    **given: Any,
+    # Any: the options of `COMPARING`.
+    **options: Any,
 ) -> None:
     """Run all combinations of the [sweep] table in FILE and compare them on one page.
 
     KEY=VALUE replaces single settings. KEY=VALUE for a swept KEY removes KEY from the sweep; sweep.KEY=[...] adds it.
     """
-    began = time.monotonic()
-    reported = (f"report.{key}={json.dumps(value)}" for key, value in _given(given).items())
+    reported = (f"report.{key}={json.dumps(value)}" for key, value in report_options(options).items())
     settings = [*overrides, *_settings(rounds, actors, inline), *reported]
     table, lists = _read(file, settings)
     if lists is None:
         raise RayflError(f"{file} has no [sweep] table; add one, or give sweep.KEY=[...], or use: rayfl run {file}")
-    with Display("loading") as display:
-        if not inline:
-            fork_server.begin()
-        from jobs.console import Audience
+    with _audience(inline) as audience:
         from jobs.sweep import sweep as run_all
         from rayfl.experiment.sweep import combine
 
         combinations = combine(table, lists, settings)
-        audience = Audience(display=display, began=began)
         raise click.exceptions.Exit(run_all(combinations, directory, parallel, overwrite, audience))
 
 
@@ -293,105 +249,13 @@ def tune(
 
     KEY=VALUE replaces single settings. KEY=VALUE for a tuned KEY removes KEY from the table; tune.KEY=... adds it.
     """
-    began = time.monotonic()
     settings = [*overrides, *_settings(rounds, actors, inline)]
     table, lists = _read(file, settings)
-    with Display("loading") as display:
-        if not inline:
-            fork_server.begin()
-        from jobs import console
+    with _audience(inline) as audience:
         from jobs import tune as tuning
 
-        chosen, audience = tuning.Tuning(table, lists, settings), console.Audience(display=display, began=began)
+        chosen = tuning.Tuning(table, lists, settings)
         raise click.exceptions.Exit(tuning.tune(chosen, budget, directory, audience))
-
-
-@main.command()
-@click.argument("directories", nargs=-1, required=True, type=PLACE)
-@click.option(
-    "--output", type=ABSOLUTE, help="The page; default: report.html, or comparison.html, in the one directory, or here."
-)
-@_taking(*_COMPARING, *_PIVOT)
-@click.option("--figures", type=ABSOLUTE, help="Folder for the figures as SVG and PDF, and tables as CSV and LaTeX.")
-@click.option("--mask-clients", multiple=True, type=int, metavar="N", help="Client whose mask is drawn.")
-@click.option("--overwrite", is_flag=True, help="Replace the file even if rayfl did not write it.")
-@click.option("--json", "as_json", is_flag=True, help="Print the runs' numbers as JSON instead of writing a page.")
-# Any: the options of `_COMPARING`.
-def report(
-    directories: Sequence[Path | str],
-    output: Path | None,
-    figures: Path | None,
-    overwrite: bool,
-    as_json: bool,
-    **given: Any,
-) -> None:
-    """Write a page about one run, or one that compares several. The directory of a sweep means all its runs.
-
-    DIRECTORIES may be URLs of runs, such as s3://bucket/runs/NAME; the page is written on this machine.
-    """
-    with Display("loading") as display:
-        from jobs import looking
-
-        if as_json:
-            looking.print_json(directories, display)
-        else:
-            looking.write_page(directories, output, figures, _given(given), overwrite, display)
-
-
-@main.command()
-@click.argument("directories", nargs=-1, required=True, type=PLACE)
-@_taking(*_COMPARING)
-# Any: the options of `_COMPARING`.
-def compare(directories: Sequence[Path | str], **given: Any) -> None:
-    """Show runs side by side, the best first: the tables of `rayfl report` without its page."""
-    with Display("loading") as display:
-        from jobs import looking
-
-        looking.compare(directories, _given(given), display)
-
-
-@main.command()
-@click.argument("directories", nargs=-1, required=True, type=PLACE)
-@_taking(*_RANKING, *_PIVOT)
-@click.option(
-    "--format", "written", type=click.Choice(["text", "csv", "md", "latex"]), help="Default: as --output ends."
-)
-@click.option("--output", type=ABSOLUTE, help="The file; default: the table is printed.")
-@click.option("--overwrite", is_flag=True, help="Replace the file if there is one.")
-# Any: the options of `_RANKING` and `_PIVOT`.
-def table(
-    directories: Sequence[Path | str], written: str | None, output: Path | None, overwrite: bool, **given: Any
-) -> None:
-    """Show numbers by the items of swept settings: means over seeds, and paired differences to a baseline.
-
-    By default the tables of [report], or those that fit the sweep.
-    """
-    with Display("loading") as display:
-        from jobs import looking
-
-        axes = ("rows", "columns", "baseline", "values")
-        looking.print_tables(directories, written, output, _given(given, axes), overwrite, display)
-
-
-@main.command()
-@click.argument("folders", nargs=-1, type=ABSOLUTE)
-def ls(folders: Sequence[Path]) -> None:
-    """List the runs in FOLDERS, by default in runs/, the latest first: state, rounds, metric, time."""
-    with Display("loading") as display:
-        from jobs import looking
-
-        for folder in folders or [Path("runs").absolute()]:
-            looking.list_runs(folder, display)
-
-
-@main.command()
-@click.argument("place", metavar="RUN", type=PLACE)
-def show(place: Path | str) -> None:
-    """Show a run's experiment, platform and results. RUN is its directory or URL."""
-    with Display("loading") as display:
-        from jobs import looking
-
-        looking.show(place, display)
 
 
 @main.command(cls=WithSettings)

@@ -98,7 +98,7 @@ def foresee(experiment: Experiment, shown: display.Display) -> None:
 
     def add(record: ledger.RoundRecord, run_state: rounds.RunState) -> None:
         walls.append(record.row.wall_s)
-        sums.update(record.row._asdict())
+        sums.update(vars(record.row))
         for one in record.clients:
             sums.update(steps=one.num_steps, examples=one.num_samples)
         sums["flops"] += sum(

@@ -40,7 +40,7 @@ Given = str | Path | Experiment | None
 
 
 @dataclass(frozen=True)
-class Round:
+class Round(RoundRow):
     """A round that has ended. A run that went back to its last checkpoint reports some rounds again, with equal values.
 
     round: from 0 on; planned: rounds of the whole run; metrics: the round's own values by name, such as
@@ -48,15 +48,8 @@ class Round:
     `simulated_s` is the duration of the round on the simulated clock, `wall_s` the real one.
     """
 
-    round: int
     planned: int
     metrics: Mapping[str, float]
-    selected: int
-    delivered: int
-    uplink_bits: int
-    downlink_bits: int
-    simulated_s: float
-    wall_s: float
 
 
 class SweepFailed(RuntimeError):
@@ -157,7 +150,7 @@ def _audience(planned: int, on_round: Callable[[Round], object] | None, progress
     enough = threading.Event()
 
     def report_round(row: RoundRow, means: Mapping[str, float]) -> None:
-        if on_round and on_round(Round(**row._asdict(), planned=planned, metrics=dict(means))) is True:
+        if on_round and on_round(Round(**vars(row), planned=planned, metrics=dict(means))) is True:
             enough.set()
 
     with Display(hidden=not progress) as display:

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jobs.display import Display
-from jobs.standard_output import print_table, say
+from jobs.standard_output import line_width, print_table, say
 from rayfl.errors import RayflError
 from rayfl.experiment import toml
 from rayfl.experiment.report_options import ReportOptions, agreed_options
@@ -23,6 +23,9 @@ from rayfl.run_directory.copies import copy_for_reading
 from rayfl.run_directory.outputs import OutputKind, write_output
 from rayfl.run_directory.record import Run, read_run, run_directories
 from rayfl.settings import dotted
+
+WIDTH = 150
+"""Letters of a line in which a comparison is printed."""
 
 
 def print_json(places: Sequence[Path | str], display: Display) -> None:
@@ -144,7 +147,23 @@ def _agreed(runs: Sequence[Run], given: Mapping[str, object]) -> ReportOptions:
 def print_comparison(runs: Sequence[Run], options: ReportOptions) -> None:
     """Print runs side by side, the best first."""
     for title, table in comparison(runs, options):
-        print_table(rich_table(title, table), 150)
+        for part in parts(table, line_width(WIDTH)):
+            print_table(rich_table(title, part), WIDTH)
+
+
+def parts(table: TextTable, width: int) -> list[TextTable]:
+    """The table, or if it is wider than `width` letters, several ones: each has the first column, and some others."""
+    columns = [*zip(table.heads, *table.rows, strict=True)]
+    # Only heads may be broken between words; a border takes three letters.
+    sizes = [3 + max(map(len, [*head.split(), *cells])) for head, *cells in columns]
+    beside = width - min(sizes[0], width // 3)
+    found, room = [columns[:1]], beside
+    for column, size in zip(columns[1:], sizes[1:], strict=True):
+        if size > room and len(found[-1]) > 1:
+            found, room = [*found, columns[:1]], beside
+        found[-1], room = [*found[-1], column], room - size
+    lines = ([*zip(*part, strict=True)] for part in found)
+    return [TextTable(heads, rows) for heads, *rows in lines]
 
 
 def result_table(numbers: Summary) -> Table:

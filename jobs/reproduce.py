@@ -18,11 +18,10 @@ from jobs.sweep import sweep
 from rayfl.errors import RayflError, did_you_mean
 from rayfl.experiment.sweep import Combination, combine
 from rayfl.experiment.table import read_table, with_overrides
-from rayfl.report.claims import Choices, Claim, check, judge
+from rayfl.report.claims import Choices, Claim, check, judge, verdicts_markdown
 from rayfl.report.groups import groups
 from rayfl.report.page import write_figures
 from rayfl.report.pivot import pivots
-from rayfl.report.verdict_table import verdicts_markdown
 from rayfl.run_directory.description import origin
 from rayfl.run_directory.disk import write_text, writing
 from rayfl.run_directory.record import Run

@@ -5,8 +5,7 @@ from pathlib import Path
 from jobs.console import Audience
 from jobs.earlier_run import earlier_run, fetch_newer
 from jobs.looking import result_table
-from jobs.run_page import finish_up
-from jobs.single import folder_of, go_on, run
+from jobs.single import finish_up, folder_of, go_on, run
 from jobs.standard_output import print_table, say
 from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Experiment

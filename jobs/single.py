@@ -1,4 +1,4 @@
-"""Run one experiment, or resume a run."""
+"""Run one experiment or resume a run, and draw its page."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from actors import fork_server, package_folder, parent_process, signals
 from jobs.console import Audience, following
 from jobs.earlier_run import found_again, require_same_platform, resumable
-from jobs.run_page import DRAWING, draw, finish_up
 from rayfl.determinism import platform
 from rayfl.determinism.platform import Platform
 from rayfl.determinism.torch_flags import own_flags
@@ -21,6 +20,7 @@ from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.identity import experiment_files, identity
 from rayfl.experiment.input_files import KeptFiles
 from rayfl.experiment.prepare import prepare, with_task
+from rayfl.experiment.report_options import ReportOptions
 from rayfl.rounds.errors import MethodError
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.ledger import RoundRow
@@ -36,6 +36,9 @@ from rayfl.run_directory.run_folder import RunFolder
 # Runs in one process need no Ray.
 if TYPE_CHECKING:
     from actors.placement import Placement
+
+
+DRAWING = "drawing the page"
 
 
 @dataclass(frozen=True)
@@ -235,3 +238,37 @@ def _play_rounds(
 
             listener = Listener(on_round, show.wave, show.stopping, lambda: audience.stopping() or over())
             play_on_ray(experiment, setup, placement, directory, listener, resumed, prepared.files, prepared.platform)
+
+
+def draw(
+    directory: Path,
+    runs: Sequence[Path] = (),
+    name: str = "report.html",
+    options: ReportOptions | None = None,
+    overwrite: bool = False,
+) -> Path:
+    """Draw the page of the run in `directory`, or of several `runs`, into the directory; returns its path.
+
+    Raise RayflError if the file there is no page of rayfl, DiskError if it cannot be written.
+    """
+    from rayfl.report.page import report
+
+    with writing(directory, f"draw the page with: rayfl report {directory}"):
+        return report(runs or [directory], directory / name, options, overwrite)
+
+
+def finish_up(folder: RunFolder, page: bool, audience: Audience) -> bool:
+    """Draw the page of a finished run if it is missing; copy the run if its copy is behind.
+
+    `page`: whether the run should have a page. Return True if the page was drawn or the run was copied.
+    """
+    page = page and not (folder.directory / "report.html").exists()
+    if page:
+        audience.display.stage(DRAWING)
+        draw(folder.directory)
+    behind = folder.is_copy_behind()
+    if behind:
+        audience.display.stage(f"copying to {folder.url}")
+        with folder.mirrored():
+            pass
+    return page or behind

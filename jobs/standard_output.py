@@ -27,10 +27,15 @@ def say(text: str, stream: TextIO | None = None) -> None:
     print(printable(text), file=stream, flush=True)
 
 
+def line_width(width: int) -> int:
+    """The letters of a line: of the terminal, or `width` if the output is a file."""
+    return Console().width if sys.stdout.isatty() else width
+
+
 def print_table(table: Table, width: int = 110) -> None:
     """Print a table as wide as the terminal, or `width` letters wide if the output is a file; escaped as by `say`."""
     text = StringIO()
-    Console(file=text, width=None if sys.stdout.isatty() else width, color_system=None, markup=False).print(table)
+    Console(file=text, width=line_width(width), color_system=None, markup=False).print(table)
     say(text.getvalue().removesuffix("\n"))
 
 

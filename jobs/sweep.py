@@ -1,41 +1,61 @@
 """Run all combinations of a sweep and compare them on one page.
 
 By default the runs follow one another in this process, on one Ray session. With --parallel, each run is a process of
-its own on that session (sweep_processes.py).
+its own, so that one that dies does not harm the others: the command `rayfl run --resume`, a Ray job of its own on that
+session. `rayfl ls` shows the rounds of the runs.
 """
 
+import os
+import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
+from signal import SIGINT
+from typing import Literal
 
 from actors import parent_process, signals
 from jobs.console import Audience
 from jobs.display import Overall
 from jobs.earlier_run import earlier_run, require_same_platform
-from jobs.failures import FAILED, sentence_and_code
+from jobs.failures import FAILED, INTERRUPTED, LIMIT, sentence_and_code
 from jobs.looking import print_comparison
-from jobs.run_page import DRAWING, draw
-from jobs.single import go_on, run
+from jobs.single import DRAWING, draw, go_on, run
 from jobs.standard_output import say
-from jobs.sweep_processes import Outcome, Status, run_at_once
 from rayfl.data.check import read_dataset
 from rayfl.determinism import platform
 from rayfl.errors import RayflError, log, one_line
+from rayfl.experiment import toml
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.identity import require_settings
+from rayfl.experiment.input_files import absolute
 from rayfl.experiment.prepare import prepare
 from rayfl.experiment.sweep import Combination
 from rayfl.run_directory.object_storage import Storage
 from rayfl.run_directory.outputs import REPORT, require_replaceable
 from rayfl.run_directory.record import read_run
 from rayfl.run_directory.run_folder import RunFolder, require_free
-from rayfl.settings import shown
+from rayfl.settings import Settings, shown
 
 PAGE = "comparison.html"
 """The page in a sweep's directory."""
+
+Status = Literal["finished", "skipped", "stopped", "failed"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the run of a combination ended; `error` is the sentence of a failed run."""
+
+    combination: Combination
+    directory: Path
+    status: Status
+    error: str = ""
 
 
 @dataclass(frozen=True)
@@ -104,7 +124,9 @@ def run_all(
     directory, url = folder.directory, folder.url
     parent_process.report(again=again or f"go on with --dir {directory}")
     if url is not None:
-        combinations = [_changed(one, "output", {"directory": url}) for one in combinations]
+        combinations = [
+            _changed(one, "output", one.experiment.output.model_copy(update={"directory": url})) for one in combinations
+        ]
     audience.display.stage(f"checking {len(combinations)} experiments")
     if directory.exists() and (not directory.is_dir() or (directory / "experiment.json").exists()):
         raise RayflError(f"{directory} is a file or a run, no directory of a sweep; name another one")
@@ -141,9 +163,8 @@ def run_all(
     return swept
 
 
-def _changed(one: Combination, table: str, changes: Mapping[str, object]) -> Combination:
-    """The combination with other settings in a table of its experiment."""
-    settings = getattr(one.experiment, table).model_copy(update=changes)
+def _changed(one: Combination, table: str, settings: Settings) -> Combination:
+    """The combination with another table of its experiment."""
     return replace(one, experiment=one.experiment.model_copy(update={table: settings}))
 
 
@@ -199,8 +220,7 @@ def _sharing(one: Combination, parallel: int, most_calls: int) -> Combination:
         return one
     from actors.placement import share
 
-    runtime = share(one.experiment.runtime, parallel, most_calls)
-    return replace(one, experiment=one.experiment.model_copy(update={"runtime": runtime}))
+    return _changed(one, "runtime", share(one.experiment.runtime, parallel, most_calls))
 
 
 def _one_by_one(
@@ -233,3 +253,85 @@ def attempt(one: Combination, directory: Path, overwrite: bool, audience: Audien
         # A stopped sweep is resumed by its own command, not by `rayfl resume RUN`.
         parent_process.report(run=None)
     return Outcome(one, directory, "finished" if read_run(directory).finished else "stopped")
+
+
+def run_at_once(
+    waiting: Sequence[Combination],
+    parallel: int,
+    directory: Path,
+    overwrite: bool,
+    address: str | None,
+    overall: Overall,
+    audience: Audience,
+) -> list[Outcome]:
+    """Run up to `parallel` combinations at once, in processes that join the Ray at `address` (None: without Ray).
+
+    The first signal lets each run end its round, and no further one begins; the second ends all at once.
+    """
+    running: list[subprocess.Popen[str]] = []
+
+    def stop() -> None:
+        overall.stopping()
+        for process in running:
+            process.send_signal(SIGINT)
+
+    def in_process(one: Combination) -> Outcome | None:
+        """One run from start to end; None if it was not begun."""
+        if stopping() or audience.is_over(one.experiment.runtime.limit_s):
+            return None
+        with tempfile.TemporaryDirectory() as folder:
+            # The limit counts from the start of the sweep.
+            left_s = audience.began + (one.experiment.runtime.limit_s or inf) - time.monotonic()
+            process = _begun(one, directory, Path(folder, "experiment.toml"), overwrite, left_s, address)
+            running.append(process)
+            # The signal may have come meanwhile.
+            if stopping():
+                process.send_signal(SIGINT)
+            status, error = _end(process, one.title)
+        # A signal ends a process that is still starting at once, with another exit code.
+        status = "stopped" if stopping() and status == "failed" else status
+        overall.over()
+        say(f"{one.title}: {status}")
+        return Outcome(one, directory / one.directory, status, error)
+
+    with ThreadPoolExecutor(parallel) as pool, signals.stoppable(stop) as stopping:
+        try:
+            return [outcome for outcome in pool.map(in_process, waiting) if outcome is not None]
+        except KeyboardInterrupt:
+            for process in running:
+                process.kill()
+            raise
+
+
+def _begun(
+    one: Combination, directory: Path, file: Path, overwrite: bool, left_s: float, address: str | None
+) -> subprocess.Popen[str]:
+    """The process that runs an experiment, which is written to `file`, or continues its unfinished run."""
+    file.write_text(toml.dumps(absolute(one.experiment.as_dict())), encoding="utf-8")
+    command = [sys.executable, "-m", "rayfl", "run", str(file), "--output", str(directory / one.directory)]
+    limit = [f"runtime.limit_s={max(1.0, left_s):.0f}"] if left_s < inf else []
+    return subprocess.Popen(
+        [*command, "--overwrite" if overwrite else "--resume", *limit],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, **({"RAY_ADDRESS": address} if address else {})},
+        # A session of its own, so that a terminal's Ctrl-C reaches it once, from `stop`.
+        start_new_session=True,
+        encoding="utf-8",
+        errors="replace",
+    )
+
+
+def _end(process: subprocess.Popen[str], title: str) -> tuple[Status, str]:
+    """Wait for the end of a process, printing for what it waits. Status, and rayfl's last sentence or the last line."""
+    words = ""
+    with process:
+        for line in process.stdout or ():
+            if "waiting for " in line:
+                say(f"{title}: {line.rstrip()}")
+            if line.startswith("rayfl: ") or not words.startswith("rayfl: "):
+                words = line.strip() or words
+    code = process.returncode
+    if code in (0, INTERRUPTED, LIMIT):
+        return "stopped" if code else "finished", ""
+    return "failed", words.removeprefix("rayfl: ") or f"its process ended with code {code}"

@@ -22,7 +22,7 @@ import numpy as np
 from pydantic import Field
 
 from actors import parent_process, signals
-from jobs import console, display, earlier_run, run_page, standard_output, sweep
+from jobs import console, display, earlier_run, single, standard_output, sweep
 from rayfl.errors import RayflError
 from rayfl.experiment import identity, input_files, prepare, report_options, table, toml
 from rayfl.experiment import sweep as sweeps
@@ -175,7 +175,7 @@ def tune(tuning: Tuning, budget: int, directory: Path | None, audience: console.
                         standard_output.say(f"{stopped}; go on with --dir {home}")
                         return code
                     overall.over()
-    audience.display.stage(run_page.DRAWING)
+    audience.display.stage(single.DRAWING)
     note = _write(tuning, studies, metric, options, home)
     audience.display.close()
     standard_output.say(f"{note}\ntrials: {home / sweep.PAGE}\nbest:   {home / BEST}, for rayfl run")
@@ -273,6 +273,6 @@ def _write(
         f"validation data of seed {tuning.options.seed}, pruner {tuning.options.pruner}, {sum(runs.values())} rounds; "
         f"trials: {', '.join(f'{len(one.trials)} of {label}' for label, one in studies.items())}."
     )
-    run_page.draw(home, [*runs], sweep.PAGE, options.model_copy(update={"note": note, "metric": metric}), True)
+    single.draw(home, [*runs], sweep.PAGE, options.model_copy(update={"note": note, "metric": metric}), True)
     disk.write_text(home / BEST, f"# {note}\n\n{tuning.best(studies, note)}")
     return note

@@ -30,11 +30,12 @@ MOST_NESTED = 32
 
 
 # Any: settings of any type.
-def dotted(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def dotted(table: Mapping[str, Any], prefix: str = "", dot: str = ".") -> dict[str, Any]:
     """The settings in nested tables by their dotted keys: {"method": {"lr": 0.1}} is {"method.lr": 0.1}."""
     found: dict[str, Any] = {}
     for name, value in table.items():
-        found |= dotted(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+        key = f"{prefix}{name}"
+        found |= dotted(value, f"{key}{dot}", dot) if isinstance(value, Mapping) else {key: value}
     return found
 
 

@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rayfl.settings import dotted
+
 Tree = dict[str, Tensor]
 # Any: a leaf is a tensor, or a tree of tensors by name; as a union every access would need a cast.
 State = Mapping[str, Any]
@@ -194,15 +196,9 @@ def tensor_over(array: np.ndarray) -> Tensor:
 
 
 # Any: leaves of any type.
-def flatten(nested: Mapping[str, Any], separator: str = "/", prefix: str = "") -> dict[str, Any]:
+def flatten(nested: Mapping[str, Any]) -> dict[str, Any]:
     """Nested dictionaries as a flat one: {"residual": {"fc.weight": w}} is {"residual/fc.weight": w}."""
-    flat: dict[str, Any] = {}
-    for name, leaf in nested.items():
-        if isinstance(leaf, Mapping):
-            flat |= flatten(leaf, separator, f"{prefix}{name}{separator}")
-        else:
-            flat[f"{prefix}{name}"] = leaf
-    return flat
+    return dotted(nested, dot="/")
 
 
 def _to_array(leaf: Any) -> Any:

@@ -112,7 +112,7 @@ def inline(made: Experiment) -> Hashes:
     for record in records:
         # They follow from the clients' values, and records of earlier versions lack them.
         metrics = [row for row in record.metrics if not is_summary(row.name, RECORDED)]
-        rows += [row._asdict() for row in (record.row, *record.clients, *metrics)]
+        rows += [vars(record.row), *(row._asdict() for row in (*record.clients, *metrics))]
     models = {
         f"{name}/{key}": tensor.numpy()
         for name, parts in final_models(setup, executor, run_states[-1]).items()

@@ -10,9 +10,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1] / "rayfl"
 FLOORS = (
-    {"errors", "version", "tree", "own_packages"},
+    {"errors", "version", "own_packages"},
     {"settings_read"},
-    {"settings", "determinism", "limits"},
+    {"settings"},
+    {"determinism", "limits", "tree"},
     {"choices"},
     {"schedules", "selections"},
     {"data", "topology", "population"},

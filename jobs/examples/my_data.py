@@ -1,9 +1,8 @@
 """Your own data: a source declares its options and loads arrays. Each sample may name the client that owns it."""
 
 import numpy as np
-from pydantic import Field
 
-from rayfl.data.datasets import Dataset, Samples, Source
+from rayfl.data.datasets import Dataset, Field, Samples, Source
 
 
 class Rings(Source):

@@ -9,11 +9,19 @@ A client sends ||delta_i||^2 in addition to delta_i, in 4 bytes. The paper evalu
 evaluate the last x.
 """
 
-from pydantic import Field
-
-from rayfl import tree
-from rayfl.compress.scalar import scalar_packet
-from rayfl.methods.base import Context, Delivered, Finished, Metrics, ModelState, Received, State, WeightedMean
+from rayfl.methods.base import (
+    Context,
+    Delivered,
+    Field,
+    Finished,
+    Metrics,
+    ModelState,
+    Received,
+    State,
+    WeightedMean,
+    scalar_packet,
+    tree,
+)
 from rayfl.methods.fedavg import FedAvg
 from rayfl.methods.shared.local_training import LocalCarry, LocalTraining
 

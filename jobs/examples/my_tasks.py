@@ -2,10 +2,9 @@
 
 import numpy as np
 import torch
-from pydantic import Field
 from torch import Tensor
 
-from rayfl.data.datasets import Dataset, Samples, Source
+from rayfl.data.datasets import Dataset, Field, Samples, Source
 from rayfl.network import Network
 from rayfl.tasks.base import Task
 

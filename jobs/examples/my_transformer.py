@@ -1,11 +1,10 @@
 """Text of your own, and a transformers model for it: GPT-2's architecture, with weights from a seed."""
 
 import numpy as np
-from pydantic import Field
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, GPT2Config
 
-from rayfl.data.datasets import Dataset, Samples, Source
+from rayfl.data.datasets import Dataset, Field, Samples, Source
 
 
 class Patterns(Source):

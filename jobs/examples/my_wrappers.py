@@ -7,10 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from pydantic import Field
 
-from rayfl import tree
-from rayfl.methods.base import Carry, Context, Method, Metrics, Stage, State, Tree
+from rayfl.methods.base import Carry, Context, Field, Method, Metrics, Stage, State, Tree, tree
 from rayfl.methods.shared.wrapper import Wrapping
 from rayfl.wrappers.base import MessageWrapper, Wrapper
 from rayfl.wrappers.robust import ByDistances

@@ -9,10 +9,13 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import torch
+from pydantic import Field
 
 from rayfl.choices.kinds import Choice
+from rayfl.compress.values import UNIT_ROUNDOFF, decode_values, encode_values, entries, entries_on_device
 from rayfl.data.transfer import to_device
-from rayfl.tree import ALIGNMENT_BYTES, Difference, Tree
+from rayfl.errors import RayflError
+from rayfl.tree import ALIGNMENT_BYTES, Difference, Tree, pack_bits, tensor_over, unpack_bits
 
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 """Names and shapes of a tree's tensors in order; both ends know them, so they are not billed."""
@@ -208,10 +211,8 @@ class Opened(Packet):
 
 @dataclass(frozen=True)
 class OnDevice(Opened):
-    """A packet that keeps its decoded tree on a device, for the clients that train on that device; never sent.
-
-    The tree is copied to the device when a client first decodes it.
-    """
+    """A packet that keeps its decoded tree on a device, for the clients that train there; never sent. The tree is
+    copied to the device when a client first decodes it."""
 
     device: torch.device
 

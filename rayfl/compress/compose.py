@@ -9,12 +9,10 @@ import torch
 from pydantic import Field, model_validator
 
 from rayfl.choices.kinds import TO_TABLE, from_table
-from rayfl.compress.base import Compressor, Packet, Parts, PositionedCodec, Quantizer, shapes_of
+from rayfl.compress.base import Compressor, Packet, Parts, PositionedCodec, Quantizer, RayflError, Tree, shapes_of
 from rayfl.compress.positions import decode_counted, encode_counted
 from rayfl.compress.quantize import QSGD
 from rayfl.compress.sparse import SEED, Draw, Sparsifier, TopK, seed_of, sizes_of
-from rayfl.errors import RayflError
-from rayfl.tree import Tree
 
 OUTER, INNER = "outer:", "inner:"
 """Prefixes of the names of the two compressors' buffers."""

@@ -6,15 +6,13 @@ from typing import Literal
 
 import numpy as np
 import torch
-from pydantic import Field
 
-from rayfl.compress.base import Compressor, Packet, Parts, PositionedCodec, shapes_of
+from rayfl.compress.base import Compressor, Field, Packet, Parts, PositionedCodec, Tree, entries, shapes_of
 from rayfl.compress.dense import Dense
 from rayfl.compress.largest import top_k_mask
 from rayfl.compress.sparse import SEED, KeepRatio, kept_entries, seed_of, sizes_of
-from rayfl.compress.values import entries
 from rayfl.settings import Settings
-from rayfl.tree import Tree, num_entries
+from rayfl.tree import num_entries
 
 
 def hashes(num_rows: int, num_columns: int, num_entries: int, seed: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -8,10 +8,21 @@ from typing import Any
 
 import numpy as np
 import torch
-from pydantic import Field
 
 from rayfl import tree
-from rayfl.compress.base import BLOCK, Packet, Parts, Quantizer, WholeTensorCodec, cuts, device_of, shapes_of
+from rayfl.compress.base import (
+    BLOCK,
+    Difference,
+    Field,
+    Packet,
+    Parts,
+    Quantizer,
+    Tree,
+    WholeTensorCodec,
+    cuts,
+    device_of,
+    shapes_of,
+)
 from rayfl.compress.values import (
     UNIT_ROUNDOFF,
     ValueType,
@@ -21,7 +32,7 @@ from rayfl.compress.values import (
     entries_on_device,
 )
 from rayfl.data.transfer import to_memory
-from rayfl.tree import Difference, Tree, num_entries
+from rayfl.tree import num_entries
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,10 @@ from typing import Literal
 
 import numpy as np
 import torch
-from pydantic import Field
 
 from rayfl.compress import bits as packed
-from rayfl.compress.base import Packet, Parts, Quantizer, WholeTensorCodec, shapes_of
+from rayfl.compress.base import Field, Packet, Parts, Quantizer, Tree, WholeTensorCodec, entries, shapes_of
 from rayfl.compress.sparse import SEED
-from rayfl.compress.values import entries
-from rayfl.tree import Tree
 
 NUMBERS = [
     np.array([*(-one for one in reversed(positive)), *positive], np.float32)

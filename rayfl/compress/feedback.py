@@ -4,14 +4,10 @@ from typing import Annotated, Self
 
 import numpy as np
 import torch
-from pydantic import Field
 
 from rayfl.choices.kinds import TO_TABLE, from_table
-from rayfl.compress.base import Compressor, Packet
+from rayfl.compress.base import Compressor, Field, Packet, RayflError, Tree, entries_on_device
 from rayfl.compress.sparse import TopK
-from rayfl.compress.values import entries_on_device
-from rayfl.errors import RayflError
-from rayfl.tree import Tree
 
 
 class Around(Compressor):

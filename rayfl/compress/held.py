@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from rayfl import tree
-from rayfl.compress.base import Codec, Packet, Parts, Shapes, WholeTensorCodec, masks_of, shapes_of
+from rayfl.compress.base import Codec, Packet, Parts, Shapes, WholeTensorCodec, shapes_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,14 +29,12 @@ class HeldCodec:
             for name, _ in self.shapes
         }
 
-    def support(self, parts: Parts) -> tree.Tree:
-        """True everywhere, as the receivers then have every entry."""
-        return masks_of(self.shapes, True)
-
     def num_values(self, parts: Parts) -> int:
         """Entries of the difference that were sent."""
         return self.inner.num_values(parts)
 
+    # The receivers then have every entry.
+    support = WholeTensorCodec.support
     add_to = WholeTensorCodec.add_to
 
 

@@ -5,10 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rayfl.compress.base import Codec, Packet, Parts, Shapes, WholeTensorCodec, shapes_of
+from rayfl.compress.base import Codec, Packet, Parts, RayflError, Shapes, Tree, WholeTensorCodec, shapes_of
 from rayfl.compress.feedback import Around
-from rayfl.errors import RayflError
-from rayfl.tree import Tree, num_entries
+from rayfl.tree import num_entries
 
 
 @dataclass(frozen=True)

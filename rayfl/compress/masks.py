@@ -5,9 +5,20 @@ from dataclasses import dataclass
 
 import torch
 
-from rayfl.compress.base import Packet, Parts, PositionedCodec, WholeTensorCodec, cuts, shapes_of
-from rayfl.compress.values import decode_values, encode_values, entries
-from rayfl.tree import Tree, pack_bits, unpack_bits
+from rayfl.compress.base import (
+    Packet,
+    Parts,
+    PositionedCodec,
+    Tree,
+    WholeTensorCodec,
+    cuts,
+    decode_values,
+    encode_values,
+    entries,
+    pack_bits,
+    shapes_of,
+    unpack_bits,
+)
 
 
 class MaskCodec(WholeTensorCodec):

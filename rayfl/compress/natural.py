@@ -6,9 +6,7 @@ import numpy as np
 import torch
 
 from rayfl.compress import bits
-from rayfl.compress.base import Packet, Parts, Quantizer, WholeTensorCodec, shapes_of
-from rayfl.compress.values import entries
-from rayfl.tree import Tree
+from rayfl.compress.base import Packet, Parts, Quantizer, Tree, WholeTensorCodec, entries, shapes_of
 
 MANTISSA_BITS = 23
 MANTISSA = np.uint32((1 << MANTISSA_BITS) - 1)

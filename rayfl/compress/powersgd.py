@@ -2,11 +2,19 @@
 
 import numpy as np
 import torch
-from pydantic import Field
 
-from rayfl.compress.base import Compressor, Packet, Parts, WholeTensorCodec, shapes_of
-from rayfl.compress.values import decode_values, encode_values, entries
-from rayfl.tree import Tree
+from rayfl.compress.base import (
+    Compressor,
+    Field,
+    Packet,
+    Parts,
+    Tree,
+    WholeTensorCodec,
+    decode_values,
+    encode_values,
+    entries,
+    shapes_of,
+)
 
 
 class PowerCodec(WholeTensorCodec):

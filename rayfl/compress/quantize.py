@@ -12,12 +12,9 @@ from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
-from pydantic import Field
 
 from rayfl.compress import bits
-from rayfl.compress.base import Packet, Parts, Quantizer, WholeTensorCodec, shapes_of
-from rayfl.compress.values import entries
-from rayfl.tree import Tree
+from rayfl.compress.base import Field, Packet, Parts, Quantizer, Tree, WholeTensorCodec, entries, shapes_of
 
 Norm = Literal["1", "2", "inf"]
 Coding = Literal["fixed", "elias"]

@@ -6,9 +6,8 @@ from typing import Literal
 
 import numpy as np
 import torch
-from pydantic import Field
 
-from rayfl.compress.base import Compressor, Packet, Parts, WholeTensorCodec, masks_of, shapes_of
+from rayfl.compress.base import Compressor, Field, Packet, Parts, Tree, WholeTensorCodec, masks_of, shapes_of
 from rayfl.compress.sparse import KeptShare, Scope, Selection, Sparsifier, kept_entries, kept_share, split_positions
 from rayfl.compress.values import (
     UNIT_ROUNDOFF,
@@ -17,7 +16,6 @@ from rayfl.compress.values import (
     entries,
     scaled,
 )
-from rayfl.tree import Tree
 
 FLAG = "sent"
 """Name of the buffer that says whether anything was sent; buffers of a tensor have a dot in their names."""

@@ -3,9 +3,8 @@
 import numpy as np
 import torch
 
-from rayfl.compress.base import Packet, Parts, WholeTensorCodec
+from rayfl.compress.base import Packet, Parts, WholeTensorCodec, encode_values, entries
 from rayfl.compress.dense import DenseCodec
-from rayfl.compress.values import encode_values, entries
 
 
 class CountCodec(WholeTensorCodec):

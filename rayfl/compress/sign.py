@@ -10,10 +10,9 @@ import numpy as np
 import torch
 
 from rayfl.compress import bits
-from rayfl.compress.base import Packet, Parts, Quantizer, WholeTensorCodec, shapes_of
+from rayfl.compress.base import Packet, Parts, Quantizer, Tree, WholeTensorCodec, pack_bits, shapes_of
 from rayfl.compress.values import entries, entries_on_device, is_on_device
 from rayfl.data.device import upload
-from rayfl.tree import Tree, pack_bits
 
 ROUNDING = 2.0**-40
 """A generous bound on what rounding scales and means to float32 takes from a constant."""

@@ -10,9 +10,20 @@ from typing import Annotated, Literal, Self
 
 import numpy as np
 import torch
-from pydantic import Field
 
-from rayfl.compress.base import PIECE, Compressor, Packet, Parts, PositionedCodec, Shapes, masks_of, shapes_of
+from rayfl.compress.base import (
+    PIECE,
+    Compressor,
+    Field,
+    Packet,
+    Parts,
+    PositionedCodec,
+    RayflError,
+    Shapes,
+    Tree,
+    masks_of,
+    shapes_of,
+)
 from rayfl.compress.largest import top_k_of_each, top_k_positions
 from rayfl.compress.positions import (
     cut_positions,
@@ -32,8 +43,6 @@ from rayfl.compress.values import (
     unchecked,
 )
 from rayfl.data.device import download
-from rayfl.errors import RayflError
-from rayfl.tree import Tree
 
 Scope = Annotated[
     Literal["tensor", "model"], Field(description="tensor: k of each tensor; model: k of the whole model")

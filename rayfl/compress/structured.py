@@ -8,10 +8,19 @@ import numpy as np
 import torch
 from pydantic import Field, model_validator
 
-from rayfl.compress.base import Compressor, Packet, Parts, Shapes, shapes_of, zeros_of
-from rayfl.compress.values import entries
-from rayfl.errors import RayflError
-from rayfl.tree import Tree, tensor_over, unpack_bits
+from rayfl.compress.base import (
+    Compressor,
+    Packet,
+    Parts,
+    RayflError,
+    Shapes,
+    Tree,
+    entries,
+    shapes_of,
+    tensor_over,
+    unpack_bits,
+    zeros_of,
+)
 
 Scores = Literal["normalized", "raw"]
 

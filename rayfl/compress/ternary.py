@@ -7,13 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from rayfl.compress.base import Packet, Parts, PositionedCodec, shapes_of
+from rayfl.compress.base import Packet, Parts, PositionedCodec, Tree, entries, shapes_of
 from rayfl.compress.golomb import decode_golomb, encode_golomb, low_bits
 from rayfl.compress.largest import top_k_positions
 from rayfl.compress.sign import ROUNDING
 from rayfl.compress.sparse import KeptShare, Scope, kept_entries, sizes_of
-from rayfl.compress.values import entries
-from rayfl.tree import Tree
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,9 @@ import numpy as np
 import torch
 from pydantic import Field, model_validator
 
+from rayfl.compress.base import UNIT_ROUNDOFF, RayflError, Tree
 from rayfl.compress.largest import at_least
 from rayfl.compress.sparse import Selection, Sparsifier
-from rayfl.compress.values import UNIT_ROUNDOFF
-from rayfl.errors import RayflError
-from rayfl.tree import Tree
 
 
 class Threshold(Sparsifier, on_device=True):

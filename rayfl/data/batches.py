@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from rayfl.data.datasets import Dataset, cropped, draw_crops
+from rayfl.data.datasets import Dataset, RayflError, cropped, draw_crops
 from rayfl.data.device import DeviceData, DeviceSamples, upload
 from rayfl.data.partition import Partition
-from rayfl.errors import RayflError
 
 NORMALISED_BYTES = 64 << 20
 """A client's split is normalised at once up to this size (float32); larger splits batch by batch."""
@@ -34,6 +33,13 @@ class Batch(NamedTuple):
     def mean(self, values: torch.Tensor) -> torch.Tensor:
         """The mean of values of the examples, [batch], without padding; a scalar."""
         return values.mean() if self.weights is None else (values * self.weights).sum() / self.weights.sum()
+
+
+def first_two(dataset: Dataset) -> Batch:
+    """The first two train samples, on which a model is tried before a run begins."""
+    return Batch(
+        dataset.normalise(torch.from_numpy(dataset.train.inputs[:2])), torch.from_numpy(dataset.train.labels[:2])
+    )
 
 
 def schedule(

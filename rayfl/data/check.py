@@ -8,9 +8,8 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from rayfl.data.datasets import Dataset, Samples, Source
+from rayfl.data.datasets import Dataset, RayflError, Samples, Source
 from rayfl.data.file_digest import source_digests
-from rayfl.errors import RayflError
 
 _CHUNK_BYTES = 16 << 20
 MOST_CLASSES = 1_000_000

@@ -14,6 +14,7 @@ import torch
 from pydantic import Field
 
 from rayfl.choices.kinds import Choice
+from rayfl.errors import RayflError
 from rayfl.limits.regular_files import expanded
 from rayfl.settings import shown
 

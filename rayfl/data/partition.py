@@ -9,8 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from rayfl.choices.kinds import Choice
-from rayfl.data.datasets import Dataset
-from rayfl.errors import RayflError
+from rayfl.data.datasets import Dataset, Field, RayflError
 
 
 @dataclass(frozen=True, eq=False)

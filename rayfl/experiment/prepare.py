@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from rayfl import tree
 from rayfl.choices import plugins
 from rayfl.choices.kinds import Kind
-from rayfl.data.batches import Batch
+from rayfl.data.batches import first_two
 from rayfl.data.check import read_dataset
 from rayfl.data.datasets import Dataset, Samples
 from rayfl.data.partition import Partition, Shards
@@ -171,7 +171,7 @@ def split_weights(experiment: Experiment, network: Network, weights: tree.Tree, 
     if network.buffer_slots:
         # A model that does not run is refused by `check_outputs`.
         with suppress(Exception):
-            moving = network.changed_buffers(dataset.normalise(torch.from_numpy(dataset.train.inputs[:2])))
+            moving = network.changed_buffers(first_two(dataset).inputs)
     if parts.buffers != "average" and not moving:
         raise RayflError(
             f"={parts.buffers!r} does nothing, as training changes no buffer of model {model!r}; remove it",
@@ -210,11 +210,9 @@ def check_outputs(task: NetworkTask, model: str, dataset: Dataset, params: tree.
     It runs in evaluation mode (first in training mode, if there are buffers that it could change) and restores torch's
     generator, so that no bit of a run depends on it.
     """
-    samples = dataset.train
-    inputs = dataset.normalise(torch.from_numpy(samples.inputs[:2]))
-    batch = Batch(inputs, torch.from_numpy(samples.labels[:2]))
-    shape, wanted = list(inputs.shape), [len(inputs), *task.task.output_shape(dataset)]
-    given = f"model {model!r} gets inputs {shape}, {len(inputs)} samples of dataset {dataset.name!r}"
+    batch = first_two(dataset)
+    shape, wanted = list(batch.inputs.shape), [len(batch.inputs), *task.task.output_shape(dataset)]
+    given = f"model {model!r} gets inputs {shape}, {len(batch.inputs)} samples of dataset {dataset.name!r}"
     try:
         with torch.random.fork_rng(devices=()), torch.no_grad():
             if task.network.buffer_slots:

@@ -7,11 +7,10 @@ from typing import Any
 
 from rayfl.errors import RayflError
 from rayfl.limits.regular_files import read_bytes
+from rayfl.settings import check_plain
 
 MOST_BYTES = 256 * 10**6
 """The most bytes of a file. The description of a run with a million clients' own settings is smaller."""
-MOST_NESTED = 64
-"""The deepest nesting of tables and lists. Files that rayfl writes have about ten levels."""
 
 
 def read_json(path: Path) -> Mapping[str, Any]:
@@ -24,7 +23,8 @@ def read_json(path: Path) -> Mapping[str, Any]:
 
 # Any: JSON.
 def parse(text: bytes | str) -> Any:
-    """The value of a JSON text. Raise RayflError, whose text is the reason, if it is invalid or nested too deep."""
+    """The value of a JSON text. Raise RayflError, whose text is the reason, if it is invalid, or no setting
+    could hold it (`settings.check_plain`)."""
     try:
         value = json.loads(text)
     except RecursionError:
@@ -32,15 +32,5 @@ def parse(text: bytes | str) -> Any:
     # Wrong JSON, no UTF-8, or a number of more digits than Python reads.
     except ValueError as error:
         raise RayflError(f"it is no JSON: {error}") from None
-    require_shallow(value)
+    check_plain(value)
     return value
-
-
-# Any: JSON or TOML.
-def require_shallow(value: Any, allowed: int = MOST_NESTED) -> None:
-    """Raise RayflError if lists and tables are nested more than `allowed` deep."""
-    if isinstance(value, Mapping | list):
-        if not allowed:
-            raise RayflError("its tables are nested too deep")
-        for inner in value.values() if isinstance(value, Mapping) else value:
-            require_shallow(inner, allowed - 1)

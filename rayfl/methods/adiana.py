@@ -22,7 +22,6 @@ from typing import NamedTuple, TypedDict
 
 from pydantic import Field, model_validator
 
-from rayfl import tree
 from rayfl.methods.base import (
     Batch,
     Context,
@@ -35,6 +34,7 @@ from rayfl.methods.base import (
     Tree,
     WeightedMean,
     compressed,
+    tree,
 )
 from rayfl.methods.shared.distributed_gradient import (
     GradientCarry,

@@ -21,13 +21,23 @@ are those before the step. The server averages w as FedAvg does, and v_i and alp
 """
 
 import torch
-from pydantic import Field
 
-from rayfl import tree
-from rayfl.methods.base import Batch, Context, Finished, FirstDraws, Message, ModelState, Stage, Traits, Tree
+from rayfl.methods.base import (
+    Batch,
+    Context,
+    Field,
+    Finished,
+    FirstDraws,
+    Message,
+    ModelState,
+    Stage,
+    Traits,
+    Tree,
+    inner,
+    tree,
+)
 from rayfl.methods.fedavg import FedAvg
 from rayfl.methods.shared.local_training import LocalCarry, LocalTraining, OwnModel
-from rayfl.task import inner
 
 
 class APFLHyper(LocalTraining):

@@ -14,8 +14,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self
 
+from pydantic import Field
+
+from rayfl import tree
 from rayfl.choices.kinds import Kind
-from rayfl.compress.base import Compressor, Message, Packet
+from rayfl.compress.base import Codec, Compressor, Message, Packet, message_bits, shapes_of
+from rayfl.compress.dense import Dense
+from rayfl.compress.masks import known_support_packet, mask_packet
+from rayfl.compress.scalar import count_packet, scalar_packet
+from rayfl.compress.sparse import sparse_packet
 from rayfl.data.batches import Batch
 from rayfl.determinism.seeding import FirstDraws
 from rayfl.errors import RayflError
@@ -45,7 +52,7 @@ from rayfl.methods.hook_types import (
 )
 from rayfl.population.client import Traits
 from rayfl.settings import unused_with
-from rayfl.task import BoundTask
+from rayfl.task import BoundTask, NetworkTask, inner
 from rayfl.topology.graphs import Topology
 from rayfl.tree import Difference, State, Tree
 

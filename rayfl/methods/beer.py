@@ -22,10 +22,7 @@ z_i += sum_j w_ij r_j, h_i += q_i, s_i += sum_j w_ij q_j.
   refused here too.
 """
 
-from pydantic import Field
-
-from rayfl import tree
-from rayfl.methods.base import Context, Finished, FirstDraws, State, Traits, Tree, WeightedMean
+from rayfl.methods.base import Context, Field, Finished, FirstDraws, State, Traits, Tree, WeightedMean, tree
 from rayfl.methods.shared.distributed_gradient import GradientCarry, OneBatch, OneGradient
 from rayfl.methods.shared.gossip import CopiedStep, Gossip, PublicCopies
 from rayfl.methods.shared.local_training import LearningRate

@@ -26,9 +26,7 @@ s_i += sum_j w_ij q_j; x_i = y_i + gamma (s_i - h_i).
 
 from typing import Literal
 
-from pydantic import Field
-
-from rayfl.methods.base import Context, Finished, Received, State
+from rayfl.methods.base import Context, Field, Finished, Received, State
 from rayfl.methods.shared.gossip import CopiedStep, Gossip, PublicCopies
 from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, LocalWork
 

@@ -9,10 +9,7 @@ vanish at the minimiser, x stays in a neighbourhood of it whose size grows with 
 - The mean is over those who delivered, uniform by default. A round in which nothing arrives moves nothing.
 """
 
-from pydantic import Field
-
-from rayfl import tree
-from rayfl.methods.base import Context, Finished, ModelState, Received, State, WeightedMean
+from rayfl.methods.base import Context, Field, Finished, ModelState, Received, State, WeightedMean, tree
 from rayfl.methods.shared.distributed_gradient import DistributedGradient, GradientCarry, GradientStep, soft_threshold
 
 

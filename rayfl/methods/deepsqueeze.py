@@ -15,7 +15,6 @@ goes to every neighbour; e_i <- y_i + e_i - c_i; x_i = y_i + gamma (sum_j w_ij c
   that are not symmetric are refused; so are error feedback, and unbiased uplinks whose ratio differs between clients.
 """
 
-from rayfl import tree
 from rayfl.methods.base import (
     Context,
     Finished,
@@ -27,6 +26,7 @@ from rayfl.methods.base import (
     UplinkMemory,
     compressed,
     contracting,
+    tree,
 )
 from rayfl.methods.shared.gossip import Gossip, GossipStep
 from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, LocalWork

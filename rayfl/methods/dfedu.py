@@ -11,7 +11,6 @@ w_l^R), with one coefficient lap_step = mu_t eta. The notes of `fedu` on graph a
 
 from typing import NotRequired
 
-from rayfl import tree
 from rayfl.methods.base import (
     Context,
     Finished,
@@ -23,6 +22,7 @@ from rayfl.methods.base import (
     UplinkMemory,
     WeightedMean,
     compressed,
+    tree,
 )
 from rayfl.methods.shared.laplacian import LaplacianHyper, check_lap_step
 from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, OwnModel

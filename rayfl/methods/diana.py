@@ -17,18 +17,17 @@ the minimiser, so that the compressed differences vanish there, and h = mean_i h
 
 from typing import Literal
 
-from pydantic import Field
-
-from rayfl import tree
 from rayfl.methods.base import (
     Context,
     Download,
+    Field,
     Finished,
     Message,
     Received,
     Tree,
     WeightedMean,
     compressed,
+    tree,
     uncompressed,
 )
 from rayfl.methods.shared.distributed_gradient import (

@@ -21,13 +21,11 @@ Where paper and code differ or leave something open:
 from dataclasses import replace
 from typing import Literal, NotRequired
 
-from pydantic import Field
-
-from rayfl.compress.sparse import sparse_packet
 from rayfl.methods.base import (
     Batch,
     Context,
     ElementwiseMean,
+    Field,
     Finished,
     FirstDraws,
     Message,
@@ -38,6 +36,7 @@ from rayfl.methods.base import (
     State,
     Traits,
     Tree,
+    sparse_packet,
     unused_with,
 )
 from rayfl.methods.shared import masks

@@ -19,8 +19,19 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from rayfl import tree
-from rayfl.methods.base import Batch, Context, Finished, Message, ModelState, Plan, RayflError, Stage, Tree, unused_with
+from rayfl.methods.base import (
+    Batch,
+    Context,
+    Finished,
+    Message,
+    ModelState,
+    Plan,
+    RayflError,
+    Stage,
+    Tree,
+    tree,
+    unused_with,
+)
 from rayfl.methods.fedavg import FedAvg
 from rayfl.methods.shared.local_training import LocalCarry, LocalTraining, OwnModel
 

@@ -21,7 +21,6 @@ c = C_down(v), e <- v - c; it sends c. All: x <- x - c. No model is sent. In eve
 
 from collections.abc import Sequence
 
-from rayfl import tree
 from rayfl.methods.base import (
     Context,
     Delivered,
@@ -37,6 +36,7 @@ from rayfl.methods.base import (
     WeightedMean,
     compressed,
     contracting,
+    tree,
 )
 from rayfl.methods.shared.distributed_gradient import GradientCarry, GradientStep, SteppingServer
 

@@ -21,11 +21,9 @@ Where the sources leave something open:
 
 from typing import Literal, NotRequired
 
-from pydantic import Field
-
-from rayfl import tree
 from rayfl.methods.base import (
     Context,
+    Field,
     Finished,
     FirstDraws,
     Message,
@@ -35,6 +33,7 @@ from rayfl.methods.base import (
     Traits,
     Tree,
     WeightedMean,
+    tree,
     unused_with,
 )
 from rayfl.methods.shared import masks

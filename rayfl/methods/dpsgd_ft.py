@@ -12,9 +12,7 @@ discarded.
 
 from typing import Literal
 
-from pydantic import Field
-
-from rayfl.methods.base import Context, Stage, Tree
+from rayfl.methods.base import Context, Field, Stage, Tree
 from rayfl.methods.dpsgd import DPSGD, DPSGDCarry, DPSGDHyper, DPSGDState
 from rayfl.methods.shared.local_training import FineTuning
 

@@ -15,8 +15,7 @@ average that it has just received.
 
 from pydantic import Field, model_validator
 
-from rayfl import tree
-from rayfl.methods.base import RayflError, Tree
+from rayfl.methods.base import RayflError, Tree, tree
 from rayfl.methods.dpsgd import DPSGD, DPSGDCarry, DPSGDHyper
 
 

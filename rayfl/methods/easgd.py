@@ -14,12 +14,10 @@ sides use the OLD values, those at the round's beginning, so that an exchange al
 - x_i is the personal model, and c the global one.
 """
 
-from pydantic import Field
-
-from rayfl import tree
 from rayfl.methods.base import (
     Batch,
     Context,
+    Field,
     Finished,
     Message,
     ModelServer,
@@ -30,6 +28,7 @@ from rayfl.methods.base import (
     Sum,
     Topology,
     Tree,
+    tree,
 )
 from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, LocalWork, OwnModel
 

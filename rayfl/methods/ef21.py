@@ -20,8 +20,7 @@ its client's gradient, which may differ from 0 at the minimiser; G, which is alw
   was. A round in which nothing arrived changes nothing. `weighting="samples"` needs all clients in every round.
 """
 
-from rayfl import tree
-from rayfl.methods.base import Context, Finished, Received, Tree, WeightedMean, compressed, contracting
+from rayfl.methods.base import Context, Finished, Received, Tree, WeightedMean, compressed, contracting, tree
 from rayfl.methods.shared.distributed_gradient import (
     GradientCarry,
     GradientStep,

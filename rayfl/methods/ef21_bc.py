@@ -18,10 +18,7 @@ gradients of single clients differ.
 
 from collections.abc import Sequence
 
-from pydantic import Field
-
-from rayfl import tree
-from rayfl.methods.base import Context, Delivered, Metrics, Packet, Received, Tree
+from rayfl.methods.base import Context, Delivered, Field, Metrics, Packet, Received, Tree, tree
 from rayfl.methods.ef21 import EF21
 from rayfl.methods.shared.distributed_gradient import GradientStep, ShiftedServer, SteppingServer, contracting, shifted
 

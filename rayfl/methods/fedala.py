@@ -21,10 +21,21 @@ with all else frozen. Then it trains from t as in FedAvg, keeps the result as u_
 """
 
 import torch
-from pydantic import Field
 
-from rayfl import tree
-from rayfl.methods.base import Batch, Context, Finished, FirstDraws, Message, ModelState, Plan, Stage, Traits, Tree
+from rayfl.methods.base import (
+    Batch,
+    Context,
+    Field,
+    Finished,
+    FirstDraws,
+    Message,
+    ModelState,
+    Plan,
+    Stage,
+    Traits,
+    Tree,
+    tree,
+)
 from rayfl.methods.fedavg import FedAvg
 from rayfl.methods.shared.local_training import LocalCarry, LocalTraining, OwnModel
 

@@ -24,11 +24,9 @@ minimiser of the plain mean of the f_i. So the mean is uniform, and there is no 
 
 from typing import Literal
 
-from pydantic import Field
-
-from rayfl import tree
 from rayfl.methods.base import (
     Context,
+    Field,
     Finished,
     FirstDraws,
     Message,
@@ -39,6 +37,7 @@ from rayfl.methods.base import (
     Tree,
     WeightedMean,
     compressed,
+    tree,
 )
 from rayfl.methods.shared.distributed_gradient import ShiftState
 from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, LocalWork

@@ -24,13 +24,12 @@ from collections.abc import Sequence
 from typing import TypedDict, cast
 
 import torch
-from pydantic import Field
 
-from rayfl import tree
-from rayfl.compress.dense import Dense
 from rayfl.methods.base import (
     Batch,
     Context,
+    Dense,
+    Field,
     Finished,
     Handle,
     Message,
@@ -45,6 +44,7 @@ from rayfl.methods.base import (
     Topology,
     Traits,
     Tree,
+    tree,
     unused_with,
 )
 from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, LocalWork, OwnModel

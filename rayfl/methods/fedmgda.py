@@ -13,11 +13,21 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from pydantic import Field
 
-from rayfl import tree
-from rayfl.errors import RayflError
-from rayfl.methods.base import Collect, Context, Delivered, Finished, Metrics, ModelServer, ModelState, Received, State
+from rayfl.methods.base import (
+    Collect,
+    Context,
+    Delivered,
+    Field,
+    Finished,
+    Metrics,
+    ModelServer,
+    ModelState,
+    RayflError,
+    Received,
+    State,
+    tree,
+)
 from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, LocalWork
 
 

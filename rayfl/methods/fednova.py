@@ -20,11 +20,18 @@ d_i = (x - x_i) / a_i,   x <- x - tau_eff sum_i p_i d_i,   tau_eff = sum_i p_i a
 
 from typing import Literal
 
-from pydantic import Field
-
-from rayfl import tree
-from rayfl.compress.scalar import scalar_packet
-from rayfl.methods.base import Aggregate, Context, Finished, RayflError, Received, State, WeightedMean
+from rayfl.methods.base import (
+    Aggregate,
+    Context,
+    Field,
+    Finished,
+    RayflError,
+    Received,
+    State,
+    WeightedMean,
+    scalar_packet,
+    tree,
+)
 from rayfl.methods.fedavgm import FedAvgM, FedAvgMHyper
 from rayfl.methods.fedprox import FedProx, FedProxHyper
 from rayfl.methods.shared.local_training import LocalCarry

@@ -13,9 +13,7 @@ there is no bias correction. The sign is ours: Delta = received - trained.
 
 from typing import Literal
 
-from pydantic import Field
-
-from rayfl.methods.base import unused_with
+from rayfl.methods.base import Field, unused_with
 from rayfl.methods.shared.optimizers import Adagrad, AdaptiveAdam, Optimizer, SecondMoment, Yogi
 from rayfl.methods.shared.server_optimizer import ServerStepping, ServerSteps
 

@@ -15,11 +15,9 @@ continues from its own x0_i. With an exact oracle lambda_i = -grad f_i(x_i).
 - For f_i with L-Lipschitz gradients that are not convex take eta about 0.3 / L; 0.5 / L and more can diverge.
 """
 
-from pydantic import Field
-
-from rayfl import tree
 from rayfl.methods.base import (
     Context,
+    Field,
     Finished,
     FirstDraws,
     Message,
@@ -29,6 +27,7 @@ from rayfl.methods.base import (
     Traits,
     Tree,
     WeightedMean,
+    tree,
 )
 from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, LocalWork
 from rayfl.methods.shared.model_server import ExchangedModel, ExchangedModelServer

@@ -8,10 +8,7 @@ FedAvg, and mu = 0 is FedAvg itself.
 - The recorded training loss is f_i, without the proximal term.
 """
 
-from pydantic import Field
-
-from rayfl import tree
-from rayfl.methods.base import Tree
+from rayfl.methods.base import Field, Tree, tree
 from rayfl.methods.fedavg import FedAvg
 from rayfl.methods.shared.local_training import LocalCarry, LocalTraining
 

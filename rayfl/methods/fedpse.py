@@ -32,16 +32,13 @@ from typing import Literal, NotRequired, TypedDict
 
 import numpy as np
 import torch
-from pydantic import Field
 
-from rayfl import tree
-from rayfl.compress.base import shapes_of
-from rayfl.compress.scalar import count_packet
 from rayfl.compress.sparse import Scope, SparseCodec, TopK, sparse_packet, top_k_support
 from rayfl.methods.base import (
     Context,
     Delivered,
     ElementwiseMean,
+    Field,
     Finished,
     FirstDraws,
     Gather,
@@ -54,6 +51,9 @@ from rayfl.methods.base import (
     Traits,
     Tree,
     WeightedMean,
+    count_packet,
+    shapes_of,
+    tree,
 )
 from rayfl.methods.shared import masks
 from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, LocalTraining

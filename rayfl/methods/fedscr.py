@@ -15,23 +15,18 @@ a residual for the next round (compress/structured.py says how scores are made).
 - Rows and columns of matrices are selected like filters and channels, and every tensor has a residual.
 - The whole model goes down. `downlink="structured"` is the form that FedPSE's paper compares with, a tenth both ways:
   the server cuts its mean and its own residual as clients do, C = cut(A + mean), A <- A + mean - C, x <- x - C, and a
-  client that delivered gets C at the end of its round. A client that was absent first downloads the new values of all
-  entries that the missed C touched, or the model, whichever is smaller.
+  client that delivered gets C at the end of its round. A client that was absent first downloads what it missed, in the
+  cheapest of the three forms of shared/broadcasts.py.
 """
 
 import math
 from dataclasses import replace
-from typing import Literal, NotRequired, TypedDict
+from typing import Literal, NotRequired, TypedDict, cast
 
 import numpy as np
 import torch
 from pydantic import Field, model_validator
 
-from rayfl import tree
-from rayfl.compress.base import shapes_of
-from rayfl.compress.dense import Dense
-from rayfl.compress.scalar import scalar_packet
-from rayfl.compress.sparse import sparse_packet
 from rayfl.compress.structured import Scores, Structured, StructuredCodec
 from rayfl.methods.base import (
     Collect,
@@ -43,16 +38,18 @@ from rayfl.methods.base import (
     ModelState,
     RayflError,
     Received,
-    Reply,
+    State,
     Traits,
     Tree,
     WeightedMean,
+    scalar_packet,
+    shapes_of,
+    tree,
     unused_with,
 )
 from rayfl.methods.fedavg import FedAvg
-from rayfl.methods.fedstc import caught_up
+from rayfl.methods.shared.broadcasts import Broadcasting, BroadcastServer, caught_up
 from rayfl.methods.shared.local_training import LocalCarry, LocalTraining
-from rayfl.methods.shared.stored_packets import buffers, packet_of
 
 NOT_ADAPTIVE = unused_with(adaptive=[False])
 
@@ -124,21 +121,15 @@ class FedSCRCarry(LocalCarry):
 class FedSCRServer(ModelState):
     """Server state, beside x: the first four with a structured downlink, the last two if adaptive."""
 
-    residual: NotRequired[Tree]  # A
-    touched: NotRequired[Tree]  # the number of the last C that changed each entry
-    count: NotRequired[torch.Tensor]  # the number of all C so far
-    last: NotRequired[Tree]  # the last C as it was sent
+    residual: NotRequired[Tree]  # as of `BroadcastServer`
+    touched: NotRequired[Tree]
+    count: NotRequired[torch.Tensor]
+    broadcasts: NotRequired[dict[str, Tree]]
     variances: NotRequired[torch.Tensor]  # their sum over the rounds
     rounds: NotRequired[torch.Tensor]
 
 
-class FedSCRMemory(TypedDict):
-    """The server's memory of a client, with a structured downlink."""
-
-    count: NotRequired[torch.Tensor]  # the number of C that the client has
-
-
-class FedSCR(FedAvg, on_device=True, keeps_parts=True):
+class FedSCR(Broadcasting, FedAvg, on_device=True, keeps_parts=True):
     """FedAvg whose clients send the filters and channels above a threshold."""
 
     hyper: FedSCRHyper
@@ -167,42 +158,15 @@ class FedSCR(FedAvg, on_device=True, keeps_parts=True):
     def overrides(self, hook: Literal["personal_message", "reply"]) -> bool:
         return self.cuts_down
 
-    def init_server_memory(self, client: Traits, params: Tree) -> FedSCRMemory:
-        return {"count": torch.tensor(0)} if self.cuts_down else {}
+    @property
+    def step_compressor(self) -> Structured:
+        return self.hyper.compressor
 
-    def cut_down(self, server: FedSCRServer, mean: Tree, ctx: Context) -> FedSCRServer:
-        """The server's state after the cut of A + mean is sent."""
-        assert "residual" in server and "count" in server and "touched" in server
-        update = tree.add(server["residual"], mean)
-        packet, _ = self.hyper.compressor.encode(update, {}, ctx.generator)
-        sent, support, number = packet.decode(), packet.support(), int(server["count"]) + 1
-        return {
-            **server,
-            "params": tree.sub(server["params"], sent),
-            "residual": tree.sub(update, sent),
-            "count": torch.tensor(number),
-            "touched": {name: last.masked_fill(support[name], number) for name, last in server["touched"].items()},
-            "last": buffers(packet),
-        }
+    def step_codec(self, like: Tree) -> StructuredCodec:
+        return StructuredCodec(shapes_of(like))
 
-    def personal_message(self, server: FedSCRServer, server_memory: FedSCRMemory, ctx: Context) -> Reply:
-        assert "touched" in server and "count" in server and "count" in server_memory
-        seen = server_memory["count"]
-        if seen == server["count"]:
-            return Reply({}, server_memory)
-        touched = tree.map(lambda last: last > seen, server["touched"])
-        ways = [Dense().encode(server["params"], {}, ctx.generator)[0], sparse_packet(server["params"], touched)]
-        smallest = min(ways, key=lambda packet: packet.num_bits)
-        return Reply({"touched": smallest}, {"count": server["count"]})
-
-    def reply(self, server: FedSCRServer, server_memory: FedSCRMemory, ctx: Context) -> Reply:
-        assert "last" in server and "count" in server
-        packet = packet_of(server["last"], StructuredCodec(shapes_of(server["params"])))
-        return Reply({"update": packet}, {"count": server["count"]})
-
-    def receive_reply(self, state: FedSCRState, received: Message, ctx: Context) -> FedSCRState:
-        assert "params" in state
-        return {**state, "params": caught_up(state["params"], received)}
+    def init_server_memory(self, client: Traits, params: Tree) -> State:
+        return super().init_server_memory(client, params) if self.cuts_down else {}
 
     def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> FedSCRState:
         state: FedSCRState = {"residual": tree.zeros_like(params)}
@@ -255,10 +219,7 @@ class FedSCR(FedAvg, on_device=True, keeps_parts=True):
         )
 
     def init_server(self, params: Tree) -> FedSCRServer:
-        start: FedSCRServer = {"params": params}
-        if self.cuts_down:
-            touched = tree.map(lambda tensor: torch.zeros(tensor.shape, dtype=torch.int32), params)
-            start = {**start, "residual": tree.zeros_like(params), "touched": touched, "count": torch.tensor(0)}
+        start: FedSCRServer = {**super().init_server(params)} if self.cuts_down else {"params": params}
         if not self.hyper.adaptive:
             return start
         return {**start, "variances": torch.tensor(0.0, dtype=torch.float64), "rounds": torch.tensor(0)}
@@ -271,11 +232,11 @@ class FedSCR(FedAvg, on_device=True, keeps_parts=True):
         return {**message, "variance": scalar_packet("variance", mean)}
 
     def update(self, server: FedSCRServer, received: Received, ctx: Context) -> FedSCRServer:
-        after: FedSCRServer = {**server}
         if self.cuts_down:
-            after = self.cut_down(server, received["delta"].result, ctx)
+            step = self.broadcast(cast(BroadcastServer, server), received["delta"].result, ctx)
+            after: FedSCRServer = {**server, **step}
         else:
-            after["params"] = super().update(server, received, ctx)["params"]
+            after = {**server, **super().update(server, received, ctx)}
         if "variances" in server and "rounds" in server:
             losses = [float(loss["loss"]) for loss in received["loss"].items.values() if isinstance(loss, dict)]
             after["variances"] = server["variances"] + float(np.var(losses))

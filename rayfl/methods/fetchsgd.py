@@ -22,16 +22,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
-from pydantic import Field
 from torch import Tensor
 
-from rayfl import tree
 from rayfl.compress.countsketch import Sketching, largest
 from rayfl.compress.sparse import TopK
 from rayfl.determinism.seeding import torch_seed
 from rayfl.methods.base import (
     Context,
     Delivered,
+    Field,
     Finished,
     Metrics,
     ModelState,
@@ -40,6 +39,7 @@ from rayfl.methods.base import (
     State,
     Tree,
     WeightedMean,
+    tree,
     uncompressed,
 )
 from rayfl.methods.shared.distributed_gradient import GradientCarry, GradientStep, SteppingServer

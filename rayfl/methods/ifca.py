@@ -25,13 +25,12 @@ from dataclasses import replace
 from typing import Literal
 
 import torch
-from pydantic import Field
 
-from rayfl import tree
 from rayfl.compress.scalar import CountCodec
 from rayfl.methods.base import (
     Batch,
     Context,
+    Field,
     Finished,
     FirstDraws,
     Gather,
@@ -45,6 +44,7 @@ from rayfl.methods.base import (
     State,
     Tree,
     WeightedMean,
+    tree,
 )
 from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, LocalTraining
 

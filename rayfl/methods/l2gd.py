@@ -17,12 +17,11 @@ step to the mean, x_i <- (1 - gam) x_i + gam xbar, gam = alpha lam / (n p), whic
 """
 
 import torch
-from pydantic import Field
 
-from rayfl import tree
 from rayfl.methods.base import (
     Batch,
     Context,
+    Field,
     Finished,
     FirstDraws,
     Message,
@@ -36,6 +35,7 @@ from rayfl.methods.base import (
     Traits,
     Tree,
     WeightedMean,
+    tree,
 )
 from rayfl.methods.shared.distributed_gradient import OneBatch, OneGradient
 from rayfl.methods.shared.model_server import ExchangedModel, ExchangedModelServer, Exchanges

@@ -16,12 +16,11 @@ gradients of all clients and steps along their mean, in silent rounds too.
 from typing import Literal
 
 import torch
-from pydantic import Field
 
-from rayfl import tree
 from rayfl.methods.base import (
     Context,
     Delivered,
+    Field,
     Finished,
     FirstDraws,
     Metrics,
@@ -32,6 +31,7 @@ from rayfl.methods.base import (
     Tree,
     UplinkMemory,
     compressed,
+    tree,
     unused_with,
 )
 from rayfl.methods.shared.distributed_gradient import DistributedGradient, GradientCarry, GradientStep

@@ -12,13 +12,12 @@ One L is used for all clients (the paper has one per client). A client that is n
 from typing import TypedDict
 
 import torch
-from pydantic import Field
 
-from rayfl import tree
 from rayfl.methods.base import (
     Context,
     Delivered,
     Download,
+    Field,
     Finished,
     FirstDraws,
     Message,
@@ -28,6 +27,7 @@ from rayfl.methods.base import (
     Traits,
     Tree,
     encode_broadcast,
+    tree,
 )
 from rayfl.methods.lag import LAG, NEVER_LAZY, Known, LAGHyper, LAGServer
 from rayfl.methods.shared.distributed_gradient import GradientCarry

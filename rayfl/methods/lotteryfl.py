@@ -17,9 +17,7 @@ Where the sources are silent or the public code is wrong:
   client's mask, and after local training the one that it has trained.
 """
 
-from pydantic import Field
-
-from rayfl.methods.base import Context, Finished, Message
+from rayfl.methods.base import Context, Field, Finished, Message
 from rayfl.methods.shared.accuracy_gate import GateHyper, Lottery, LotteryCarry, LotteryState
 from rayfl.methods.shared.masked_server import WEIGHTS, MaskedServer, weights_packet
 

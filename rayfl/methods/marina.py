@@ -19,14 +19,13 @@ first round, g = grad f(x^0), is uncompressed. Q is unbiased; g is not.
 from typing import NotRequired
 
 import torch
-from pydantic import Field
 
-from rayfl import tree
 from rayfl.methods.base import (
     Batch,
     Context,
     Delivered,
     Download,
+    Field,
     Finished,
     FirstDraws,
     Message,
@@ -38,6 +37,7 @@ from rayfl.methods.base import (
     Tree,
     UplinkMemory,
     WeightedMean,
+    tree,
     uncompressed,
 )
 from rayfl.methods.shared.distributed_gradient import DistributedGradient, GradientCarry, GradientStep, stated_omega

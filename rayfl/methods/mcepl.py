@@ -31,12 +31,10 @@ from typing import NotRequired
 
 import numpy as np
 import torch
-from pydantic import Field
 
-from rayfl import tree
-from rayfl.compress.masks import mask_packet
 from rayfl.methods.base import (
     Context,
+    Field,
     Finished,
     FirstDraws,
     RayflError,
@@ -44,6 +42,8 @@ from rayfl.methods.base import (
     Traits,
     Tree,
     WeightedMean,
+    mask_packet,
+    tree,
 )
 from rayfl.methods.shared.distributed_gradient import GradientCarry
 from rayfl.methods.shared.learned_masks import HiddenMaskHyper, HiddenMasks, ScoredModel, masked_part

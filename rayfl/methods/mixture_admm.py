@@ -30,7 +30,6 @@ from typing import Literal
 import torch
 from pydantic import Field, model_validator
 
-from rayfl import tree
 from rayfl.methods.base import (
     Batch,
     Context,
@@ -50,10 +49,11 @@ from rayfl.methods.base import (
     Tree,
     UplinkMemory,
     compressed,
+    inner,
+    tree,
     unused_with,
 )
 from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, LocalWork, OwnModel
-from rayfl.task import inner
 
 
 class MixtureADMMHyper(LocalWork):

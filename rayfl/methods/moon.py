@@ -17,10 +17,9 @@ l_con = -log(e^{s_g / T} / (e^{s_g / T} + e^{s_p / T})) = log(1 + e^{(s_p - s_g)
 """
 
 import torch
-from pydantic import Field
 from torch.nn import functional
 
-from rayfl.methods.base import Batch, Context, Finished, Message, ModelState, Stage, Tree, unused_with
+from rayfl.methods.base import Batch, Context, Field, Finished, Message, ModelState, Stage, Tree, unused_with
 from rayfl.methods.fedavg import FedAvg
 from rayfl.methods.shared.local_training import LocalCarry, LocalTraining, OwnModel
 

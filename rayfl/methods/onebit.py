@@ -9,11 +9,9 @@ error), the server steps without AdaGrad, and it sends the dense model (the pape
 goes back, with an error memory per worker). Groups are those of the compressor `onebit`.
 """
 
-from pydantic import Field
-
 from rayfl.compress.feedback import ErrorFeedback
 from rayfl.compress.sign import OneBit
-from rayfl.methods.base import Compressor
+from rayfl.methods.base import Compressor, Field
 from rayfl.methods.shared.distributed_gradient import CompressedSGD, GradientStep
 
 

@@ -26,11 +26,9 @@ from dataclasses import replace
 from typing import Literal
 
 import torch
-from pydantic import Field
 
-from rayfl import tree
 from rayfl.data.batches import examples_by_batch
-from rayfl.methods.base import Batch, Context, Plan, Stage, State, Tree, unused_with
+from rayfl.methods.base import Batch, Context, Field, Plan, Stage, State, Tree, tree, unused_with
 from rayfl.methods.fedavg import FedAvg
 from rayfl.methods.shared.local_training import LocalCarry, LocalTraining
 

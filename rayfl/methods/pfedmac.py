@@ -12,9 +12,7 @@ such a small lam eta must be as large as 0.5 for w to move: a step goes eta lam 
 weight_decay = lam theta's steps are those of pFedMe.
 """
 
-from pydantic import Field
-
-from rayfl import tree
+from rayfl.methods.base import Field, tree
 from rayfl.methods.pfedme import PFedMe, PFedMeHyper
 
 

@@ -29,7 +29,6 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from rayfl import tree
 from rayfl.methods.base import (
     Batch,
     Context,
@@ -41,6 +40,7 @@ from rayfl.methods.base import (
     Received,
     Stage,
     Tree,
+    tree,
 )
 from rayfl.methods.fedavg import FedAvg
 from rayfl.methods.shared.local_training import NOT_PLAIN, LocalCarry, LocalTraining, OwnModel, Weighting

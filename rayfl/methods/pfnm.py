@@ -19,21 +19,22 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from pydantic import Field
 from torch import nn
 
-from rayfl.compress.dense import Dense
 from rayfl.methods.base import (
     BoundTask,
     Collect,
     Context,
     Delivered,
+    Dense,
+    Field,
     Finished,
     FirstDraws,
     HyperParameters,
     KeptModel,
     Metrics,
     ModelState,
+    NetworkTask,
     Plan,
     RayflError,
     Received,
@@ -41,7 +42,6 @@ from rayfl.methods.base import (
     Tree,
 )
 from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, LocalWork
-from rayfl.task import NetworkTask
 
 Layer = tuple[np.ndarray, np.ndarray]
 """Weights [out, in] and biases [out] of one layer."""

@@ -5,10 +5,8 @@ A client rounds every entry of its gradient at random to one of s levels of its 
 server averages. The server sends the dense model (in the paper all peers broadcast their encoded gradients).
 """
 
-from pydantic import Field
-
 from rayfl.compress import quantize
-from rayfl.methods.base import Compressor
+from rayfl.methods.base import Compressor, Field
 from rayfl.methods.shared.distributed_gradient import CompressedSGD, GradientStep
 
 

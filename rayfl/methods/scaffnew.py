@@ -22,10 +22,19 @@ however unlike the clients are.
 
 import math
 
-from pydantic import Field
-
-from rayfl import tree
-from rayfl.methods.base import Context, Finished, FirstDraws, Message, ModelState, Plan, Stage, Traits, Tree
+from rayfl.methods.base import (
+    Context,
+    Field,
+    Finished,
+    FirstDraws,
+    Message,
+    ModelState,
+    Plan,
+    Stage,
+    Traits,
+    Tree,
+    tree,
+)
 from rayfl.methods.fedavg import FedAvg
 from rayfl.methods.shared.local_training import NOT_PLAIN, LocalCarry, LocalWork
 

@@ -17,13 +17,11 @@ The sign of messages is ours: clients send c_i - c_i+.
 
 from typing import Literal, NotRequired
 
-from pydantic import Field
-
-from rayfl import tree
 from rayfl.methods.base import (
     Batch,
     Context,
     Download,
+    Field,
     Finished,
     FirstDraws,
     Message,
@@ -38,6 +36,7 @@ from rayfl.methods.base import (
     UplinkMemory,
     WeightedMean,
     compressed,
+    tree,
     unused_with,
 )
 from rayfl.methods.shared.local_training import NOT_PLAIN, GradientMethod, LocalCarry, LocalTraining, Weighting

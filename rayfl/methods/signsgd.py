@@ -13,13 +13,12 @@ take the step x <- x - lr * sign(sum_i sign(g_i)) on their copies of the model, 
 from typing import Literal, NotRequired
 
 import torch
-from pydantic import Field
 
-from rayfl import tree
 from rayfl.compress.sign import votes_packet
 from rayfl.methods.base import (
     Context,
     Download,
+    Field,
     Finished,
     FirstDraws,
     Message,
@@ -29,6 +28,7 @@ from rayfl.methods.base import (
     Sum,
     Traits,
     Tree,
+    tree,
 )
 from rayfl.methods.shared.distributed_gradient import DistributedGradient, GradientCarry, GradientStep
 from rayfl.methods.shared.model_server import ExchangedModel, ExchangedModelServer, Exchanges

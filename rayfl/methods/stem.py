@@ -19,13 +19,12 @@ Round 0 is the start: the mean of gradients on large batches, at the common x_1,
 from typing import Self, TypedDict
 
 import torch
-from pydantic import Field
 
-from rayfl import tree
 from rayfl.methods.base import (
     Batch,
     Context,
     Download,
+    Field,
     Finished,
     FirstDraws,
     Message,
@@ -38,6 +37,7 @@ from rayfl.methods.base import (
     Traits,
     Tree,
     WeightedMean,
+    tree,
 )
 from rayfl.methods.shared.local_training import LearningRate
 

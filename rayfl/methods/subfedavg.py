@@ -24,19 +24,7 @@ Where the sources differ or are silent:
 
 from dataclasses import replace
 
-from pydantic import Field
-
-from rayfl import tree
-from rayfl.methods.base import (
-    Context,
-    Finished,
-    FirstDraws,
-    Message,
-    Plan,
-    Stage,
-    Traits,
-    Tree,
-)
+from rayfl.methods.base import Context, Field, Finished, FirstDraws, Message, Plan, Stage, Traits, Tree, tree
 from rayfl.methods.shared import masks
 from rayfl.methods.shared.accuracy_gate import GATE, GatedCarry, GatedPruning, GateHyper
 from rayfl.methods.shared.masked_server import WEIGHTS, MaskedServer, weights_packet

@@ -6,10 +6,8 @@ A client sends each tensor of its gradient as one number m = max |g| and the ent
 model (the paper sends the averaged gradient to workers with a copy of the model).
 """
 
-from pydantic import Field
-
 from rayfl.compress.quantize import TernGrad as Ternary
-from rayfl.methods.base import Compressor
+from rayfl.methods.base import Compressor, Field
 from rayfl.methods.shared.distributed_gradient import CompressedSGD, GradientStep
 
 

@@ -1,10 +1,8 @@
 """Shares of correct predictions."""
 
 import torch
-from pydantic import Field
 
-from rayfl.errors import RayflError
-from rayfl.metrics.base import PerExample, Targets, are_labels, sizes
+from rayfl.metrics.base import Field, PerExample, RayflError, Targets, are_labels, sizes
 
 
 class Accuracy(PerExample):

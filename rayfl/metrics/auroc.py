@@ -1,10 +1,8 @@
 """The area under the ROC curve, from histograms of the logits."""
 
 import torch
-from pydantic import Field
 
-from rayfl.metrics.base import Metric, Sums, Values, are_labels, flat
-from rayfl.metrics.facts import Facts
+from rayfl.metrics.base import Facts, Field, Metric, Sums, Values, are_labels, flat
 
 RANGE = 16.0
 """Logits are clipped to +-RANGE; a probability of 1e-7 lies beyond."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import ClassVar, Literal, Protocol, Self
 
 import numpy as np
+from pydantic import Field
 from torch import Tensor
 
 from rayfl.choices.kinds import Choice

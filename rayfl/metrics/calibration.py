@@ -1,9 +1,8 @@
 """Expected calibration error: how far a model's confidence is from its accuracy (Guo et al., ICML 2017)."""
 
 import torch
-from pydantic import Field
 
-from rayfl.metrics.base import Metric, Sums, Values, are_labels, flat, ratio
+from rayfl.metrics.base import Field, Metric, Sums, Values, are_labels, flat, ratio
 
 
 class CalibrationError(Metric):

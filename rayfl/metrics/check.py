@@ -6,8 +6,7 @@ from numbers import Real
 import torch
 
 from rayfl.errors import RayflError, one_line, plugin_line
-from rayfl.metrics.base import Metric, PerExample, Sums, Values, kind_of
-from rayfl.metrics.facts import Facts
+from rayfl.metrics.base import Facts, Metric, PerExample, Sums, Values, kind_of
 from rayfl.settings import shown
 
 

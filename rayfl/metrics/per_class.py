@@ -1,4 +1,5 @@
-"""Recall, precision and F1 of classes or labels, from three counts per class: right, occurring, predicted."""
+"""Recall, precision and F1 of classes or labels, from three counts per class: right, occurring, predicted; and the
+confusion matrix of classes."""
 
 from abc import abstractmethod
 from typing import ClassVar
@@ -74,3 +75,30 @@ class F1(PerClass):
 
     def of_class(self, right: int, support: int, predicted: int) -> float | None:
         return 2 * right / (support + predicted) if support else None
+
+
+class Confusion(Metric):
+    """The number of test examples by their class and by the predicted class, as confusion/CLASS/PREDICTED. The report
+    draws it as a matrix."""
+
+    name = "confusion"
+    title = "Confusion matrix"
+    unit = "examples"
+    bounds = (0.0, float("inf"))
+    drawn = "matrix"
+    judges = ("classes",)
+    # Each number of the matrix is a row of the records at each evaluation.
+    most_classes = 50
+
+    def measure(self, outputs: torch.Tensor, targets: torch.Tensor) -> Sums:
+        outputs, targets = flat(outputs, targets)
+        size = outputs.shape[-1]
+        cells = torch.bincount(targets * size + outputs.argmax(dim=-1), minlength=size * size)
+        return {"cells": cells.reshape(size, size)}
+
+    def value(self, sums: Sums) -> Values:
+        return {
+            f"{self.name}/{true}/{said}": float(cell)
+            for true, row in enumerate(sums["cells"].tolist())
+            for said, cell in enumerate(row)
+        }

@@ -4,15 +4,15 @@ import difflib
 import importlib
 import re
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import torch
-from pydantic import Field, PrivateAttr
+from pydantic import Field
 
 from rayfl.data.torchvision import torchvision
 from rayfl.errors import RayflError, one_line
-from rayfl.metrics.base import Metric, Sums, Targets, Values
-from rayfl.metrics.facts import Facts
+from rayfl.metrics.base import Facts, Metric, Sums, Targets, Values
 
 _NEW_WORD = r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])"
 """Where a word begins inside the name of a class."""
@@ -37,19 +37,11 @@ class TorchMetrics(Metric):
     )
     # Any: whatever the class takes.
     options: Mapping[str, Any] = Field(default_factory=dict, description="arguments of the class")
-    # Any: torchmetrics is imported where it is used.
-    _made: Any = PrivateAttr(default=None)
 
-    # Any: an object of torchmetrics.
-    @property
+    # Any: torchmetrics is imported where it is used.
+    @cached_property
     def made(self) -> Any:
         """The metric of torchmetrics. Raise RayflError if there is no such metric, or if its states are not sums."""
-        if self._made is None:
-            self._made = self._make()
-        return self._made
-
-    # Any: see `made`.
-    def _make(self) -> Any:
         # torchmetrics imports torchvision, which some builds of torch refuse without this.
         torchvision()
         try:

@@ -3,10 +3,9 @@
 import math
 from itertools import pairwise
 
-from pydantic import Field
 from torch import nn
 
-from rayfl.models.base import Architecture, Width
+from rayfl.models.base import Architecture, Field, Width
 
 
 class Logistic(Architecture):

@@ -7,8 +7,7 @@ from torch import Tensor, nn
 
 from rayfl.data.datasets import Dataset
 from rayfl.determinism.process import Precision
-from rayfl.errors import RayflError
-from rayfl.models.base import MemoryFormat, laid_out
+from rayfl.models.base import MemoryFormat, RayflError, laid_out
 
 
 class Predictor(nn.Module):

@@ -3,10 +3,9 @@
 from typing import Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
-from rayfl.models.base import Architecture, Width
+from rayfl.models.base import Architecture, Field, Width
 
 PAD = 0
 

@@ -1,4 +1,4 @@
-"""A paper's claims about sweeps, as its claims.toml lists them, and the rule of their verdicts.
+"""A paper's claims about sweeps, as its claims.toml lists them, the rule of their verdicts, and the page of these.
 
 A claim is about one number of the runs (rayfl/report/numbers.py) and compares, seed by seed, the runs of two values of
 a swept key. The verdict follows from the 95 % interval of the mean difference (rayfl/report/statistics.py):
@@ -10,6 +10,7 @@ whether the interval contains it is reported too, and does not change the verdic
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Self
+from urllib.parse import quote
 
 import numpy as np
 import pandas as pd
@@ -17,6 +18,7 @@ from pydantic import Field, model_validator
 
 from rayfl.errors import RayflError, did_you_mean
 from rayfl.experiment.sweep import described
+from rayfl.report import wording
 from rayfl.report.groups import groups, ranked_names
 from rayfl.report.numbers import number
 from rayfl.report.statistics import holm, paired
@@ -27,6 +29,15 @@ Choices = Mapping[str, str]
 """The label, or else the value in words, of each swept key: {"case": "FedAvg", "seed": "1"}."""
 # Any: swept values by key. Or the number with which the other side is compared.
 Side = Mapping[str, Any] | float
+
+_RULE = (
+    "The rule, fixed before the runs: a claim is reproduced if the 95 % interval of the mean paired difference over "
+    "seeds (Student's t) lies on the claim's side of 0, refuted if it lies on the other side, and undecided if it "
+    "contains 0 or if a run lacks the number. Inside: whether the interval contains the paper's figure of the "
+    "difference. p: of the paired t-test, after Holm's correction over all rows. Detectable: the smallest difference "
+    "that the test finds with power 0.8. Each number of ours links to its runs."
+)
+_HEADS = ("Claim", "Ours", "Difference", "n", "Verdict", "Paper's", "Inside", "p, Holm", "Detectable")
 
 
 class Claim(Settings):
@@ -175,3 +186,58 @@ def _verdict(claim: Claim, low: float, high: float) -> str:
     margin = np.nextafter(claim.margin, np.inf)
     least, most = {">": (0, np.inf), "<": (-np.inf, 0), "=": (-margin, margin)}[claim.sign]
     return "reproduced" if least < low and high < most else "refuted" if high < least or most < low else "undecided"
+
+
+def verdicts_markdown(
+    title: str,
+    claims: Sequence[Claim],
+    verdicts: pd.DataFrame,
+    origin: Mapping[str, str],
+    runs: Sequence[Run],
+    planned: int,
+) -> str:
+    """The page of the `verdicts` on a paper's claims, which lies beside the sweeps' directories and links to the runs.
+
+    title: the paper; origin: the command and commit, as `run_directory.description.origin`; runs: those that finished
+    of the `planned`.
+    """
+    hours = sum(run.rounds["wall_s"].to_numpy().sum() for run in runs) / 3600
+    seeds = pd.Series([run.experiment.get("seed") for run in runs], dtype=object).sort_values().unique()
+    rows = [_HEADS, ["---"] * len(_HEADS), *(_row(one) for one in verdicts.to_dict("records"))]
+    parts = [
+        f"# {title}",
+        ", ".join(f"{number} {verdict}" for verdict, number in verdicts["verdict"].value_counts().items()) + ".",
+        f"`{origin['command']}`, commit {origin.get('commit', 'unknown')}, {len(runs)} of {planned} runs, "
+        f"seeds {', '.join(map(str, seeds))}, {hours:.2f} hours of rounds.",
+        _RULE,
+        "\n".join(f"| {' | '.join(row)} |" for row in rows),
+        "\n".join(f"- **{one.id}**: {one.says}{f' *Ours:* {one.setting}' * bool(one.setting)}" for one in claims),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+# Any: a row of `judge`.
+def _row(one: Mapping[str, Any]) -> list[str]:
+    scale, unit, digits = (100, " %", ".2f") if one["unit"] == "%" else (1, f" {one['unit']}".rstrip(), ".4g")
+
+    def words(value: float | None, sign: str = "+") -> str:
+        return wording.NONE if value is None or np.isnan(value) else f"{scale * value:{sign}{digits}}{unit}"
+
+    sides = []
+    for name in ("first", "second"):
+        if one.get(f"{name}_runs"):
+            places = enumerate(one[f"{name}_runs"].split(";"), 1)
+            links = " ".join(f"[{number}]({quote(place)}/)" for number, place in places)
+            sides.append(f"{words(one[name], '')} {wording.PLUS_MINUS} {words(one[f'{name}_sd'], '')} ({links})")
+    inside = {None: wording.NONE, True: "yes", False: "no"}[one["inside"]]
+    return [
+        f"{one['claim']}: {one['compared']} ({one['value']})".replace("|", "\\|"),
+        " / ".join(sides) or wording.NONE,
+        f"{words(one['mean'])} [{words(one['low'])}, {words(one['high'])}]",
+        str(one["num_pairs"]),
+        f"**{one['verdict']}**",
+        words(one["paper"]),
+        inside,
+        wording.NONE if np.isnan(one["holm"]) else f"{one['holm']:.2g}",
+        words(one["detectable"], ""),
+    ]

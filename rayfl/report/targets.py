@@ -21,12 +21,10 @@ _DECIDES = "Up and down"
 class CostToTarget:
     """Costs of the seeds that reached the target, up to the first evaluation at the target.
 
-    `reached` of `count` seeds reached it; `rounds` counts the rounds, so reaching it in round 0 takes 1; `best` is the
-    best value of any seed, NaN if nothing was measured.
+    `rounds` counts the rounds, so reaching it in round 0 takes 1; `best` is the best value of any seed, NaN if nothing
+    was measured.
     """
 
-    reached: int
-    count: int
     rounds: Score
     megabytes: Score
     uplink_megabytes: Score
@@ -41,7 +39,7 @@ def cost_to_target(group: Group, name: str, target: float) -> CostToTarget:
     costs = [one for run in group.runs if (one := spent(run, name, target, facts)) is not None]
     best = facts.sign * float(np.fmax.reduce([facts.sign * one.best(facts)[0] for one in found], initial=np.nan))
     rounds, both, up, seconds = (over(one[column] for one in costs) for column in range(4))
-    return CostToTarget(len(costs), len(group.runs), rounds, both, up, seconds, best)
+    return CostToTarget(rounds, both, up, seconds, best)
 
 
 def targets(found: Sequence[Group], name: str, target: float, last: int) -> dict[str, object]:
@@ -60,9 +58,9 @@ def targets(found: Sequence[Group], name: str, target: float, last: int) -> dict
 def _columns(found: Sequence[Group], name: str, target: float, last: int) -> list[Column]:
     """The columns; those of costs sort first by the share of seeds that reached the target."""
     spent = [cost_to_target(group, name, target) for group in found]
-    reached = [(-one.reached / one.count,) for one in spent]
+    reached = [(-one.rounds.count / len(group.runs),) for one, group in zip(spent, found, strict=True)]
     counted, facts = has_seeds(found), facts_of(found, name)
-    columns = [Column("Reached", [_reached(one, facts) for one in spent], reached)]
+    columns = [Column("Reached", [_reached(*one, facts) for one in zip(spent, found, strict=True)], reached)]
     for head, scores, decimals, unit in (
         ("Rounds", [one.rounds for one in spent], lambda one: int(one.deviation > 0 or one.mean % 1 > 0), ""),
         ("Up", [one.uplink_megabytes for one in spent], lambda one: wording.megabyte_decimals(one.mean), " MB"),
@@ -75,7 +73,7 @@ def _columns(found: Sequence[Group], name: str, target: float, last: int) -> lis
     return [*columns, metric_column("Final, smoothed", found, name, last)]
 
 
-def _reached(one: CostToTarget, facts: Facts) -> str:
-    if not one.reached:
+def _reached(one: CostToTarget, group: Group, facts: Facts) -> str:
+    if not one.rounds.count:
         return wording.NONE if math.isnan(one.best) else f"not reached (best {facts.words(one.best)})"
-    return "yes" if one.count == 1 else f"{one.reached} of {one.count} seeds"
+    return "yes" if len(group.runs) == 1 else f"{one.rounds.count} of {len(group.runs)} seeds"

@@ -15,7 +15,8 @@ from rayfl.rounds.simulated_clock import arrival_s, duration_s, reply_s
 from rayfl.rounds.worker_jobs import ClientResult
 
 
-class RoundRow(NamedTuple):
+@dataclass(frozen=True)
+class RoundRow:
     """Totals over the clients of one round; `simulated_s` is this round's duration on the simulated clock."""
 
     round: int

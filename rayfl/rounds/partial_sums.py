@@ -13,7 +13,7 @@ from rayfl import gather, tree
 from rayfl.compress.base import Message, Opened, message_bits
 from rayfl.data.transfer import to_memory
 from rayfl.determinism.addition_order import Node, add_up, total
-from rayfl.gather import Aggregate, Gather
+from rayfl.gather import Aggregate
 from rayfl.rounds.client_round import naming_round_and_client
 from rayfl.rounds.setup import Setup
 
@@ -71,30 +71,6 @@ Sent = Added | Packets
 """The messages of the clients below a node, added up or as packets."""
 
 
-class Sizes:
-    """Counts the bits of packets and the bytes of their sum."""
-
-    def __init__(self, rules: Mapping[str, Gather]) -> None:
-        self.rules, self.bits = rules, 0
-        self.sums = dict.fromkeys(rules, 0)
-
-    def add(self, message: Message) -> None:
-        """Count one more message."""
-        self.bits += message_bits(message)
-        for name, packet in message.items():
-            self.sums[name] = self.rules[name].sum_bytes(self.sums[name], packet)
-
-    @property
-    def sum_bytes(self) -> int:
-        """Bytes of the sum."""
-        return sum(self.sums.values())
-
-    @property
-    def packets_are_smaller(self) -> bool:
-        """True if the packets together are smaller than their sum, or if there are no packets."""
-        return self.bits < 8 * self.sum_bytes or not self.bits
-
-
 class Summing:
     """Adds up messages by the rules of the method's `gather`."""
 
@@ -108,16 +84,18 @@ class Summing:
         `packets`: return packets instead of sums if the packets are smaller. They are held until they are no longer
         smaller, and added from then on. An error names `round` and the client.
         """
-        held: dict[int, FromClient] = {}
-        sizes, asked = Sizes(self.rules), node[0]
-        while packets and asked < node[1] and sizes.packets_are_smaller:
+        held, bits, sizes, asked = dict[int, FromClient](), 0, dict.fromkeys(self.rules, 0), node[0]
+        # Also if there are no packets.
+        while packets and asked < node[1] and (bits < 8 * sum(sizes.values()) or not bits):
             one = next_sent()
             if one is not None:
                 held[asked] = one._replace(message=self._gathered(one.message))
-                sizes.add(held[asked].message)
+                bits += message_bits(held[asked].message)
+                for name, packet in held[asked].message.items():
+                    sizes[name] = self.rules[name].sum_bytes(sizes[name], packet)
             asked += 1
-        if packets and sizes.packets_are_smaller:
-            return Packets({leaf: written(one, round) for leaf, one in held.items()}, sizes.sum_bytes)
+        if packets and (bits < 8 * sum(sizes.values()) or not bits):
+            return Packets({leaf: written(one, round) for leaf, one in held.items()}, sum(sizes.values()))
 
         def add(sums: Sums, leaf: int) -> Sums:
             one = held.pop(leaf, None) if leaf < asked else next_sent()

@@ -77,7 +77,7 @@ def simulate(
             begun = time.perf_counter()
             with naming_round(run_state.round):
                 run_state, record = one_round(setup, executor, run_state)
-            record = replace(record, row=record.row._replace(wall_s=time.perf_counter() - begun))
+            record = replace(record, row=replace(record.row, wall_s=time.perf_counter() - begun))
             on_round(record, run_state)
             if unread and setup.evaluated(record.row.round) and (read := executor.settings_read()) is not None:
                 require_read(unread, read, record.row.round)

@@ -14,7 +14,7 @@ from rayfl import tree
 from rayfl.choices import plugins
 from rayfl.choices.kinds import TO_TABLE, from_table
 from rayfl.compress.base import Compressor, Message, OnDevice
-from rayfl.data.batches import Batch, ClientData
+from rayfl.data.batches import ClientData, first_two
 from rayfl.data.datasets import Dataset
 from rayfl.data.device import DeviceData
 from rayfl.data.partition import Partition
@@ -214,12 +214,9 @@ class Setup:
         task = self.method.task
         if not isinstance(task, NetworkTask):
             return {"loss": LOSS}
-        samples = self.dataset.train
-        inputs = self.dataset.normalise(torch.from_numpy(samples.inputs[:2]))
-        batch = Batch(inputs, torch.from_numpy(samples.labels[:2]))
         with torch.random.fork_rng(devices=()), torch.no_grad():
-            outputs = task.evaluated(self.first_model, batch)
-        return checked_facts(self.metrics, outputs, tree.tensor_over(samples.labels))
+            outputs = task.evaluated(self.first_model, first_two(self.dataset))
+        return checked_facts(self.metrics, outputs, tree.tensor_over(self.dataset.train.labels))
 
     @cached_property
     def needs_outputs(self) -> bool:

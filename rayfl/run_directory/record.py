@@ -6,7 +6,7 @@ directory is Arrow, JSON, safetensors or text; nothing is pickled.
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -113,7 +113,7 @@ class Recorder(AbstractContextManager["Recorder"]):
             # The rounds table comes last: if it has a round, the other tables have that round's rows too.
             self._streams["metrics"].append(row.round, metrics)
             self._streams["clients"].append(row.round, clients)
-            self._streams["rounds"].append(row.round, [row[1:]])
+            self._streams["rounds"].append(row.round, [astuple(row)[1:]])
 
     def sync(self) -> None:
         """Make all rounds so far survive a loss of power. Call it before a checkpoint, which relies on them."""

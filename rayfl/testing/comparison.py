@@ -1,6 +1,7 @@
 """Compares runs with each other, bit for bit or up to a tolerance: records, and everything that outlives a round."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from rayfl.rounds.rounds import RunState
 # Any: rows of several kinds.
 def rows(records: Sequence[RoundRecord]) -> list[tuple[Any, ...]]:
     """Everything recorded but the wall clock."""
-    return [(record.row._replace(wall_s=0.0), record.clients, record.metrics) for record in records]
+    return [(replace(record.row, wall_s=0.0), record.clients, record.metrics) for record in records]
 
 
 def contents(executor: Executor, run_state: RunState) -> dict[str, np.ndarray]:

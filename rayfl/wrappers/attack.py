@@ -4,10 +4,8 @@ from collections.abc import Mapping
 from typing import Literal
 
 import torch
-from pydantic import Field
 
-from rayfl import tree
-from rayfl.methods.base import Context, Metrics, State, Tree
+from rayfl.methods.base import Context, Field, Metrics, State, Tree, tree
 from rayfl.population.sampling import attackers
 from rayfl.wrappers.base import MessageWrapper
 

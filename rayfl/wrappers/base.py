@@ -6,12 +6,11 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from rayfl.choices.kinds import Choice
-from rayfl.compress.base import shapes_of
-from rayfl.compress.dense import Dense
 from rayfl.methods.base import (
     Carry,
     Context,
     Delivered,
+    Dense,
     Difference,
     Download,
     Finished,
@@ -29,6 +28,7 @@ from rayfl.methods.base import (
     Traits,
     Tree,
     Trees,
+    shapes_of,
 )
 from rayfl.methods.shared.wrapper import Wrapping, WrappingClients
 from rayfl.rounds.check_hooks import A_STATE, checked, is_state

@@ -4,10 +4,8 @@ import math
 from collections.abc import Mapping
 
 import torch
-from pydantic import Field
 
-from rayfl import tree
-from rayfl.methods.base import Context, Gather, Metrics, Received, State, Sum, Tree, unused_with
+from rayfl.methods.base import Context, Field, Gather, Metrics, Received, State, Sum, Tree, tree, unused_with
 from rayfl.wrappers.base import MessageWrapper
 
 WITHIN = "clip/within"

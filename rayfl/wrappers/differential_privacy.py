@@ -13,14 +13,24 @@ from typing import Literal
 
 import numpy as np
 import torch
-from pydantic import Field
 
-from rayfl import tree
-from rayfl.compress.dense import Dense
 from rayfl.compress.sparse import TopK
 from rayfl.compress.threshold import Threshold
 from rayfl.determinism import seeding
-from rayfl.methods.base import Context, Metrics, RayflError, Received, State, Sum, Tree, WeightedMean, unused_with
+from rayfl.methods.base import (
+    Context,
+    Dense,
+    Field,
+    Metrics,
+    RayflError,
+    Received,
+    State,
+    Sum,
+    Tree,
+    WeightedMean,
+    tree,
+    unused_with,
+)
 from rayfl.rounds.setup import Setup
 from rayfl.selections.base import Selection
 from rayfl.selections.plain import Poisson

@@ -6,13 +6,13 @@ itself, twice by rules that use distances, which are computed from the inner pro
 
 import numpy as np
 import torch
-from pydantic import Field
 
 from rayfl.gather import CENTER, RobustMean
 from rayfl.limits.memory import in_words
 from rayfl.methods.base import (
     Context,
     Delivered,
+    Field,
     Method,
     Metrics,
     RayflError,

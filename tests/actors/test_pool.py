@@ -204,7 +204,7 @@ def test_an_idle_actor_that_is_killed_is_replaced() -> None:
                 os.kill(victim, signal.SIGKILL)
 
         other = simulate(setup, executor, kill_after_first)
-        assert [record.row._replace(wall_s=0.0) for record in others] == [record.row for record in records]
+        assert [replace(record.row, wall_s=0.0) for record in others] == [record.row for record in records]
         assert victim not in executor.pids
         assert executor.get(other.states[0])["base"].keys() == run_state.states[0]["base"].keys()
 

@@ -4,12 +4,16 @@ import json
 import re
 import subprocess
 import sys
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from jobs.looking import parts, rich_table
 from rayfl.errors import printable
 from rayfl.metrics.facts import Facts
+from rayfl.report.comparison import TextTable
 from rayfl.report.results import RunResults, load
 from rayfl.rounds.ledger import MetricRow, RoundRow
 from rayfl.run_directory.description import describe_run, write_metric_facts
@@ -107,6 +111,20 @@ def test_compare_ranks_takes_seeds_together_and_shows_what_differs():
     refused(rayfl("compare", "a", "b", "--metric", "own/accuracy"), names=["own/accuracy", "pooled/accuracy"])
     (only,) = cells(rayfl("compare", "a", "c", "--best-over", "method.lr").output)
     assert only[0].startswith("same") and only[5] == "75.0 %"
+
+
+def test_a_table_wider_than_a_line_is_printed_in_parts_that_keep_the_labels():
+    label, heads = "a label of thirty-two letters or so", [f"Number {place}" for place in range(14)]
+    whole = TextTable(["Run", *heads], [[label, *["65.0 \u00b1 7.1 % (2)"] * 14]])
+    found = parts(whole, 150)
+    assert len(found) == 3 and [head for part in found for head in part.heads[1:]] == heads
+    assert all(part.heads[0] == "Run" and part.rows[0][0] == label for part in found)
+    for part in found:
+        text = StringIO()
+        Console(file=text, width=150).print(rich_table(None, part))
+        assert text.getvalue().count(label) == 1
+    (narrow,) = parts(TextTable(["Run", "Rounds"], []), 150)
+    assert narrow.heads == ("Run", "Rounds") and not narrow.rows
 
 
 def judged(name: str, method: str, pooled: float, own: float | None, seed: int = 1) -> Path:

@@ -17,7 +17,7 @@ from jobs import single as running
 from jobs import sweep as sweeping
 from jobs.console import Audience
 from jobs.display import Overall
-from jobs.sweep_processes import run_at_once
+from jobs.sweep import run_at_once
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.sweep import Combination, read_sweep
 from rayfl.rounds.errors import ClientError

@@ -6,9 +6,8 @@ import torch
 
 from rayfl.data.batches import Batch
 from rayfl.models.base import Architecture
-from rayfl.models.convolutional import EMNISTCNN, VGG11, AlexNetMCEPL, ConvNet2
+from rayfl.models.convolutional import EMNISTCNN, VGG11, AlexNetMCEPL, ConvNet2, ResNet18, ResNet18BatchNorm, ResNet20
 from rayfl.models.dense import MLP, Logistic
-from rayfl.models.residual import ResNet18, ResNet18BatchNorm, ResNet20
 from rayfl.models.text import CharLSTM, MeanEmbedding
 from rayfl.task import NetworkTask
 from tests.bound_tasks import classification

@@ -7,8 +7,15 @@ import pytest
 import torch
 from torch import nn
 
-from rayfl.models.convolutional import VGG11, AlexNetMCEPL, LocalResponseNorm, pooled_relu
-from rayfl.models.residual import ResNet18, ResNet20, Subsampled
+from rayfl.models.convolutional import (
+    VGG11,
+    AlexNetMCEPL,
+    LocalResponseNorm,
+    ResNet18,
+    ResNet20,
+    Subsampled,
+    pooled_relu,
+)
 from rayfl.models.text import CharLSTM, MeanEmbedding
 from tests.models.examples import EXAMPLES
 from tests.models.paper_resnet import PaperResNet18

@@ -9,9 +9,8 @@ from torch import nn
 
 from rayfl.choices.kinds import make, named
 from rayfl.models.base import Architecture
-from rayfl.models.convolutional import EMNISTCNN, VGG11, AlexNetMCEPL, ConvNet2
+from rayfl.models.convolutional import EMNISTCNN, VGG11, AlexNetMCEPL, ConvNet2, ResNet18, ResNet20
 from rayfl.models.dense import MLP, Logistic
-from rayfl.models.residual import ResNet18, ResNet20
 from rayfl.models.text import CharLSTM, MeanEmbedding
 from tests.bound_tasks import classification
 from tests.models.examples import EXAMPLES, IMAGE, WITH_BUFFERS

@@ -9,8 +9,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from rayfl.report.claims import Choices, Claim, check, judge
-from rayfl.report.verdict_table import verdicts_markdown
+from rayfl.report.claims import Choices, Claim, check, judge, verdicts_markdown
 from rayfl.run_directory.record import Run
 from tests.hand_written import ACCURACY, run_of
 from tests.refusals import refused

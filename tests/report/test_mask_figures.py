@@ -10,9 +10,9 @@ from safetensors.numpy import load_file, save_file
 from rayfl.experiment.prepare import prepare
 from rayfl.experiment.report_options import ReportOptions
 from rayfl.report.comparison import require
+from rayfl.report.drawn_figures import _picture, mask_section
 from rayfl.report.figures import _by_retention, sections
 from rayfl.report.groups import groups
-from rayfl.report.mask_figures import _picture, mask_section
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.run_directory.description import describe_run
 from rayfl.run_directory.play_run import play_run

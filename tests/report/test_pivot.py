@@ -320,7 +320,7 @@ def test_figures_and_tables_become_files(tmp_path, runs):
 def test_figures_with_long_titles_have_short_names_of_their_own(tmp_path):
     runs = [run_of(tmp_path / f"run{seed}", {0: 0.5, 1: 0.6}, seed=seed) for seed in (1, 2)]
     # The titles of both tables begin with those of all costs, together more than a name may have.
-    tables = [TableOptions(rows="label", values=(*COSTS, f"{ACCURACY}:{way}")) for way in ("final", "best")]
+    tables = [TableOptions(rows=("label",), values=(*COSTS, f"{ACCURACY}:{way}")) for way in ("final", "best")]
     paths = write_figures(runs, tmp_path / "figures", ReportOptions(tables=tuple(tables)))
     long = [path.name for path in paths if len(path.name) > 150]
     assert len({*long}) == 4 and all(len(name) < 200 for name in long)

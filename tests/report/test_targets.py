@@ -44,7 +44,7 @@ def test_the_price_is_what_was_spent_when_an_evaluation_first_showed_the_target(
         run_of(tmp_path / "3", {0: 0.3, 1: 0.59}, rounds=9, seed=3),
     )
     found = cost_to_target(group, ACCURACY, 0.6)
-    assert (found.reached, found.count, found.best) == (2, 3, 0.8)
+    assert (found.rounds.count, found.best) == (2, 0.8)
     # 4 and 2 rounds of 1 MB up, 4 MB both ways, 2 s; of a and b the deviation is |a - b| / sqrt(2).
     spread = 2 / math.sqrt(2)
     assert (found.rounds.mean, found.rounds.deviation) == (3, pytest.approx(spread))
@@ -52,7 +52,7 @@ def test_the_price_is_what_was_spent_when_an_evaluation_first_showed_the_target(
     assert (found.megabytes.mean, found.megabytes.deviation) == (12, pytest.approx(4 * spread))
     assert (found.simulated_s.mean, found.simulated_s.deviation) == (6, pytest.approx(2 * spread))
     nobody = cost_to_target(group, ACCURACY, 0.81)
-    assert (nobody.reached, nobody.megabytes.count, nobody.best) == (0, 0, 0.8)
+    assert (nobody.rounds.count, nobody.megabytes.count, nobody.best) == (0, 0, 0.8)
     assert math.isnan(cost_to_target(group, "own/accuracy", 0.5).best)
 
 

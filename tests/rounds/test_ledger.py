@@ -9,7 +9,7 @@ from rayfl.methods.base import Work
 from rayfl.population.client import Traits
 from rayfl.population.fate import Fate
 from rayfl.population.sampling import Participation
-from rayfl.rounds.ledger import Ledger, client_row, record
+from rayfl.rounds.ledger import Ledger, RoundRow, client_row, record
 from rayfl.rounds.worker_jobs import ClientResult
 from tests.methods.reference import SIZES, played, setup_of
 
@@ -96,7 +96,7 @@ def test_rows_and_means_of_a_record():
     }
     of_clients = [(m.client, m.name, m.value) for m in result.metrics if m.client is not None]
     assert of_clients == [(0, "train/loss", 2.0), (0, "own/accuracy", 0.5), (1, "own/accuracy", 1.0)]
-    row = replace(result, row=result.row._replace(simulated_s=0.0)).row
-    assert row == (6, 2, 1, 8, 16, 0.0, 0.0)
+    row = replace(result, row=replace(result.row, simulated_s=0.0)).row
+    assert row == RoundRow(6, 2, 1, 8, 16, 0.0, 0.0)
     # Client 4 was not selected, so nobody waits for it.
     assert result.row.simulated_s == 9 / 1000 + 8 / 10e6 + 16 / 50e6

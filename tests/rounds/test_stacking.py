@@ -10,9 +10,8 @@ from torch import nn
 from rayfl.methods.base import Carry, Method, Stage
 from rayfl.methods.fedavg import FedAvg
 from rayfl.models.base import Architecture
-from rayfl.models.convolutional import VGG11, AlexNetMCEPL, ConvNet2
+from rayfl.models.convolutional import VGG11, AlexNetMCEPL, ConvNet2, ResNet18, ResNet20
 from rayfl.models.dense import MLP, Logistic
-from rayfl.models.residual import ResNet18, ResNet20
 from rayfl.rounds.engines import run_loop, run_vmap
 from rayfl.rounds.errors import SMALLER, ClientError
 from rayfl.rounds.stacking import MOST_STACKED, choose, convolution_flops, width

@@ -20,10 +20,9 @@ from rayfl.rounds.ledger import RoundRecord
 from rayfl.rounds.setup import Setup
 from rayfl.run_directory import checkpoint
 from rayfl.run_directory.record import read_run
-from rayfl.schedules.asynchronous import Asynchronous
+from rayfl.schedules.asynchronous import Asynchronous, Buffered
 from rayfl.schedules.base import AT_ONCE, NOT_YET, Now, Schedule
-from rayfl.schedules.buffered import Buffered
-from rayfl.schedules.semi_synchronous import SemiSynchronous
+from rayfl.schedules.synchronous import SemiSynchronous
 from rayfl.testing.comparison import assert_same_bits, contents, rows
 from rayfl.testing.executors import Shuffled, play
 from tests.contracts.every_method import experiment

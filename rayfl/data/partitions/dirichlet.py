@@ -3,12 +3,9 @@
 from typing import Annotated
 
 import numpy as np
-from pydantic import Field
 
-from rayfl.data.datasets import Dataset
-from rayfl.data.partition import ByClass, Partition, Shards, matching_test_split
+from rayfl.data.partition import ByClass, Dataset, Field, Partition, RayflError, Shards, matching_test_split
 from rayfl.data.partitions.assign_by_prior import LEAST_SHARE, assign_by_prior, even_sizes, proportional_sizes
-from rayfl.errors import RayflError
 
 MAX_ATTEMPTS = 200
 Concentration = Annotated[

@@ -1,12 +1,9 @@
 """Splits by label: a few classes a client (pathological, the agents of MCE-PL), or FedPSE's lambda."""
 
 import numpy as np
-from pydantic import Field
 
-from rayfl.data.datasets import Dataset
-from rayfl.data.partition import ByClass, Partition, Shards, matching_test_split
+from rayfl.data.partition import ByClass, Dataset, Field, Partition, RayflError, Shards, matching_test_split
 from rayfl.data.partitions.assign_by_prior import assign_by_prior, even_sizes
-from rayfl.errors import RayflError
 
 
 class Pathological(ByClass):

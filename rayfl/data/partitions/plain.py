@@ -1,11 +1,8 @@
 """Splits that need no classes: into equal parts, and that of the data itself, one client per writer or device."""
 
 import numpy as np
-from pydantic import Field
 
-from rayfl.data.datasets import Dataset
-from rayfl.data.partition import Partition, PartitionScheme, Shards
-from rayfl.errors import RayflError
+from rayfl.data.partition import Dataset, Field, Partition, PartitionScheme, RayflError, Shards
 
 
 class Iid(PartitionScheme):

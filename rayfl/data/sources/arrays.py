@@ -5,12 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import Field
 
 from rayfl.choices import plugins
-from rayfl.data.datasets import Dataset, Samples, Source
+from rayfl.data.datasets import Dataset, Field, RayflError, Samples, Source
 from rayfl.data.sources.conversion import Kind, dataset, next_tokens
-from rayfl.errors import RayflError
 from rayfl.limits.npy import read_npy, read_npz
 from rayfl.limits.regular_files import expanded, reading
 from rayfl.settings import listed

@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-from pydantic import Field
 
-from rayfl.data.datasets import Dataset, Samples
+from rayfl.data.datasets import Dataset, Field, RayflError, Samples
 from rayfl.data.sources.fetch import Downloaded
 from rayfl.data.torchvision import torchvision
-from rayfl.errors import RayflError
 
 
 class _CIFAR(Downloaded):

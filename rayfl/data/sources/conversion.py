@@ -6,9 +6,8 @@ from typing import Literal
 import numpy as np
 
 from rayfl.data.check import check_finite, check_lengths, check_shapes, check_targets, first_row, whole_labels
-from rayfl.data.datasets import Dataset, Samples, moments
+from rayfl.data.datasets import Dataset, Samples, moments, shown
 from rayfl.errors import RayflError, log
-from rayfl.settings import shown
 
 Kind = Literal["auto", "image", "vector", "text"]
 PAD = 0

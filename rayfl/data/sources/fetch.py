@@ -7,11 +7,8 @@ from tarfile import TarError
 from typing import Annotated, ClassVar
 from zipfile import BadZipFile
 
-from pydantic import Field
-
-from rayfl.data.datasets import Source
+from rayfl.data.datasets import Field, RayflError, Source
 from rayfl.data.torchvision import torchvision
-from rayfl.errors import RayflError
 from rayfl.limits.regular_files import expanded
 
 Cache = Annotated[Path, Field(strict=False, description="folder of downloads and of decoded arrays")]

@@ -13,12 +13,10 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
-from pydantic import Field
 
-from rayfl.data.datasets import Dataset, Samples, Source
+from rayfl.data.datasets import Dataset, Field, RayflError, Samples, Source
 from rayfl.data.sources.fetch import Downloaded
 from rayfl.determinism.seeding import generator
-from rayfl.errors import RayflError
 from rayfl.limits import memory
 from rayfl.limits.regular_files import reading, require_regular
 

@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import Field
 
-from rayfl.data.datasets import Dataset, Samples, Source
+from rayfl.data.datasets import Dataset, Field, RayflError, Samples, Source
 from rayfl.data.sources.conversion import dataset
 from rayfl.data.torchvision import torchvision
-from rayfl.errors import RayflError
 from rayfl.limits import memory
 from rayfl.limits.regular_files import expanded, reading, require_regular
 

@@ -13,9 +13,8 @@ from itertools import chain
 from pathlib import Path
 
 import numpy as np
-from pydantic import Field
 
-from rayfl.data.datasets import Dataset, Samples
+from rayfl.data.datasets import Dataset, Field, Samples
 from rayfl.data.sources.fetch import Fetched
 from rayfl.limits import memory
 from rayfl.limits.regular_files import read_text, reading

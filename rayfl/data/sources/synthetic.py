@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from typing import Annotated
 
 import numpy as np
-from pydantic import Field
 
 from rayfl.data.check import MOST_CLASSES
-from rayfl.data.datasets import Dataset, Samples, Source
+from rayfl.data.datasets import Dataset, Field, Samples, Source
 from rayfl.determinism.seeding import generator
 from rayfl.limits import memory
 from rayfl.settings import unused_with

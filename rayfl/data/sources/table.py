@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from pyarrow import csv, parquet
-from pydantic import Field
 
-from rayfl.data.datasets import Dataset, Samples, Source
+from rayfl.data.datasets import Dataset, Field, Samples, Source
 from rayfl.data.sources.conversion import dataset
 from rayfl.errors import RayflError, did_you_mean
 from rayfl.limits import memory

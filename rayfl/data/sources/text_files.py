@@ -4,11 +4,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from pydantic import Field
 
-from rayfl.data.datasets import Dataset, Samples, Source
+from rayfl.data.datasets import Dataset, Field, RayflError, Samples, Source
 from rayfl.data.sources.conversion import PAD, dataset
-from rayfl.errors import RayflError
 from rayfl.limits import memory
 from rayfl.limits.regular_files import expanded, read_bytes, reading
 

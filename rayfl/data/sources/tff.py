@@ -22,13 +22,11 @@ from string import ascii_letters, digits
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-from pydantic import Field
 
 from rayfl.data.check import first_row, whole_labels
-from rayfl.data.datasets import Dataset, Samples, moments
+from rayfl.data.datasets import Dataset, Field, RayflError, Samples, moments
 from rayfl.data.sources.cifar import CIFAR100
 from rayfl.data.sources.fetch import Fetched
-from rayfl.errors import RayflError
 from rayfl.limits import memory
 from rayfl.limits.regular_files import expanded, reading, require_regular
 

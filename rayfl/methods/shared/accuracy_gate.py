@@ -8,9 +8,20 @@ Non-IID Datasets, 2020.
 from typing import TypeVar, cast
 
 import torch
-from pydantic import Field
 
-from rayfl.methods.base import Batch, Context, Finished, FirstDraws, Packet, Plan, Stage, Traits, Tree, unused_with
+from rayfl.methods.base import (
+    Batch,
+    Context,
+    Field,
+    Finished,
+    FirstDraws,
+    Packet,
+    Plan,
+    Stage,
+    Traits,
+    Tree,
+    unused_with,
+)
 from rayfl.methods.shared import masks
 from rayfl.methods.shared.local_training import ADAM, GradientMethod, LocalCarry, LocalWork
 from rayfl.models import flops

@@ -9,9 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, TypedDict, TypeVar, cast
 
 import torch
-from pydantic import Field
 
-from rayfl import tree
 from rayfl.compress.held import added_to
 from rayfl.determinism.seeding import LazyGenerator
 from rayfl.methods.base import (
@@ -21,6 +19,7 @@ from rayfl.methods.base import (
     Compressor,
     Context,
     Download,
+    Field,
     Finished,
     FirstDraws,
     HyperParameters,
@@ -40,6 +39,7 @@ from rayfl.methods.base import (
     Upload,
     WeightedMean,
     contracting,
+    tree,
 )
 from rayfl.methods.shared.local_training import LearningRate, Weighting, weighed
 

@@ -20,16 +20,15 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import torch
-from pydantic import Field
 
-from rayfl import tree
-from rayfl.compress.dense import Dense
 from rayfl.compress.values import ValueType
 from rayfl.methods.base import (
     Batch,
     Carry,
     Context,
     Delivered,
+    Dense,
+    Field,
     Finished,
     HyperParameters,
     Message,
@@ -43,6 +42,7 @@ from rayfl.methods.base import (
     State,
     Tree,
     WeightedMean,
+    tree,
 )
 from rayfl.methods.shared.wrapper import Wrapping
 

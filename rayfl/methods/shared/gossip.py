@@ -11,11 +11,9 @@ which moves by sum_j w_ij q_j.
 
 from typing import ClassVar, Literal, cast
 
-from pydantic import Field
-
-from rayfl import tree
 from rayfl.methods.base import (
     Context,
+    Field,
     Finished,
     FirstDraws,
     HyperParameters,
@@ -31,6 +29,7 @@ from rayfl.methods.base import (
     WeightedMean,
     compressed,
     contracting,
+    tree,
 )
 
 

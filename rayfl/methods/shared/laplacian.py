@@ -5,9 +5,7 @@ the second sum at w_k is eta sum_l a_kl (w_k - w_l), once per pair: WEN Hao's sl
 makes theirs twice as large.
 """
 
-from pydantic import Field
-
-from rayfl.errors import RayflError
+from rayfl.methods.base import Field, RayflError
 from rayfl.methods.shared.local_training import LocalWork
 from rayfl.topology.graphs import Topology, largest_laplacian_eigenvalue
 

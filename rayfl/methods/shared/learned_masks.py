@@ -12,12 +12,10 @@ from typing import Literal
 
 import numpy as np
 import torch
-from pydantic import Field
 
-from rayfl import tree
 from rayfl.compress.largest import top_k_mask
 from rayfl.compress.values import entries_on_device
-from rayfl.methods.base import Context, FirstDraws, Traits, Tree
+from rayfl.methods.base import Context, Field, FirstDraws, Traits, Tree, tree
 from rayfl.methods.shared import masks
 from rayfl.methods.shared.distributed_gradient import GradientCarry
 from rayfl.methods.shared.masked_peer import MaskedPeer, MaskedPeerHyper

@@ -9,7 +9,6 @@ from typing import ClassVar, Literal, Self, TypedDict, TypeVar, cast
 import torch
 from pydantic import Field, model_validator
 
-from rayfl.compress.scalar import count_packet
 from rayfl.methods.base import (
     Batch,
     Carry,
@@ -28,6 +27,7 @@ from rayfl.methods.base import (
     Traits,
     Tree,
     Upload,
+    count_packet,
     unused_with,
 )
 from rayfl.methods.shared.optimizers import SGD, Adam, AdamW, Nesterov, Optimizer, OptimizerName

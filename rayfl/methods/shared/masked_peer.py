@@ -1,8 +1,6 @@
 """Peers that take one minibatch a round and keep a share of the weights of each layer."""
 
-from pydantic import Field
-
-from rayfl.methods.base import Context, Message, ModelState, PeerHalf, Plan, State, Tree, unused_with
+from rayfl.methods.base import Context, Field, Message, ModelState, PeerHalf, Plan, State, Tree, unused_with
 from rayfl.methods.shared.distributed_gradient import GradientCarry, OneBatch, OneGradient
 from rayfl.methods.shared.local_training import LearningRate
 from rayfl.methods.shared.masks import Masked

@@ -13,9 +13,7 @@ import torch
 
 from rayfl.compress.sparse import top_k_positions
 from rayfl.compress.values import entries
-from rayfl.methods.base import ModelState
-from rayfl.population.client import Traits
-from rayfl.tree import Tree
+from rayfl.methods.base import ModelState, Traits, Tree
 
 Distribution = Literal["erk", "uniform"]
 Prune = Literal["all", "weights_only"]

@@ -8,9 +8,8 @@ from abc import abstractmethod
 from typing import Literal
 
 import torch
-from pydantic import Field
 
-from rayfl import tree
+from rayfl.methods.base import Field, tree
 from rayfl.settings import Settings
 
 OptimizerName = Literal["sgd", "nesterov", "adam", "adamw"]

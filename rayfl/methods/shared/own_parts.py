@@ -27,13 +27,12 @@ from typing import Any, Literal
 import torch
 from pydantic import Field, model_validator
 
-from rayfl import tree
-from rayfl.compress.dense import Dense
-from rayfl.data.batches import Batch
 from rayfl.methods.base import (
+    Batch,
     Carry,
     Context,
     Delivered,
+    Dense,
     Download,
     Finished,
     FirstDraws,
@@ -52,6 +51,7 @@ from rayfl.methods.base import (
     Traits,
     Tree,
     WeightedMean,
+    tree,
     unused_with,
 )
 from rayfl.methods.shared.local_training import clip

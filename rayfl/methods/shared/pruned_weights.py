@@ -11,11 +11,8 @@ After an exchange the mean replaces w at entries that somebody sent; at the othe
 """
 
 import torch
-from pydantic import Field
 
-from rayfl import tree
-from rayfl.compress.sparse import sparse_packet
-from rayfl.methods.base import Context, Finished, FirstDraws, Traits, Tree
+from rayfl.methods.base import Context, Field, Finished, FirstDraws, Traits, Tree, sparse_packet, tree
 from rayfl.methods.shared import masks
 from rayfl.methods.shared.distributed_gradient import GradientCarry
 from rayfl.methods.shared.learned_masks import layer_masks, layer_ratios, masked_part

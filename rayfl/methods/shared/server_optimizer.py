@@ -5,9 +5,7 @@ The optimizer takes one step per round, and none in a round in which nothing arr
 
 from abc import abstractmethod
 
-from pydantic import Field
-
-from rayfl.methods.base import Context, ModelState, Received, State, Tree
+from rayfl.methods.base import Context, Field, ModelState, Received, State, Tree
 from rayfl.methods.fedavg import FedAvg
 from rayfl.methods.shared.local_training import LocalTraining
 from rayfl.methods.shared.optimizers import Optimizer

@@ -2,8 +2,7 @@
 
 import torch
 
-from rayfl.compress.base import Codec, Packet
-from rayfl.tree import Tree
+from rayfl.methods.base import Codec, Packet, Tree
 
 
 def buffers(packet: Packet) -> Tree:

@@ -1,4 +1,5 @@
-"""Masks on a page: their distances compared with the similarity of labels (Dis-PFL, Figure 5), and drawings of some
+"""Figures besides the charts over rounds: of metrics that are drawn, a confusion matrix and accuracy against
+confidence; of masks, their distances compared with the similarity of labels (Dis-PFL, Figure 5), and drawings of some
 clients' masks (MCE-PL, Figures 8 and 9)."""
 
 from collections.abc import Mapping, Sequence
@@ -8,12 +9,16 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from rayfl.limits.regular_files import require_regular
-from rayfl.report.charts import Figure, Section, Spec, data, strips_chart, told
+from rayfl.report import wording
+from rayfl.report.charts import Figure, Line, Section, Spec, data, lines_chart, strips_chart, told
 from rayfl.report.groups import Group, last_of_clients
-from rayfl.report.series import series, spread
+from rayfl.report.series import facts, metric_names, series, spread
 from rayfl.rounds.mask_comparison import CORRELATION, HAMMING, SIMILARITY
 from rayfl.run_directory.record import Run
 from rayfl.run_directory.saved_models import CONSTANTS, model_files
+
+Parts = Mapping[tuple[str, ...], float]
+"""The last values of a metric's parts by the words after its name; NaN where they are undefined."""
 
 _MOST_CLIENTS = 40
 """A matrix of more clients than this is not drawn."""
@@ -25,6 +30,72 @@ _INPUTS = 6
 """The number of inputs whose kernels are drawn, the first ones."""
 
 
+def drawn_section(groups: Sequence[Group]) -> Section:
+    """The figures of the last evaluation of each group's first run."""
+    figures = []
+    for group in groups:
+        for what, parts in _drawn(group.runs[0]).items():
+            part = facts(group.runs[0], "/".join((what, *next(iter(parts)))))
+            whole = part.model_copy(update={"title": part.title.rpartition(": ")[0]})
+            title = wording.title(what, whole) + f": {group.label}" * (len(groups) > 1)
+            figures += (_matrix if part.drawn == "matrix" else _calibration)(title, parts)
+    return Section("Confusion and calibration", "At the last evaluation, of one run each.", figures)
+
+
+def is_drawn(run: Run, name: str) -> bool:
+    """Whether a figure shows this part of a metric."""
+    return bool(facts(run, name).drawn)
+
+
+def _drawn(run: Run) -> dict[str, dict[tuple[str, ...], float]]:
+    """The parts of each metric that is drawn, by its name and place: pooled/confusion."""
+    last = {name: series(run, name) for name in metric_names(run) if is_drawn(run, name)}
+    newest, found = max((int(one.rounds[-1]) for one in last.values() if one is not None), default=0), {}
+    for name, one in last.items():
+        place, what, *part = name.split("/")
+        value = one.final if one is not None and one.rounds[-1] == newest else np.nan
+        found.setdefault(f"{place}/{what}", {})[tuple(part)] = value
+    return found
+
+
+def _matrix(title: str, parts: Parts) -> list[Figure]:
+    """Rows are true classes, columns predicted ones; each row is in shares of its class."""
+    size = 1 + max(int(true) for true, _ in parts)
+    counts = np.zeros((size, size))
+    for (true, said), count in parts.items():
+        counts[int(true), int(said)] = count
+    totals = counts.sum(axis=1, keepdims=True)
+    shares = np.divide(counts, totals, out=np.full_like(counts, np.nan), where=totals > 0)
+    chart = cells_chart(shares, "Predicted class", "True class", 1.0, percent=True)
+    caption = (
+        f"The share of each class's examples (row) that the model predicts as each class (column); the darkest cell is "
+        f"all of them. {int(np.trace(counts)):,} of {int(counts.sum()):,} examples lie on the diagonal."
+    )
+    return [Figure(title, caption, chart)]
+
+
+def _calibration(title: str, parts: Parts) -> list[Figure]:
+    """Accuracy over confidence, a point for each bin that has examples, beside the diagonal."""
+    bins = sorted({int(place) for place, _ in parts})
+    rows = [[parts[str(place), part] for part in ("examples", "confidence", "accuracy")] for place in bins]
+    examples, sure, right = np.array(rows).T
+    held = examples > 0
+    if not held.any():
+        return []
+    axis, ends = "Confidence, %", np.array([0.0, 100.0])
+    lines = [
+        Line("The model", {axis: 100 * sure[held]}, right[held]),
+        Line("Calibrated", {axis: ends}, ends / 100),
+    ]
+    chart = lines_chart(lines, "Accuracy, %", [line.label for line in lines], percent=True, marked=True)
+    largest = int(np.argmax(examples))
+    caption = (
+        "Each point is a bin of predictions of similar confidence. Below the diagonal the model is overconfident. "
+        f"{examples[largest] / examples.sum():.0%} of the predictions lie in the bin at {100 * sure[largest]:.0f} %."
+    )
+    return [Figure(title, caption, chart)]
+
+
 def mask_section(groups: Sequence[Group], clients: Sequence[int] = ()) -> Section:
     """The distances of masks for several runs; for one run also matrices and the masks of `clients`, by default of the
     first ones. No figure without masks."""
@@ -34,7 +105,7 @@ def mask_section(groups: Sequence[Group], clients: Sequence[int] = ()) -> Sectio
     if numbers:
         intro += f" Its correlation with the similarity of labels, over pairs of clients: {'; '.join(numbers)}."
     run, is_one = groups[0].runs[0], len(groups) == 1 and len(groups[0].runs) == 1
-    drawn = _drawn(run, clients) if is_one else {}
+    drawn = _masks(run, clients) if is_one else {}
     if missing := [str(client) for client in clients if is_one and client not in drawn]:
         intro += f" Without a saved model that has a mask: client {', '.join(missing)}."
     return Section("Masks", intro, [*_distances(groups), *(_matrices(run) if is_one else []), *drawn.values()])
@@ -67,7 +138,7 @@ def _matrices(run: Run) -> list[Figure]:
     return figures
 
 
-def _drawn(run: Run, clients: Sequence[int]) -> dict[int, Figure]:
+def _masks(run: Run, clients: Sequence[int]) -> dict[int, Figure]:
     """What clients keep of the first layer with a mask, read from the saved personal models."""
     # The first file has the first clients.
     paths = model_files(run.directory, "personal")[: None if clients else 1]

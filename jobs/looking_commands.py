@@ -1,0 +1,154 @@
+"""The commands that look at runs: report, compare, table, ls and show, and their options."""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from jobs.arguments import ABSOLUTE, PLACE
+from jobs.display import Display
+
+# Each command imports what it needs, so that `rayfl --help` loads nothing else.
+
+
+def report_options(
+    options: Mapping[str, object], axes: Sequence[str] = ("rows", "columns", "baseline")
+) -> dict[str, object]:
+    """The options of `COMPARING` and `_PIVOT` that were given, by their names in the table `[report]`.
+
+    axes: those that make a table of `[[report.tables]]`, in which its values are then shown.
+    """
+    found = {key: value for key, value in options.items() if value not in (None, ())}
+    table = {key: found.pop(key) for key in axes if key in found}
+    values = {"values": found["values"]} if table and "values" in found else {}
+    return {**found, "tables": [table | values]} if table else found
+
+
+# Any: a command of click.
+def taking(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Add options to a command."""
+    return lambda command: functools.reduce(lambda found, option: option(found), options, command)
+
+
+_RANKING = (
+    click.option(
+        "--metric",
+        help="The metric to compare by, such as own/accuracy; default: the first, own/... if a method is personal.",
+    ),
+    click.option(
+        "--last", type=int, help="Number of last evaluations whose mean is the smoothed final value; default: 3."
+    ),
+    click.option("--best-over", multiple=True, metavar="KEY", help="Show only the best value of a setting."),
+    click.option(
+        "--values",
+        metavar="NAME,...",
+        help="Numbers to show, such as own/accuracy:best,comm/busiest_megabytes,rounds@0.8.",
+    ),
+)
+COMPARING = (
+    *_RANKING,
+    click.option(
+        "--target",
+        type=float,
+        multiple=True,
+        help="Value, such as 0.8; the rounds and megabytes to reach it are compared.",
+    ),
+)
+_PIVOT = (
+    click.option("--rows", metavar="KEY", help="Swept setting of a table's rows, such as method.lr, case or label."),
+    click.option("--columns", metavar="KEY", help="Swept setting of its columns; default: a column per value."),
+    click.option("--baseline", metavar="ITEM", help="Row or column with which the others are compared, seed by seed."),
+)
+
+
+@click.command()
+@click.argument("directories", nargs=-1, required=True, type=PLACE)
+@click.option(
+    "--output", type=ABSOLUTE, help="The page; default: report.html, or comparison.html, in the one directory, or here."
+)
+@taking(*COMPARING, *_PIVOT)
+@click.option("--figures", type=ABSOLUTE, help="Folder for the figures as SVG and PDF, and tables as CSV and LaTeX.")
+@click.option("--mask-clients", multiple=True, type=int, metavar="N", help="Client whose mask is drawn.")
+@click.option("--overwrite", is_flag=True, help="Replace the file even if rayfl did not write it.")
+@click.option("--json", "as_json", is_flag=True, help="Print the runs' numbers as JSON instead of writing a page.")
+# Any: the options of `COMPARING`.
+def report(
+    directories: Sequence[Path | str],
+    output: Path | None,
+    figures: Path | None,
+    overwrite: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Write a page about one run, or one that compares several. The directory of a sweep means all its runs.
+
+    DIRECTORIES may be URLs of runs, such as s3://bucket/runs/NAME; the page is written on this machine.
+    """
+    with Display("loading") as display:
+        from jobs import looking
+
+        if as_json:
+            looking.print_json(directories, display)
+        else:
+            looking.write_page(directories, output, figures, report_options(options), overwrite, display)
+
+
+@click.command()
+@click.argument("directories", nargs=-1, required=True, type=PLACE)
+@taking(*COMPARING)
+# Any: the options of `COMPARING`.
+def compare(directories: Sequence[Path | str], **options: Any) -> None:
+    """Show runs side by side, the best first: the tables of `rayfl report` without its page."""
+    with Display("loading") as display:
+        from jobs import looking
+
+        looking.compare(directories, report_options(options), display)
+
+
+@click.command()
+@click.argument("directories", nargs=-1, required=True, type=PLACE)
+@taking(*_RANKING, *_PIVOT)
+@click.option(
+    "--format", "written", type=click.Choice(["text", "csv", "md", "latex"]), help="Default: as --output ends."
+)
+@click.option("--output", type=ABSOLUTE, help="The file; default: the table is printed.")
+@click.option("--overwrite", is_flag=True, help="Replace the file if there is one.")
+# Any: the options of `_RANKING` and `_PIVOT`.
+def table(
+    directories: Sequence[Path | str], written: str | None, output: Path | None, overwrite: bool, **options: Any
+) -> None:
+    """Show numbers by the items of swept settings: means over seeds, and paired differences to a baseline.
+
+    By default the tables of [report], or those that fit the sweep.
+    """
+    with Display("loading") as display:
+        from jobs import looking
+
+        axes = ("rows", "columns", "baseline", "values")
+        looking.print_tables(directories, written, output, report_options(options, axes), overwrite, display)
+
+
+@click.command()
+@click.argument("folders", nargs=-1, type=ABSOLUTE)
+def ls(folders: Sequence[Path]) -> None:
+    """List the runs in FOLDERS, by default in runs/, the latest first: state, rounds, metric, time."""
+    with Display("loading") as display:
+        from jobs import looking
+
+        for folder in folders or [Path("runs").absolute()]:
+            looking.list_runs(folder, display)
+
+
+@click.command()
+@click.argument("place", metavar="RUN", type=PLACE)
+def show(place: Path | str) -> None:
+    """Show a run's experiment, platform and results. RUN is its directory or URL."""
+    with Display("loading") as display:
+        from jobs import looking
+
+        looking.show(place, display)
+
+
+COMMANDS = (report, compare, table, ls, show)
