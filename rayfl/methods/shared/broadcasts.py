@@ -49,16 +49,16 @@ class BroadcastMemory(TypedDict):
 
 
 class Broadcasting(Method, KeptModel):
-    """The server's steps, and the clients' copies of x, which are "params" of their states."""
+    """The server's steps, and the clients' copies of x, which are "params" in their states."""
 
     @property
     @abstractmethod
     def step_compressor(self) -> Compressor:
-        """What makes C of A."""
+        """The compressor that makes C from A."""
 
     @abstractmethod
     def step_codec(self, like: Tree) -> Codec:
-        """What reads C, in the shapes of `like`."""
+        """The codec that decodes C, in the shapes of `like`."""
 
     def receive_reply(self, state: State, received: Message, ctx: Context) -> State:
         return {**state, "params": caught_up(state["params"], received)}
@@ -123,7 +123,7 @@ def caught_up(params: Tree, received: Message) -> Tree:
 
 
 def worth_keeping(broadcasts: dict[str, Tree], params: Tree) -> dict[str, Tree]:
-    """The last broadcasts that are together smaller than the model, and the last one however large it is."""
+    """The latest broadcasts that together are smaller than the model, and always the last one."""
     newest_first = sorted(broadcasts, key=int, reverse=True)
     sizes = [sum(part.nbytes for part in broadcasts[number].values()) for number in newest_first]
     num_kept = max(1, int((np.cumsum(sizes) < 4 * tree.num_entries(params)).sum()))
