@@ -25,6 +25,7 @@ def played(name: str, folder: Path) -> list[Any]:
     [
         ("compare_methods", 2, "4 runs"),
         ("own_model", 1, "of all points after 5 rounds"),
+        ("gradient_leakage", 1, "one example: likeness 1.00"),
     ],
 )
 def test_a_notebook_runs(name: str, num_plots: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
