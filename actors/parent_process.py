@@ -2,13 +2,14 @@
 
 A process whose Ray fails cannot report it. Ray's C++ code ends the process by `_exit`: 100 ms after an agent has died,
 15 s after the raylet and 60 s after the gcs_server. So `supervised` forks before anything is imported. The child runs
-the command and reports whether it uses Ray. The parent waits. If the child ends without a message, the parent ends the
-rest of the session and prints one sentence.
+the command and reports which processes of Ray it needs. The parent waits. If one of those processes dies, or the child
+ends without a message, the parent ends the rest of the session and prints one sentence.
 """
 
 import ctypes
 import json
 import os
+import select
 import signal
 import sys
 import threading
@@ -37,8 +38,9 @@ _reported: dict[str, Any] = {}
 def report(**facts: Any) -> None:
     """Tell the parent what it needs for an error message. Do nothing if there is no parent.
 
-    `run`: the run directory, which can be resumed once its experiment is written. `ray`: whether Ray is used.
-    `cluster`: the address of a cluster that was joined. `again`: what to do if there is no run to resume.
+    `run`: the run directory, which can be resumed once its experiment is written. `cluster`: the address of a cluster
+    that was joined. `processes`: the names and ids of the processes that Ray cannot do without. `again`: what to do if
+    there is no run to resume.
     """
     _reported.update(facts)
     if _reports is not None:
@@ -107,6 +109,7 @@ class _Supervisor:
         self.child, self.reports = child, os.fdopen(reports)
         # Any: what JSON holds.
         self.known: dict[str, Any] = {}
+        self.lost = ""
 
     def wait(self, failed: int) -> int:
         """Wait for the child's end, and report the error if the child did not; return the exit code."""
@@ -136,10 +139,13 @@ class _Supervisor:
         return failed
 
     def _reason(self, number: int) -> str:
+        if self.lost:
+            return f"Ray's {self.lost} has ended"
         if number:
             memory = ", perhaps because memory ran out" if number == signal.SIGKILL else ""
             return f"its process was ended by {signal.Signals(number).name}{memory} ({TRACEBACK}=1 may show more)"
-        words = "Ray has ended its process" if self.known.get("ray") else "its process ended without a result"
+        # A run that uses Ray reports its processes.
+        words = "Ray has ended its process" if "processes" in self.known else "its process ended without a result"
         return f"Ray lost the cluster at {self.known['cluster']}" if self.known.get("cluster") else words
 
     def _ended(self) -> int | None:
@@ -154,7 +160,18 @@ class _Supervisor:
     def _read(self) -> None:
         """Learn from the child's reports until it has ended."""
         for line in self.reports:
-            self.known.update(json.loads(line))
+            facts = json.loads(line)
+            self.known.update(facts)
+            for name, process in facts.get("processes", {}).items():
+                threading.Thread(target=self._watch, args=(name, process), daemon=True).start()
+
+    def _watch(self, name: str, process: int) -> None:
+        """Kill the child if a process that it needs ends. Nothing is watched if the kernel has no pidfd_open."""
+        with suppress(OSError):
+            select.select([os.pidfd_open(process)], [], [])
+            if self.known["processes"].get(name) == process:
+                self.lost = self.lost or name
+                os.kill(self.child, signal.SIGKILL)
 
 
 def _end_children() -> None:

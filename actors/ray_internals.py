@@ -154,6 +154,16 @@ def published_lines_logged() -> AbstractContextManager[None]:
     return _replaced(PRINTING, lambda before: lambda data, ignore_prefix: log.debug(" ".join(data["lines"])))
 
 
+def own_processes() -> dict[str, int]:
+    """Process ids of the gcs_server and raylet that this process started, by name. Ray ends if one of them ends.
+
+    {} if this Ray lacks the private part: Ray's own code then ends the driver, up to a minute later.
+    """
+    node = _value(NODE)
+    names = ("gcs_server", "raylet") if node else ()
+    return {name: node.all_processes[name][0].process.pid for name in names}
+
+
 def shut_down() -> None:
     """Shut down the Ray that this process started, with the processes that would outlive it for a moment.
 
@@ -163,9 +173,8 @@ def shut_down() -> None:
     import ray
 
     left: list[psutil.Process] = []
-    with suppress(psutil.Error, KeyError, IndexError, AttributeError):
-        servers = [_value(NODE).all_processes[name][0].process.pid for name in ("gcs_server", "raylet")]
-        left = [one for pid in servers for one in psutil.Process(pid).children(recursive=True)]
+    with suppress(psutil.Error, KeyError, IndexError):
+        left = [one for pid in own_processes().values() for one in psutil.Process(pid).children(recursive=True)]
     ray.shutdown()
     for process in left:
         with suppress(psutil.Error):
