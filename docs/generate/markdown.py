@@ -37,7 +37,13 @@ def escaped(text: str) -> str:
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A Markdown table; the cells are Markdown."""
     lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in line)} |" for line in lines) + "\n"
+    return "\n".join(f"| {' | '.join(map(_cell, line))} |" for line in lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    """A cell with its pipes escaped; those in `code` separate no cells."""
+    parts = re.split(r"(`[^`]*`)", text)
+    return "".join(part if number % 2 else part.replace("|", "&#124;") for number, part in enumerate(parts))
 
 
 def code(text: str) -> str:

@@ -185,6 +185,7 @@ _METRICS = {
     "elastic/mean_factor": MetricText(
         "Mean factor of the update", "", "The mean over the update's entries of elastic aggregation's factor zeta."
     ),
+    "ifca/cluster": MetricText("Cluster", "number", "The cluster whose model the client chose, counted from 0."),
     "clip/norm": MetricText("Norm of a message", "norm", "The Euclidean norm of a client's message before clipping."),
     "clip/clipped": MetricText("Clipped messages", "0 to 1", "The share of the round's messages that were clipped."),
     "clip/bound": MetricText("Clipping norm", "norm", "The norm to which messages were clipped in the round."),
