@@ -15,6 +15,7 @@ from jobs.failures import INTERRUPTED, LIMIT
 from jobs.shipped import FOLDER
 from jobs.standard_output import say
 from jobs.sweep import sweep
+from rayfl.data.check import read_dataset
 from rayfl.errors import RayflError, did_you_mean
 from rayfl.experiment.sweep import Combination, combine
 from rayfl.experiment.table import read_table, with_overrides
@@ -59,6 +60,8 @@ def reproduce(
     with Display(f"checking the sweeps of {given}"):
         folder = paper_folder(given)
         paper, sweeps = read_paper(folder, quick, overrides, only)
+        # Held until the end, so that the check of a finished run does not read them again.
+        held = [read_dataset(one.experiment.data) for one, *_ in sweeps.values()]
     home, code = directory or Path("runs", f"reproduce-{folder.name}{'-quick' * quick}").absolute(), 0
     for name in only or sweeps:
         with Display(name) as display:
@@ -71,6 +74,7 @@ def reproduce(
         if done in (INTERRUPTED, LIMIT):
             return done
     say(f"the verdicts are in {home / 'verdicts.md'}")
+    del held
     return code
 
 
