@@ -81,7 +81,7 @@ def test_what_is_no_raw_input_is_refused(played: Any):
 
 @pytest.mark.parametrize("given", ["abc", None, [["a"]]])
 def test_what_is_no_number_is_refused(played: Any, given: Any):
-    with refused(names=["inputs", "no numbers"]):
+    with refused(names=["inputs", "not numbers"]):
         played.predict(given)
 
 
