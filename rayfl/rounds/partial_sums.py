@@ -84,17 +84,19 @@ class Summing:
         `packets`: return packets instead of sums if the packets are smaller. They are held until they are no longer
         smaller, and added from then on. An error names `round` and the client.
         """
-        held, bits, sizes, asked = dict[int, FromClient](), 0, dict.fromkeys(self.rules, 0), node[0]
-        # Also if there are no packets.
-        while packets and asked < node[1] and (bits < 8 * sum(sizes.values()) or not bits):
+        held, bits, sizes = dict[int, FromClient](), 0, dict.fromkeys(self.rules, 0)
+        asked, are_smaller = node[0], packets
+        while are_smaller and asked < node[1]:
             one = next_sent()
             if one is not None:
                 held[asked] = one._replace(message=self._gathered(one.message))
                 bits += message_bits(held[asked].message)
                 for name, packet in held[asked].message.items():
                     sizes[name] = self.rules[name].sum_bytes(sizes[name], packet)
+                # Empty messages are sent as packets, too.
+                are_smaller = bits < 8 * sum(sizes.values()) or not bits
             asked += 1
-        if packets and (bits < 8 * sum(sizes.values()) or not bits):
+        if are_smaller:
             return Packets({leaf: written(one, round) for leaf, one in held.items()}, sum(sizes.values()))
 
         def add(sums: Sums, leaf: int) -> Sums:
