@@ -69,7 +69,7 @@ def reproduce(
             done = sweep(sweeps[name], home / name, parallel, False, audience, again)
         runs, options = _write(paper, sweeps, home, quick)[name], sweeps[name][0].experiment.report
         if runs:
-            write_figures([run for _, run in runs], home / name / "figures", options, overwrite=True)
+            write_figures(runs, home / name / "figures", options, overwrite=True)
         code = max(code, done)
         if done in (INTERRUPTED, LIMIT):
             return done
@@ -128,26 +128,28 @@ def _combinations(file: Path, changes: Mapping[str, Any], overrides: Sequence[st
     return combine(table, lists or {}, overrides)
 
 
-def _write(paper: Paper, sweeps: Sweeps, home: Path, quick: bool) -> Mapping[str, Sequence[tuple[Choices, Run]]]:
+def _write(paper: Paper, sweeps: Sweeps, home: Path, quick: bool) -> Mapping[str, Sequence[Run]]:
     """Write the verdicts and tables of all runs that have finished below `home`; return the runs of each sweep."""
     found = {
-        name: [
-            (_choices(one), run)
-            for one in combinations
-            if (run := earlier_run(home / name / one.directory, one.experiment)) is not None and run.finished
-        ]
+        name: [(_choices(one), _finished(home / name / one.directory, one)) for one in combinations]
         for name, combinations in sweeps.items()
     }
+    finished = {name: [run for _, run in some if run is not None] for name, some in found.items()}
     verdicts, title = judge(paper.claim, found), f"{paper.paper}{' (quick: no verdict on the paper)' * quick}"
-    runs, planned = [run for some in found.values() for _, run in some], sum(map(len, sweeps.values()))
+    runs, planned = [run for some in finished.values() for run in some], sum(map(len, sweeps.values()))
     text = verdicts_markdown(title, paper.claim, verdicts, origin(Path.cwd()), runs, planned)
     tables = [
         f"\n## {name}: {table.title}\n\n{table.note}\n\n{table.to_markdown()}"
-        for name, some in found.items()
+        for name, some in finished.items()
         if len(some) == len(sweeps[name])
-        for table in pivots(groups([run for _, run in some]), sweeps[name][0].experiment.report)
+        for table in pivots(groups(some), sweeps[name][0].experiment.report)
     ]
     with writing(home, f"give --dir {home} again"):
         write_text(home / "verdicts.md", text + "".join(tables))
         write_text(home / "verdicts.csv", verdicts.to_csv(index=False))
-    return found
+    return finished
+
+
+def _finished(directory: Path, one: Combination) -> Run | None:
+    found = earlier_run(directory, one.experiment)
+    return found if found is not None and found.finished else None

@@ -36,6 +36,7 @@ from rayfl.experiment.identity import require_settings
 from rayfl.experiment.input_files import absolute
 from rayfl.experiment.prepare import prepare
 from rayfl.experiment.sweep import Combination
+from rayfl.report.pivot import check_tables
 from rayfl.run_directory.object_storage import Storage
 from rayfl.run_directory.outputs import REPORT, require_replaceable
 from rayfl.run_directory.record import read_run
@@ -131,8 +132,9 @@ def run_all(
     if directory.exists() and (not directory.is_dir() or (directory / "experiment.json").exists()):
         raise RayflError(f"{directory} is a file or a run, no directory of a sweep; name another one")
     require_replaceable(directory / PAGE, REPORT, overwrite)
-    named = [*first.report.best_over, *(key for one in first.report.tables for key in (*one.rows, *one.columns))]
-    require_settings([one.experiment.as_dict() for one in combinations], named)
+    tables = [one.experiment.as_dict() for one in combinations]
+    require_settings(tables, first.report.best_over)
+    check_tables(first.report.tables, tables)
     # Held, so that it is loaded once. Its mistakes are reported with the first experiment that has it.
     with suppress(ValueError):
         _held = read_dataset(first.data)

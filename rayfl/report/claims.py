@@ -122,23 +122,26 @@ def check(claim: Claim, sweeps: Mapping[str, Sequence[Choices]]) -> None:
             raise RayflError(f"{here} leaves {key!r} open; name one in where: {', '.join(axes[key]):.300}")
 
 
-def judge(claims: Sequence[Claim], runs: Mapping[str, Sequence[tuple[Choices, Run]]]) -> pd.DataFrame:
-    """The verdicts on checked claims by the finished runs of each sweep: a row for each pair of sides.
+def judge(claims: Sequence[Claim], runs: Mapping[str, Sequence[tuple[Choices, Run | None]]]) -> pd.DataFrame:
+    """The verdicts on checked claims by the runs of each sweep, None for one that has not finished: a row for each pair
+    of sides.
 
-    Values are as recorded, shares in [0, 1]. first, second: means over seeds; first_sd, second_sd: their deviations;
-    first_runs, second_runs: the directories of the runs, SWEEP/RUN, with ";" between them. The next columns are those
-    of `statistics.Paired`. paper: the paper's figure; inside: whether the interval contains it; holm: p after Holm's
-    correction over all rows.
+    Values are as recorded, shares in [0, 1]. relative: whether the differences are shares of the second value. first,
+    second: means over seeds; first_sd, second_sd: their deviations; first_runs, second_runs: the directories of the
+    runs, SWEEP/RUN, with ";" between them. The next columns are those of `statistics.Paired`. paper: the paper's
+    figure; inside: whether the interval contains it; holm: p after Holm's correction over all rows.
     """
     rows = [_judge(claim, pair, runs.get(claim.sweep, ())) for claim in claims for pair in claim.pairs]
     return pd.DataFrame(rows).assign(holm=lambda found: holm([*found["p"]]))
 
 
 # Any: the columns of `judge`.
-def _judge(claim: Claim, pair: Sequence[Side], runs: Sequence[tuple[Choices, Run]]) -> dict[str, Any]:
+def _judge(claim: Claim, pair: Sequence[Side], planned: Sequence[tuple[Choices, Run | None]]) -> dict[str, Any]:
     value = f"{claim.value}{f' against {claim.than_value}' * bool(claim.than_value)}{', relative' * claim.relative}"
     row = {"claim": claim.id, "compared": claim.words(pair), "sweep": claim.sweep, "value": value}
+    row["relative"] = claim.relative
     row |= {"first_runs": "", "second_runs": ""}
+    runs = [(choices, run) for choices, run in planned if run is not None]
     if not runs:
         return {**row, "unit": "", **paired([])._asdict(), "verdict": "not run", "paper": claim.size, "inside": None}
     together = groups([run for _, run in runs])
@@ -152,8 +155,11 @@ def _judge(claim: Claim, pair: Sequence[Side], runs: Sequence[tuple[Choices, Run
         for choices, run in runs
     ]
     missing = {} if claim.missing is None else {"first": claim.missing, "second": claim.missing}
-    table = pd.DataFrame(read).fillna(missing)
-    sides = {name: _side(claim, side, table, name) for name, side in zip(("first", "second"), pair, strict=False)}
+    table, axis = (
+        pd.DataFrame(read).fillna(missing),
+        [*dict.fromkeys(one.get(claim.trend or "", "") for one, _ in planned)],
+    )
+    sides = {name: _side(claim, side, table, name, axis) for name, side in zip(("first", "second"), pair, strict=False)}
     for name, (values, directories) in sides.items():
         row |= {name: values.mean(), f"{name}_sd": values.std(), f"{name}_runs": ";".join(directories)}
     differences = sides["first"][0] - (sides["second"][0] if "second" in sides else 0.0)
@@ -165,14 +171,17 @@ def _judge(claim: Claim, pair: Sequence[Side], runs: Sequence[tuple[Choices, Run
     return {**row, "unit": first.facts.unit, **seen._asdict(), "verdict": verdict, "paper": size, "inside": inside}
 
 
-def _side(claim: Claim, side: Side, table: pd.DataFrame, column: str) -> "tuple[pd.Series, list[str]]":
-    """The value of a side by seed, and its runs: the number of one run, or the slope over the runs of a trend."""
+def _side(
+    claim: Claim, side: Side, table: pd.DataFrame, column: str, axis: Sequence[str]
+) -> "tuple[pd.Series, list[str]]":
+    """The value of a side by seed, and its runs: the number of one run, or the slope over the runs of a trend, whose
+    values in the sweep are `axis`; NaN if one of them has not finished."""
     if not isinstance(side, Mapping):
         return pd.Series(float(side), table["seed"].unique()), []
     chosen = table.loc[[claim.choices(side).items() <= row.items() for row in table.to_dict("records")]]
     if claim.trend is None:
         return chosen.set_index("seed")[column], [*chosen["run"]]
-    words = [_word(one) for one in claim.among] or [*table[claim.trend].unique()]
+    words = [_word(one) for one in claim.among] or axis
     numbers = np.asarray(pd.to_numeric(pd.Series(words), errors="coerce"))
     # Values that are not numbers are placed at 0, 1, 2 and so on.
     places = np.arange(len(words)) if np.isnan(numbers).any() else numbers
@@ -218,26 +227,26 @@ def verdicts_markdown(
 
 # Any: a row of `judge`.
 def _row(one: Mapping[str, Any]) -> list[str]:
-    scale, unit, digits = (100, " %", ".2f") if one["unit"] == "%" else (1, f" {one['unit']}".rstrip(), ".4g")
+    def words(pattern: str, names: Sequence[str], unit: str, sign: str = "+") -> str:
+        scale, digits = (100, ".2f") if unit == "%" else (1, ".4g")
+        numbers = [wording.NONE if pd.isna(one[name]) else f"{scale * one[name]:{sign}{digits}}" for name in names]
+        return pattern.format(*numbers) + f" {unit}".rstrip() * any(number != wording.NONE for number in numbers)
 
-    def words(value: float | None, sign: str = "+") -> str:
-        return wording.NONE if value is None or np.isnan(value) else f"{scale * value:{sign}{digits}}{unit}"
-
-    sides = []
+    sides, unit = [], "%" if one["relative"] else one["unit"]
     for name in ("first", "second"):
         if one.get(f"{name}_runs"):
             places = enumerate(one[f"{name}_runs"].split(";"), 1)
             links = " ".join(f"[{number}]({quote(place)}/)" for number, place in places)
-            sides.append(f"{words(one[name], '')} {wording.PLUS_MINUS} {words(one[f'{name}_sd'], '')} ({links})")
-    inside = {None: wording.NONE, True: "yes", False: "no"}[one["inside"]]
+            mean = words(f"{{}} {wording.PLUS_MINUS} {{}}", (name, f"{name}_sd"), one["unit"], "")
+            sides.append(f"{mean} ({links})")
     return [
         f"{one['claim']}: {one['compared']} ({one['value']})".replace("|", "\\|"),
         " / ".join(sides) or wording.NONE,
-        f"{words(one['mean'])} [{words(one['low'])}, {words(one['high'])}]",
+        words("{} [{}, {}]", ("mean", "low", "high"), unit),
         str(one["num_pairs"]),
         f"**{one['verdict']}**",
-        words(one["paper"]),
-        inside,
+        words("{}", ["paper"], unit),
+        {None: wording.NONE, True: "yes", False: "no"}[one["inside"]],
         wording.NONE if np.isnan(one["holm"]) else f"{one['holm']:.2g}",
-        words(one["detectable"], ""),
+        words("{}", ["detectable"], unit, ""),
     ]

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from rayfl.errors import RayflError, did_you_mean
-from rayfl.experiment.identity import require_settings, swept_items
+from rayfl.experiment.identity import determining_settings, require_settings, swept_items
 from rayfl.experiment.report_options import ReportOptions, TableOptions
 from rayfl.metrics.facts import Facts
 from rayfl.report import wording
@@ -187,8 +187,7 @@ def pivot(found: Sequence[Group], options: TableOptions, metric: str | None, las
         sorted(dict.fromkeys(items), key=lambda item: (math.isnan(as_number(item)), np.nan_to_num(as_number(item))))
         for items in zip(*placed, strict=True)
     )
-    if base not in (None, *rows, *columns):
-        raise RayflError(f"no row or column is {base!r}; {did_you_mean(str(base), filter(None, [*rows, *columns]))}")
+    _require_baseline(base, [*rows, *columns])
     # A row per seed.
     values = pd.DataFrame(
         {
@@ -213,12 +212,29 @@ def pivot(found: Sequence[Group], options: TableOptions, metric: str | None, las
     return Pivot(options, {one.name: one.facts for one in numbers}, pd.DataFrame(records))
 
 
+def check_tables(tables: Sequence[TableOptions], experiments: Sequence[Mapping[str, object]]) -> None:
+    """Raise RayflError if a table of `[report]` has an axis or a baseline that no experiment of its sweep has.
+
+    Labels are known only after the runs.
+    """
+    for one in tables:
+        require_settings(experiments, [*one.rows, *one.columns])
+        if "label" not in (*one.rows, *one.columns):
+            axes = product((one.rows, one.columns), experiments)
+            _require_baseline(one.baseline, [_item("", table, axis) for axis, table in axes])
+
+
+def _require_baseline(base: str | None, items: Sequence[str]) -> None:
+    if base not in (None, *items):
+        raise RayflError(f"no row or column is {base!r}; {did_you_mean(str(base), dict.fromkeys(filter(None, items)))}")
+
+
 def _placed(found: Sequence[Group], options: TableOptions) -> dict[tuple[str, str], Group]:
     """The groups by their rows and columns. Raise RayflError as `pivot` does."""
     require_settings([run.experiment for group in found for run in group.runs], [*options.rows, *options.columns])
     placed: dict[tuple[str, str], Group] = {}
     for group in found:
-        place = _item(group, options.rows), _item(group, options.columns)
+        place = tuple(_item(group.label, group.runs[0].experiment, axis) for axis in (options.rows, options.columns))
         if (other := placed.setdefault(place, group)) is not group:
             keys = [key for key, _ in differing([group.settings, other.settings])] or ["their directories alone"]
             raise RayflError(
@@ -228,10 +244,10 @@ def _placed(found: Sequence[Group], options: TableOptions) -> dict[tuple[str, st
     return placed
 
 
-def _item(group: Group, axis: Sequence[str]) -> str:
-    """The group's item of an axis as its sweep calls it, else the value of the setting."""
-    words = {"label": group.label, **swept_items(group.runs[0].experiment)}
-    return ", ".join(words.get(key) or wording.value(setting(group, key)) for key in axis)
+def _item(label: str, experiment: Mapping[str, object], axis: Sequence[str]) -> str:
+    """An experiment's item of an axis as its sweep calls it, else the value of the setting."""
+    words, settings = {"label": label, **swept_items(experiment)}, determining_settings(experiment)
+    return ", ".join(words.get(key) or wording.value(setting(settings, key)) for key in axis)
 
 
 def _marks(values: Mapping[str, np.ndarray], facts: Facts) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """Which groups a comparison shows: of those that differ only in a tuned setting, the best one."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from rayfl.experiment.identity import lies_in
@@ -46,18 +46,18 @@ def choose(found: Sequence[Group], tuned: Sequence[str], name: str, last: int) -
     choices, facts = [], facts_of(found, name)
     for family in families.values():
         # Numbers by size; other values keep their order.
+        tried = {id(one): [setting(one.settings, key) for key in tuned] for one in family}
         grid = sorted(
-            family,
-            key=lambda one: [value if isinstance(value := setting(one, key), int | float) else 0 for key in tuned],
+            family, key=lambda one: [value if isinstance(value, int | float) else 0 for value in tried[id(one)]]
         )
         best = max(grid, key=lambda group: rank_value(smoothed(group, name, last), facts))
         choices.append(TunedGroups(best, tuple(grid)))
     return choices
 
 
-def setting(group: Group, name: str) -> object:
-    """The value of one setting; for a table, its settings as text."""
-    found = {key: value for key, value in group.settings.items() if lies_in(key, name)}
+def setting(settings: Mapping[str, object], name: str) -> object:
+    """The value of one setting of those by dotted key; for a table, its settings as text."""
+    found = {key: value for key, value in settings.items() if lies_in(key, name)}
     if set(found) == {name}:
         return found[name]
     words = [f"{key.removeprefix(name + '.')} {wording.value(value)}" for key, value in found.items()]
@@ -73,7 +73,7 @@ def tuning(choices: Sequence[TunedGroups], tuned: Sequence[str], name: str, last
     rows = []
     for choice in sorted(choices, key=lambda choice: place[id(choice.winner)]):
         tried = [
-            f"{', '.join(wording.value(setting(group, one)) for one in tuned)}: "
+            f"{', '.join(wording.value(setting(group.settings, one)) for one in tuned)}: "
             f"{in_words(smoothed(group, name, last), facts)}{' *' * (group is choice.winner)}"
             for group in choice.grid
         ]
@@ -90,7 +90,7 @@ def tuning(choices: Sequence[TunedGroups], tuned: Sequence[str], name: str, last
 
 def _cell(choice: TunedGroups, name: str) -> str:
     """The winning value, and whether the best value may lie beyond the values that were tried."""
-    value, tried = setting(choice.winner, name), [setting(group, name) for group in choice.grid]
+    value, tried = setting(choice.winner.settings, name), [setting(group.settings, name) for group in choice.grid]
     numbers = {one for one in tried if isinstance(one, int | float) and not isinstance(one, bool)}
     edge = ""
     if len(numbers) > 1 and value in (min(numbers), max(numbers)):

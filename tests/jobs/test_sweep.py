@@ -121,6 +121,7 @@ def test_another_experiment_in_the_directory_is_not_mistaken_for_the_same(file):
         (["--parallel", "0"], ["--parallel 0", "at least 1"]),
         (["sweep.uplink=3"], ["sweep.uplink=3", "list"]),
         (["report.tables=[{rows='uplink', columns='method.lrr'}]"], ["'method.lrr'", "'method.lr'"]),
+        (["report.tables=[{rows='uplink', baseline='top 1 %'}]"], ["row or column is 'top 1 %'", "'top 10 %'"]),
     ],
 )
 def test_all_combinations_are_validated_before_anything_starts(file, arguments, words):

@@ -117,6 +117,10 @@ def test_two_sides_are_compared_by_their_trends(tmp_path):
     # A slope without one of its points is none.
     found = judge([claim(**A_AND_B, trend="x")], {"small": runs[:-1]})
     assert found["num_pairs"].tolist() == [1] and found["verdict"].tolist() == ["undecided"]
+    # So does a slope over the values of a sweep of which only the first has finished.
+    planned = [*runs[:2], *((choices, None) for choices, _ in runs[2:])]
+    found = judge([claim(trend="x", where={"case": "A"})], {"small": planned})
+    assert found["num_pairs"].tolist() == [0] and found["verdict"].tolist() == ["undecided"]
 
 
 def test_a_trend_may_be_among_some_values_and_a_side_may_be_a_number(tmp_path):
@@ -163,12 +167,16 @@ def test_the_page_has_numbers_with_links_to_their_runs(tmp_path):
     (row,) = [line for line in text.splitlines() if line.startswith("| one:")]
     cells = [cell.strip() for cell in row.split("|")][1:-1]
     a_side, b_side = cells[1].split(" / ")
-    assert a_side == "65.00 % \u00b1 7.07 % ([1](small/A-0/) [2](small/A-1/))"
-    assert b_side == "40.00 % \u00b1 0.00 % ([1](small/B-0/) [2](small/B-1/))"
+    assert a_side == "65.00 \u00b1 7.07 % ([1](small/A-0/) [2](small/A-1/))"
+    assert b_side == "40.00 \u00b1 0.00 % ([1](small/B-0/) [2](small/B-1/))"
     # Differences 0.3 and 0.2: 0.25 +- 12.706 * 0.05.
-    assert cells[2:7] == ["+25.00 % [-38.53 %, +88.53 %]", "2", "**undecided**", "+10.00 %", "yes"]
+    assert cells[2:7] == ["+25.00 [-38.53, +88.53] %", "2", "**undecided**", "+10.00 %", "yes"]
     for words in ("`rayfl reproduce x`", "commit abc", "4 of 6 runs", "seeds 0, 1", "1 undecided", "A beats B", "8x8"):
         assert words in text
+    # A relative difference is a share of the second side, whatever its unit.
+    rounds = claim(**A_AND_B, value="rounds", relative=True)
+    (row,) = [line for line in page([rounds], judge([rounds], {"small": runs}), runs).splitlines() if "| one:" in line]
+    assert "2 \u00b1 0 (" in row and "| +0.00 [+0.00, +0.00] % |" in row
 
 
 @pytest.mark.parametrize(
