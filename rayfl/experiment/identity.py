@@ -37,8 +37,9 @@ _ONLY_TIME = (
 def determining_settings(experiment: Mapping[str, object]) -> dict[str, object]:
     """The settings that decide a run's numbers, without its seed, by dotted keys."""
     kept = {key: value for key, value in experiment.items() if key not in NOT_DETERMINING}
-    only_time = [f"runtime.{key}" for key in _ONLY_TIME]
-    return {key: value for key, value in dotted(kept).items() if not any(lies_in(key, one) for one in only_time)}
+    settings, only_time = dotted(kept), [f"runtime.{key}" for key in _ONLY_TIME]
+    left_out = {key for key in settings if key.startswith("runtime.") and any(lies_in(key, one) for one in only_time)}
+    return {key: value for key, value in settings.items() if key not in left_out}
 
 
 def experiment_files(experiment: "Experiment") -> KeptFiles:

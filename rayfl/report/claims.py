@@ -19,7 +19,7 @@ from pydantic import Field, model_validator
 from rayfl.errors import RayflError, did_you_mean
 from rayfl.experiment.sweep import described
 from rayfl.report import wording
-from rayfl.report.groups import groups, ranked_names
+from rayfl.report.groups import Group, groups, ranked_names
 from rayfl.report.numbers import number
 from rayfl.report.statistics import holm, paired
 from rayfl.run_directory.record import Run
@@ -131,40 +131,50 @@ def judge(claims: Sequence[Claim], runs: Mapping[str, Sequence[tuple[Choices, Ru
     runs, SWEEP/RUN, with ";" between them. The next columns are those of `statistics.Paired`. paper: the paper's
     figure; inside: whether the interval contains it; holm: p after Holm's correction over all rows.
     """
-    rows = [_judge(claim, pair, runs.get(claim.sweep, ())) for claim in claims for pair in claim.pairs]
+    found = {name: groups([run for _, run in planned if run is not None]) for name, planned in runs.items()}
+    metrics = {name: next(iter(ranked_names(together)), None) if together else None for name, together in found.items()}
+    rows = [
+        _judge(claim, pair, runs.get(claim.sweep, ()), found.get(claim.sweep, []), metrics.get(claim.sweep))
+        for claim in claims
+        for pair in claim.pairs
+    ]
     return pd.DataFrame(rows).assign(holm=lambda found: holm([*found["p"]]))
 
 
 # Any: the columns of `judge`.
-def _judge(claim: Claim, pair: Sequence[Side], planned: Sequence[tuple[Choices, Run | None]]) -> dict[str, Any]:
+def _judge(
+    claim: Claim,
+    pair: Sequence[Side],
+    planned: Sequence[tuple[Choices, Run | None]],
+    together: Sequence[Group],
+    metric: str | None,
+) -> dict[str, Any]:
     value = f"{claim.value}{f' against {claim.than_value}' * bool(claim.than_value)}{', relative' * claim.relative}"
     row = {"claim": claim.id, "compared": claim.words(pair), "sweep": claim.sweep, "value": value}
     row["relative"] = claim.relative
     row |= {"first_runs": "", "second_runs": ""}
-    runs = [(choices, run) for choices, run in planned if run is not None]
+    sides = [claim.choices(side).items() for side in pair if isinstance(side, Mapping)]
+    runs = [(one, run) for one, run in planned if run is not None and any(side <= one.items() for side in sides)]
     if not runs:
         return {**row, "unit": "", **paired([])._asdict(), "verdict": "not run", "paper": claim.size, "inside": None}
-    together = groups([run for _, run in runs])
     names = (claim.value, claim.than_value or claim.value)
     try:
-        first, second = (number(name, together, next(iter(ranked_names(together)), None)) for name in names)
+        first, second = (number(name, together, metric) for name in names)
     except RayflError as error:
         raise RayflError(f"claim {claim.id!r}: {error}") from None
-    read = [
+    rows = [
         {**choices, "first": first.read(run), "second": second.read(run), "run": f"{claim.sweep}/{run.directory.name}"}
         for choices, run in runs
     ]
     missing = {} if claim.missing is None else {"first": claim.missing, "second": claim.missing}
-    table, axis = (
-        pd.DataFrame(read).fillna(missing),
-        [*dict.fromkeys(one.get(claim.trend or "", "") for one, _ in planned)],
-    )
-    sides = {name: _side(claim, side, table, name, axis) for name, side in zip(("first", "second"), pair, strict=False)}
-    for name, (values, directories) in sides.items():
+    table = pd.DataFrame(rows).fillna(missing)
+    axis = [*dict.fromkeys(one.get(claim.trend or "", "") for one, _ in planned)]
+    read = {name: _side(claim, side, table, name, axis) for name, side in zip(("first", "second"), pair, strict=False)}
+    for name, (values, directories) in read.items():
         row |= {name: values.mean(), f"{name}_sd": values.std(), f"{name}_runs": ";".join(directories)}
-    differences = sides["first"][0] - (sides["second"][0] if "second" in sides else 0.0)
+    differences = read["first"][0] - (read["second"][0] if "second" in read else 0.0)
     if claim.relative:
-        differences = differences / sides["second"][0]
+        differences = differences / read["second"][0]
     seen, size = paired(differences.to_numpy()), claim.size
     verdict = "undecided" if differences.isna().any() else _verdict(claim, seen.low, seen.high)
     inside = None if size is None or np.isnan(seen.low) else seen.low <= size <= seen.high
