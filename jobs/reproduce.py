@@ -5,8 +5,11 @@ others, and run only if --only names them.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from pydantic import Field
 
 from jobs.console import Audience
 from jobs.display import Display
@@ -21,8 +24,7 @@ from rayfl.experiment.sweep import Combination, combine
 from rayfl.experiment.table import read_table, with_overrides
 from rayfl.report.claims import Choices, Claim, check, judge, verdicts_markdown
 from rayfl.report.groups import groups
-from rayfl.report.page import write_figures
-from rayfl.report.pivot import pivots
+from rayfl.report.page import tables_or_problems, write_figures
 from rayfl.run_directory.description import origin
 from rayfl.run_directory.disk import write_text, writing
 from rayfl.run_directory.record import Run
@@ -41,7 +43,7 @@ class Paper(Settings):
     paper: str
     # Any: settings by dotted key.
     quick: dict[str, Any] = {}
-    claim: tuple[Claim, ...]
+    claim: tuple[Claim, ...] = Field(min_length=1)
 
 
 def reproduce(
@@ -61,7 +63,7 @@ def reproduce(
         folder = paper_folder(given)
         paper, sweeps = read_paper(folder, quick, overrides, only)
         # Held until the end, so that the check of a finished run does not read them again.
-        held = [read_dataset(one.experiment.data) for one, *_ in sweeps.values()]
+        held = [read_dataset(sweeps[name][0].experiment.data) for name in only or sweeps]
     home, code = directory or Path("runs", f"reproduce-{folder.name}{'-quick' * quick}").absolute(), 0
     for name in only or sweeps:
         with Display(name) as display:
@@ -105,7 +107,7 @@ def read_paper(
             raise RayflError(f"--only {name}: {folder.name} has no sweep of that name; {did_you_mean(name, files)}")
     shared = {key: value for key, value in paper.quick.items() if key not in files}
     sweeps = {
-        name: _combinations(file, dotted({**shared, **paper.quick.get(name, {})}) if quick else {}, overrides)
+        name: _combinations(file, dotted(shared) | dotted(paper.quick.get(name, {})) if quick else {}, overrides)
         for name, file in files.items()
         if name in only or not name.startswith(TUNING)
     }
@@ -138,18 +140,27 @@ def _write(paper: Paper, sweeps: Sweeps, home: Path, quick: bool) -> Mapping[str
     verdicts, title = judge(paper.claim, found), f"{paper.paper}{' (quick: no verdict on the paper)' * quick}"
     runs, planned = [run for some in finished.values() for run in some], sum(map(len, sweeps.values()))
     text = verdicts_markdown(title, paper.claim, verdicts, origin(Path.cwd()), runs, planned)
-    tables = [
-        f"\n## {name}: {table.title}\n\n{table.note}\n\n{table.to_markdown()}"
+    shown = {
+        name: tables_or_problems(groups(some), sweeps[name][0].experiment.report)
         for name, some in finished.items()
         if len(some) == len(sweeps[name])
-        for table in pivots(groups(some), sweeps[name][0].experiment.report)
+    }
+    parts = [
+        *(
+            f"\n## {name}: {one.title}\n\n{one.note}\n\n{one.to_markdown()}"
+            for name, (made, _) in shown.items()
+            for one in made
+        ),
+        *(f"\n## {name}\n\n{problem}\n" for name, (_, problems) in shown.items() for problem in problems),
     ]
     with writing(home, f"give --dir {home} again"):
-        write_text(home / "verdicts.md", text + "".join(tables))
+        write_text(home / "verdicts.md", text + "".join(parts))
         write_text(home / "verdicts.csv", verdicts.to_csv(index=False))
     return finished
 
 
 def _finished(directory: Path, one: Combination) -> Run | None:
-    found = earlier_run(directory, one.experiment)
-    return found if found is not None and found.finished else None
+    # A sweep that --only leaves out may have runs of other settings.
+    with suppress(RayflError):
+        found = earlier_run(directory, one.experiment)
+        return found if found is not None and found.finished else None

@@ -108,16 +108,17 @@ class Tuning:
     def best(self, studies: Mapping[str, optuna.Study], note: str) -> str:
         """The text of the experiment file with the best values. `note`: the note for its report."""
         best = {at: self.values(at, optuna.trial.FixedTrial(one.best_params)) for at, one in studies.items()}
-        cases = [_with(case, best[label]) for label, case in self.cases.items() if case]
-        lists = {"seed": self.seeds if len(self.seeds) > 1 else None, "case": cases or None}
+        cases = [_with(case, best[label], self.overrides) for label, case in self.cases.items() if case]
+        lists = {"seed": self.seeds if self.seeds != [self.table.get("seed", 1)] else None, "case": cases or None}
         found = _with(self.table, {"report.note": note, **({} if cases else best[self.name])})
         return toml.dumps(input_files.absolute({**found, "sweep": lists if any(lists.values()) else None}))
 
 
 # Any: settings of any type.
-def _with(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The table with other settings, by dotted key."""
-    return table.with_overrides(table.copied(settings), (), changes)[0]
+def _with(settings: Mapping[str, Any], changes: Mapping[str, Any], overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """The table with other settings, by dotted key, after the overrides of tables that it has."""
+    inside = [one for one in overrides if table.split_override(one)[0][0] in settings]
+    return table.with_overrides(table.copied(settings), inside, changes)[0]
 
 
 # Any: what the user gave.

@@ -112,13 +112,12 @@ def check(claim: Claim, sweeps: Mapping[str, Sequence[Choices]]) -> None:
     if len(axes["seed"]) < 2:
         raise RayflError(f"{here}: sweep {sweep!r} needs at least two seeds; give sweep.seed=[1, 2]")
     among = [_word(one) for one in claim.among] or axes.get(claim.trend or "", [""])
-    for side in (claim.choices(side) for pair in claim.pairs for side in pair):
+    for side in (claim.choices(side) for pair in claim.pairs for side in pair if isinstance(side, Mapping)):
         for key, word in (*side.items(), *((claim.trend, word) for word in among if claim.trend)):
             if word not in axes.get(key, ()):
                 known = did_you_mean(word, axes[key]) if key in axes else f"it sweeps {', '.join(axes)}"
                 raise RayflError(f"{here}: {sweep} has no {key}={word!r}; {known}")
-        # A number has no keys.
-        for key in (key for key in axes if side and len(axes[key]) > 1 and key not in {*side, "seed", claim.trend}):
+        for key in (key for key in axes if len(axes[key]) > 1 and key not in {*side, "seed", claim.trend}):
             raise RayflError(f"{here} leaves {key!r} open; name one in where: {', '.join(axes[key]):.300}")
 
 

@@ -118,7 +118,7 @@ def write_figures(runs: Sequence[Run], folder: Path, options: ReportOptions, ove
     for title, table in comparison(runs, options):
         text = pd.DataFrame(table.rows, columns=pd.Index(table.heads))
         files |= {f"{title}.csv": text.to_csv(index=False).encode(), f"{title}.tex": latex(text).encode()}
-    for table in _tables(every, options)[0]:
+    for table in tables_or_problems(every, options)[0]:
         files |= {f"{table.title}.csv": table.to_csv().encode(), f"{table.title}.tex": table.to_latex().encode()}
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / _file_name(name) for name in files]
@@ -147,7 +147,7 @@ def page(found: Sequence[Group], options: ReportOptions) -> dict[str, Any]:
     """The values that the template shows."""
     runs = [run for group in found for run in group.runs]
     several = len(runs) > 1
-    tables, problems = _tables(found, options)
+    tables, problems = tables_or_problems(found, options)
     found, names, choices = compared(found, options)
     more = further_columns(found, names[0] if names else None, options)
     return {
@@ -185,7 +185,7 @@ def page(found: Sequence[Group], options: ReportOptions) -> dict[str, Any]:
     }
 
 
-def _tables(found: Sequence[Group], options: ReportOptions) -> tuple[list[Pivot], list[str]]:
+def tables_or_problems(found: Sequence[Group], options: ReportOptions) -> tuple[list[Pivot], list[str]]:
     """The tables of several runs by swept settings, and why others are left out: runs may have failed."""
     tables, problems = [], []
     several = sum(len(group.runs) for group in found) > 1

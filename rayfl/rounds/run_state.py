@@ -22,7 +22,7 @@ class Flight(NamedTuple):
 
     number: counts the run's flights, from 0. version: the number of updates before it. began_s: when it began;
     earliest_s: the earliest at which it can end; ends_s: when it ends, or earliest_s until it is trained (`result`).
-    outputs: the objects that the client's training made.
+    outputs: the objects that the client's training made; None if it has not trained.
     """
 
     number: int
@@ -32,7 +32,7 @@ class Flight(NamedTuple):
     earliest_s: float
     ends_s: float
     result: ClientResult | None = None
-    outputs: ClientOutputs = ClientOutputs()
+    outputs: ClientOutputs | None = None
 
     @property
     def place(self) -> tuple[float, int]:

@@ -49,13 +49,13 @@ def ask(round: Round) -> None:
 def poll(round: Round, candidates: Sequence[int]) -> dict[int, float]:
     """The losses that candidates report, by client."""
     setup, message, server = round.setup, round.inputs.message, round.run_state.server
-    if not setup.method.has_global_model:
+    if not (setup.method.has_global_model and (model := checked_hook(setup.server_half.model)(server))):
         raise RayflError(
             " polls clients by the server's model, but with this method, or with [parts], no client has that model; "
             "choose another one",
             KEY,
         )
-    round.change_inputs(message={}, model=tree.to_arrays(checked_hook(setup.server_half.model)(server)))
+    round.change_inputs(message={}, model=tree.to_arrays(model))
     answers = round.run(round.client_jobs(PollJob, candidates, Slots()))
     polled, owed = dict[int, ClientResult](), downlinks.missed(round.run_state.downlink, message, candidates)
     bits, values = message_bits(message), num_values(message)

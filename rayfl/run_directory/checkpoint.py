@@ -138,7 +138,7 @@ def _write_states(place: Path, run_state: RunState, executor: Executor, shared: 
     """Write the server's file, and files of the states that no shared file holds; returns what each of these holds."""
     others = {name: state for name in _BESIDE_SERVER if (state := getattr(run_state, name))}
     kept = {name: tree.to_arrays(state) for name, state in {"server": run_state.server, **others}.items()}
-    kept |= {"air": run_state.air.to_arrays()} if run_state.air.next_number else {}
+    kept |= {"air": run_state.air.to_arrays()} if run_state.air != Air() else {}
     kept |= {f"{VERSION}{number}": executor.get(ref) for number, ref in run_state.air.versions.items()}
     save_states(place / SERVER, kept)
     held: dict[str, Held] = {}

@@ -10,7 +10,7 @@ from torch import Tensor
 from rayfl.compress.base import Packet
 from rayfl.rounds.executor import Executor
 from rayfl.rounds.ledger import RoundRecord
-from rayfl.rounds.rounds import RunState
+from rayfl.rounds.run_state import Air, RunState
 
 
 # Any: rows of several kinds.
@@ -23,7 +23,7 @@ def contents(executor: Executor, run_state: RunState) -> dict[str, np.ndarray]:
     """Every array that outlives a round, by its place: the states of the server and of the selection, the flights under
     way, and the states and memories of clients."""
     found = leaves("server", run_state.server) | leaves("selection", run_state.selection)
-    found |= leaves("air", run_state.air.to_arrays()) if run_state.air.next_number else {}
+    found |= leaves("air", run_state.air.to_arrays()) if run_state.air != Air() else {}
     for version, ref in run_state.air.versions.items():
         found |= leaves(f"version {version}", executor.get(ref))
     for kind, refs in (("state", run_state.states), ("server memory", run_state.server_memories)):

@@ -8,6 +8,7 @@ import pytest
 
 from jobs.reproduce import PAPERS, TUNING, paper_folder, read_paper
 from rayfl.run_directory.record import read_run
+from rayfl.settings import dotted
 from tests.jobs.commands import rayfl
 from tests.refusals import line_with, refused
 
@@ -33,6 +34,8 @@ paper = "A small paper"
 [quick]
 rounds = 2
 sweep.seed = [1, 2]
+method.steps = 2
+rates.method.batch_size = 9
 rates.clients.count = 3
 
 [[claim]]
@@ -100,6 +103,21 @@ def test_every_claim_gets_a_verdict_and_nothing_runs_twice(paper):
     refused(rayfl("reproduce", "paper", "--dir", "out", "rounds=5"), names=["rounds", "4", "5"])
     assert rayfl("reproduce", "paper", "--dir", "out", "sweep.seed=[1, 2, 3, 4]", "--only", "rates").exit_code == 0
     assert pd.read_csv("out/verdicts.csv")["num_pairs"].tolist() == [4, 4, 3]
+    # What --only leaves out may be of other settings, or lack its data. It has no verdict then.
+    (paper / "clients.toml").write_text(
+        SWEEP.replace("method.lr = [", "clients.count = [2, 4, 9] #").replace("steps = 1", "steps = 2")
+    )
+    result = rayfl("reproduce", "paper", "--dir", "out", "--only", "rates")
+    assert result.exit_code == 0, result.output
+    assert pd.read_csv("out/verdicts.csv")["verdict"].tolist() == ["reproduced", "reproduced", "not run"]
+
+
+def test_a_table_that_cannot_be_made_costs_no_verdict(paper):
+    (paper / "rates.toml").write_text(SWEEP + "[[report.tables]]\nrows = 'method.lr'\nvalues = ['own/acuracy']\n")
+    result = rayfl("reproduce", "paper", "--dir", "out", "--only", "rates")
+    assert result.exit_code == 0, result.output
+    text = Path("out/verdicts.md").read_text()
+    assert "2 reproduced" in text and "no run has the number 'own/acuracy'" in text
 
 
 def test_quick_changes_all_sweeps_or_one_and_the_user_has_the_last_word(paper):
@@ -108,7 +126,9 @@ def test_quick_changes_all_sweeps_or_one_and_the_user_has_the_last_word(paper):
     home = Path("runs/reproduce-paper-quick")
     assert [path.name for path in home.iterdir() if path.is_dir()] == ["rates"]
     run = read_run(home / "rates" / "seed=2,lr=0.1")
-    assert run.experiment["clients"]["count"] == 3 and len(run.rounds) == 1  # type: ignore[index]
+    settings = dotted(run.experiment)
+    assert [settings[key] for key in ("clients.count", "method.steps", "method.batch_size")] == [3, 2, 9]
+    assert len(run.rounds) == 1
     assert not (home / "rates" / "seed=3,lr=0.1").exists()
     assert pd.read_csv(home / "verdicts.csv")["verdict"].tolist()[-1] == "not run"
     assert "quick" in (home / "verdicts.md").read_text()
@@ -142,6 +162,7 @@ def test_a_paper_that_comes_with_rayfl_runs_quickly_on_the_data_that_come_too(tm
         ('trend = "clients.count"', 'trend = "count"', ["more-clients", "count", "clients.count"]),
         ('paper = "A small paper"', "", ["claims.toml", "paper"]),
         ("[quick]", "[quik]", ["claims.toml", "quik", "quick"]),
+        (CLAIMS.partition("[[claim]]")[2], "", ["claims.toml", "claim"]),
     ],
 )
 def test_a_wrong_claim_is_refused_before_anything_runs(paper, old, new, names):

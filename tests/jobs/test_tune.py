@@ -172,6 +172,14 @@ def test_each_case_is_tuned_by_itself_and_all_are_in_one_sweep(tmp_path):
         assert one.experiment.report.note and "2 of FedAvg, 2 of FedProx" in one.experiment.report.note
 
 
+def test_the_best_file_has_the_users_overrides_and_the_seed_of_the_sweep(tmp_path):
+    file, place = written(tmp_path, CASES.replace("[1, 2]", "[7]")), tmp_path / "tuned"
+    assert tried(file, place, 1, "method.steps=3") == 0
+    found = [one.experiment for one in read_sweep(place / BEST) or ()]
+    assert [(one.seed, one.method.hyper.steps) for one in found] == [(7, 3), (7, 3)]
+    assert {method_of(run)["steps"] for run in trials(place).values()} == {3}
+
+
 def test_a_trial_that_fails_or_diverges_is_the_worst(tmp_path):
     # Top k refuses values that are not finite.
     file = written(tmp_path, "uplink = 'topk'\n[tune]\nmethod.lr = [0.1, 1e30]\n")

@@ -189,6 +189,8 @@ def test_the_page_has_numbers_with_links_to_their_runs(tmp_path):
         ({"better": {"method.lr": 0.1}, "than": {"method": {"lr": 0.3}}}, ["one", "case", "A, B"]),
         ({**A_AND_B, "where": {"method.lr": 0.1}, "trend": "tau"}, ["one", "tau"]),
         ({**A_AND_B, "trend": "method.lr", "among": [0.1, 0.4]}, ["one", "method.lr='0.4'", "0.3"]),
+        ({"trend": "method.lr"}, ["one", "leaves 'case' open", "A, B"]),
+        ({"better": {}, "than": 0.5}, ["one", "leaves 'case' open"]),
     ],
 )
 def test_a_claim_that_does_not_fit_its_sweep_is_refused(given, names):

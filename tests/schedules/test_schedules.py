@@ -204,6 +204,30 @@ def test_if_all_are_back_the_server_updates_with_fewer():
     assert 0 < record.row.delivered < 5
 
 
+@pytest.mark.parametrize("method", ["ditto", "fedavg"])
+def test_who_drops_out_before_the_download_keeps_its_state(method: str):
+    """Ditto's personal model, and FedAvg's memory of error feedback: both stay in the checkpoints of all updates."""
+    feedback = {} if method == "ditto" else {"uplink": {"name": "feedback", "inner": "topk"}}
+    made = here("buffered", method, clients={"dropout_before_download": 0.5}, rounds=12, **feedback)
+    records, run_states = play(made)
+    had = {row.client for record in records for row in record.clients if row.status == "delivered"}
+    gone = {row.client for record in records for row in record.clients if row.status == "dropped_before_download"}
+    assert had & gone and all(one is not None for state in run_states for one in state.states.values())
+    assert had <= {*run_states[-1].states}
+
+
+def test_an_empty_beginning_is_not_played_twice(tmp_path: Path):
+    (tmp_path / "trace.csv").write_text("client,first_round,last_round\n" + "".join(f"{n},3,99\n" for n in range(6)))
+    clients = {"availability": {"trace": f"{tmp_path}/trace.csv"}, "availability_s": 1.0}
+    made = here({"name": "semi-synchronous", "period_s": 1.5}, clients=clients)
+    executor = InlineExecutor(made)
+    _, run_states = play(made, executor)
+    assert run_states[1].air.second == 3.0 and not run_states[1].air.next_number
+    checkpoint.save(tmp_path / "checkpoints", run_states[1], executor)
+    found = checkpoint.load(tmp_path / "checkpoints", executor)
+    assert found is not None and found.air == run_states[1].air
+
+
 def test_nobody_is_available(tmp_path: Path):
     (tmp_path / "trace.csv").write_text("client,first_round,last_round\n0,0,1\n1,1,3\n")
     clients = {"availability": {"trace": str(tmp_path / "trace.csv")}, "availability_s": 1.0}

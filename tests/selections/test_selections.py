@@ -212,6 +212,8 @@ def test_polled_losses_are_those_of_the_servers_model():
 def test_a_model_that_nobody_has_polls_nobody():
     with refused(names=["selection", "polls", "[parts]"]):
         play(here("power-of-choice", parts={"personal": ["3"]}, rounds=1))
+    with refused(names=["selection", "polls"]):
+        play(here("power-of-choice", method="fedpse", rounds=1))
     play(here({"name": "power-of-choice", "variant": "rpow-d"}, parts={"personal": ["3"]}, rounds=1))
 
 
