@@ -49,7 +49,8 @@ class Dataset:
     """Train and test samples, and how batches are made of them.
 
     num_classes: the number of classes; where targets are not classes, of the numbers, labels or tokens to predict.
-    mean, std: one value per channel of images, on the [0, 1] scale; empty for other kinds.
+    mean, std: one value per channel of images, on the [0, 1] scale. Of vectors one per input, by which the samples have
+    been scaled already, and models scale raw inputs; empty if they were not scaled, and for other kinds.
     augment: crop with padding 4 and flip at random, drawn again for each batch (as for CIFAR).
     white: the grey value that counts as 1 (16 for `digits`, whose pixels are counts from 0 to 16).
     vocabulary: the number of different tokens, which are all below it; None if the source does not give it.

@@ -116,10 +116,11 @@ def given_elsewhere(experiment: Experiment) -> list[Given]:
         if isinstance(settings, Settings):
             kind = experiment.method.kind if table == "method" else type(settings)
             declared = [getattr(base, "model_fields", ()) for base in type(settings).__mro__ if is_ours(base)]
-            for name, value in settings:
+            # Not `in settings`, which yields cached properties, too.
+            for name in type(settings).model_fields:
                 if settings.is_given(name) and not any(name in fields for fields in declared):
                     of = f"{kind.__name__} ({plugins.place_of(kind)})"
-                    found.append(Given(table, name, shown(value), class_id(type(settings)), of))
+                    found.append(Given(table, name, shown(getattr(settings, name)), class_id(type(settings)), of))
     return found
 
 

@@ -239,7 +239,7 @@ def _placed(found: Sequence[Group], options: TableOptions) -> dict[tuple[str, st
             keys = [key for key, _ in differing([group.settings, other.settings])] or ["their directories alone"]
             raise RayflError(
                 f"the runs of {', '.join(filter(None, place))!r} differ in {', '.join(keys[:3])}: add a setting to the "
-                "rows or columns, as in case,method.lr, or show its best value by best_over"
+                "rows or columns, as in case,method.lr, or show its best value (best_over, --best-over)"
             )
     return placed
 

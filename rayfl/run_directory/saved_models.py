@@ -101,7 +101,9 @@ class ModelInputs(Settings):
     input_shape: tuple[Annotated[int, Field(ge=1)], ...] = Field(description="shape of one input")
     num_classes: int = Field(ge=1)
     has_classes: bool = Field(default=True, description="whether an input has one class, as `Dataset.has_classes`")
-    mean: tuple[float, ...] = Field(description="of each channel of images, on the [0, 1] scale")
+    mean: tuple[float, ...] = Field(
+        description="of each channel of images, on the [0, 1] scale, or of each input of a table"
+    )
     std: tuple[Annotated[float, Field(gt=0)], ...] = Field(description="the same")
     white: float = Field(gt=0, description="the grey value that counts as 1")
     vocabulary: int | None = Field(description="number of different tokens, if the data give it")

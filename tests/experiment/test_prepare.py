@@ -215,3 +215,10 @@ def test_judged_labels_of_attackers_are_not_flipped():
 def test_nothing_to_judge_on_is_refused():
     with refused(names=["splits.validation_ratio=0", "evaluation.split='validation'"]):
         prepared({"evaluation": {"split": "validation"}, "splits": {"validation_ratio": 0.0}})
+
+
+def test_what_a_metric_of_another_library_computes_once_is_no_setting():
+    kappa = {"name": "torchmetrics", "metric": "classification.MulticlassCohenKappa", "options": {"num_classes": 4}}
+    (metric,) = [one for one in prepared({"evaluation": {"metrics": [kappa]}}).metrics if one.name == "torchmetrics"]
+    # A cached property, which pydantic lists beside the settings once it has been read.
+    assert "made" in dict(metric)

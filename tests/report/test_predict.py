@@ -50,6 +50,21 @@ def test_raw_pixels_give_the_accuracy_of_the_run(played: Any):
     assert torch.equal(model(torch.tensor(TEST.inputs)), model.network(model.data.prepare(TEST.inputs)))
 
 
+def test_a_tables_numbers_are_scaled_as_in_the_run(tmp_path: Path):
+    draws = np.random.default_rng(1)
+    ill = draws.integers(0, 2, 300)
+    numbers, wards = 1000 + 300 * (ill + 0.3 * draws.normal(size=300)), draws.choice(["x", "y"], 300)
+    lines = [f"{a},{ward},{b}" for a, ward, b in zip(numbers, wards, ill, strict=True)]
+    file = tmp_path / "patients.csv"
+    file.write_text("\n".join(["a,ward,ill", *lines]))
+    data = {"name": "table", "path": str(file), "labels": "ill", "categories": ["ward"], "test_path": str(file)}
+    changed = {"data": data, "partition": "iid", "method": {"name": "fedavg", "lr": 0.5}}
+    played = API.run(directory=tmp_path / "run", progress=False, **{**SETTINGS, **changed})
+    raw = np.stack([numbers, wards == "x", wards == "y"], 1)
+    right = (played.predict(raw) == ill).mean()
+    assert right == pytest.approx(played.summary["final"]["pooled/accuracy"]) and right > 0.9
+
+
 def test_a_clients_model_gives_the_accuracy_that_was_recorded_for_it(played: Any):
     # Fine-tuned models, which were made for an evaluation and thrown away.
     tests = prepare(Experiment(**SETTINGS)).partition.test
