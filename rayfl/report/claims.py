@@ -150,8 +150,7 @@ def _judge(
 ) -> dict[str, Any]:
     value = f"{claim.value}{f' against {claim.than_value}' * bool(claim.than_value)}{', relative' * claim.relative}"
     row = {"claim": claim.id, "compared": claim.words(pair), "sweep": claim.sweep, "value": value}
-    row["relative"] = claim.relative
-    row |= {"first_runs": "", "second_runs": ""}
+    row |= {"relative": claim.relative, "first_runs": "", "second_runs": ""}
     sides = [claim.choices(side).items() for side in pair if isinstance(side, Mapping)]
     runs = [(one, run) for one, run in planned if run is not None and any(side <= one.items() for side in sides)]
     if not runs:

@@ -234,11 +234,12 @@ def _placed(found: Sequence[Group], options: TableOptions) -> dict[tuple[str, st
     require_settings([run.experiment for group in found for run in group.runs], [*options.rows, *options.columns])
     placed: dict[tuple[str, str], Group] = {}
     for group in found:
-        place = tuple(_item(group.label, group.runs[0].experiment, axis) for axis in (options.rows, options.columns))
-        if (other := placed.setdefault(place, group)) is not group:
+        row, column = (_item(group.label, group.runs[0].experiment, axis) for axis in (options.rows, options.columns))
+        if (other := placed.setdefault((row, column), group)) is not group:
+            where = ", ".join(filter(None, (row, column)))
             keys = [key for key, _ in differing([group.settings, other.settings])] or ["their directories alone"]
             raise RayflError(
-                f"the runs of {', '.join(filter(None, place))!r} differ in {', '.join(keys[:3])}: add a setting to the "
+                f"the runs of {where!r} differ in {', '.join(keys[:3])}: add a setting to the "
                 "rows or columns, as in case,method.lr, or show its best value (best_over, --best-over)"
             )
     return placed

@@ -175,8 +175,8 @@ def test_each_case_is_tuned_by_itself_and_all_are_in_one_sweep(tmp_path):
 def test_the_best_file_has_the_users_overrides_and_the_seed_of_the_sweep(tmp_path):
     file, place = written(tmp_path, CASES.replace("[1, 2]", "[7]")), tmp_path / "tuned"
     assert tried(file, place, 1, "method.steps=3") == 0
-    found = [one.experiment for one in read_sweep(place / BEST) or ()]
-    assert [(one.seed, one.method.hyper.steps) for one in found] == [(7, 3), (7, 3)]
+    found = [dotted(one.experiment.as_dict()) for one in read_sweep(place / BEST) or ()]
+    assert [(one["seed"], one["method.steps"]) for one in found] == [(7, 3), (7, 3)]
     assert {method_of(run)["steps"] for run in trials(place).values()} == {3}
 
 
