@@ -48,7 +48,7 @@ class Predictor(nn.Module):
             what = f"pixels from 0 to {data.white:g}, not scaled" if data.kind == "image" else "tokens"
             raise RayflError(f"inputs are {inputs.dtype}, and the model takes whole numbers: {what}")
         if given == shape:
-            mean, std = (torch.tensor(numbers, dtype=torch.float64) for numbers in (data.mean, data.std))
+            mean, std = (torch.tensor(numbers, dtype=torch.float64).to(inputs.device) for numbers in (data.mean, data.std))
             return (inputs.float() - mean) / std if data.kind == "vector" and len(mean) else inputs
         if data.kind == "image" and given == (*shape[1:], shape[0]):
             return inputs.movedim(-1, 1)
