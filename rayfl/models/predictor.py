@@ -48,8 +48,8 @@ class Predictor(nn.Module):
             what = f"pixels from 0 to {data.white:g}, not scaled" if data.kind == "image" else "tokens"
             raise RayflError(f"inputs are {inputs.dtype}, and the model takes whole numbers: {what}")
         if given == shape:
-            mean, std = (torch.tensor(numbers, dtype=torch.float64).to(inputs.device) for numbers in (data.mean, data.std))
-            return (inputs.float() - mean) / std if data.kind == "vector" and len(mean) else inputs
+            scales = torch.tensor([data.mean, data.std], dtype=torch.float64).to(inputs.device)
+            return (inputs.float() - scales[0]) / scales[1] if data.kind == "vector" and data.mean else inputs
         if data.kind == "image" and given == (*shape[1:], shape[0]):
             return inputs.movedim(-1, 1)
         if data.kind == "image" and (1, *given) == shape:
