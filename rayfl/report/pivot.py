@@ -38,12 +38,14 @@ class Pivot:
 
     frame: a row per row, column ("" where there are none) and number: mean, deviation and count over the seeds; the
     paired difference to the baseline, with the other fields of `statistics.Paired`, p_holm (p adjusted for the rows of
-    the column) and mark ("best", "worst" or ""). What is shown in percent is a share of 1 there.
+    the column) and mark ("best", "worst" or ""). What is shown in percent is a share of 1 there. unfinished: the number
+    of runs that have not finished.
     """
 
     options: TableOptions
     facts: Mapping[str, Facts]
     frame: pd.DataFrame
+    unfinished: int = 0
 
     @property
     def title(self) -> str:
@@ -60,6 +62,7 @@ class Pivot:
             f"vs {base}: mean difference of runs with the same seed [its 95 % interval by Student's t]. p: of the "
             "paired t-test, after Holm's correction over the rows. detectable: the smallest true difference that the "
             "test finds in 80 % of such experiments.": base is not None,
+            f"Runs that have not finished, and count as far as they came: {self.unfinished}.": self.unfinished > 0,
             "Best, worst: the 95 % interval of the paired difference to the next one in the column excludes 0.": any(
                 self.frame["mark"]
             ),
@@ -209,7 +212,8 @@ def pivot(found: Sequence[Group], options: TableOptions, metric: str | None, las
             | {**dict(zip(pair._fields[1:], pair[1:], strict=True)), "p_holm": p_holm, "mark": marks.get(row, "")}
             for row, line, pair, p_holm in zip(rows, own, pairs, holm([pair.p for pair in pairs]), strict=True)
         ]
-    return Pivot(options, {one.name: one.facts for one in numbers}, pd.DataFrame(records))
+    unfinished = [run for group in found for run in group.runs if not run.finished]
+    return Pivot(options, {one.name: one.facts for one in numbers}, pd.DataFrame(records), len(unfinished))
 
 
 def check_tables(tables: Sequence[TableOptions], experiments: Sequence[Mapping[str, object]]) -> None:

@@ -4,6 +4,7 @@ import io
 import math
 import shutil
 import subprocess
+from dataclasses import replace
 from html import unescape
 
 import numpy as np
@@ -115,6 +116,14 @@ def test_a_baseline_column_is_subtracted_from_the_others_of_its_row(runs):
     assert heads == ["case", "mu = 0.1", "mu = 2.0", "vs 0.1", "p", "detectable", *["mu = 10.0", *heads[3:6]]]
     # The deviation is 5.508 points, and Student's t with 2 degrees of freedom 4.303: 13.68 = 4.303 * 5.508 / sqrt(3).
     assert rows[1][3] == "+10.67 [-3.01, +24.35]"
+
+
+def test_runs_that_ended_early_are_said(runs):
+    options = ReportOptions(tables=(TableOptions(rows=("case", "method.mu"), values=("megabytes",)),))
+    for early in (0, 2):
+        some = [replace(run, finished=place >= early) for place, run in enumerate(runs)]
+        (table,) = pivots(groups(some), options)
+        assert ("as far as they came: 2." in table.note) == ("not finished" in table.note) == (early > 0)
 
 
 def test_pairs_are_matched_by_seed(tmp_path):
