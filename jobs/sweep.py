@@ -132,9 +132,9 @@ def run_all(
     if directory.exists() and (not directory.is_dir() or (directory / "experiment.json").exists()):
         raise RayflError(f"{directory} is a file or a run, no directory of a sweep; name another one")
     require_replaceable(directory / PAGE, REPORT, overwrite)
-    tables = [one.experiment.as_dict() for one in combinations]
-    require_settings(tables, first.report.best_over)
-    check_tables(first.report.tables, tables)
+    settings = [one.experiment.as_dict() for one in combinations]
+    require_settings(settings, first.report.best_over)
+    check_tables(first.report.tables, settings)
     # Held, so that it is loaded once. Its mistakes are reported with the first experiment that has it.
     with suppress(ValueError):
         _held = read_dataset(first.data)

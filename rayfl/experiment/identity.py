@@ -38,6 +38,7 @@ def determining_settings(experiment: Mapping[str, object]) -> dict[str, object]:
     """The settings that decide a run's numbers, without its seed, by dotted keys."""
     kept = {key: value for key, value in experiment.items() if key not in NOT_DETERMINING}
     settings, only_time = dotted(kept), [f"runtime.{key}" for key in _ONLY_TIME]
+    # The first condition saves time where hundreds of runs are compared.
     left_out = {key for key in settings if key.startswith("runtime.") and any(lies_in(key, one) for one in only_time)}
     return {key: value for key, value in settings.items() if key not in left_out}
 

@@ -116,7 +116,7 @@ def given_elsewhere(experiment: Experiment) -> list[Given]:
         if isinstance(settings, Settings):
             kind = experiment.method.kind if table == "method" else type(settings)
             declared = [getattr(base, "model_fields", ()) for base in type(settings).__mro__ if is_ours(base)]
-            # Not `in settings`, which yields cached properties, too.
+            # To iterate over `settings` would yield cached properties, too.
             for name in type(settings).model_fields:
                 if settings.is_given(name) and not any(name in fields for fields in declared):
                     of = f"{kind.__name__} ({plugins.place_of(kind)})"

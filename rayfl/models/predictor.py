@@ -41,15 +41,17 @@ class Predictor(nn.Module):
             return self.network(batch).float()
 
     def _raw(self, inputs: Tensor) -> Tensor:
-        """The inputs [n, *input_shape], checked."""
+        """The inputs [n, *input_shape], checked, and those of a table scaled as its source scaled the samples."""
         data, given = self.data, tuple(inputs.shape[1:])
         shape = tuple(data.input_shape)
         if data.kind != "vector" and (inputs.is_floating_point() or inputs.dtype == torch.bool):
             what = f"pixels from 0 to {data.white:g}, not scaled" if data.kind == "image" else "tokens"
             raise RayflError(f"inputs are {inputs.dtype}, and the model takes whole numbers: {what}")
         if given == shape:
-            scales = torch.tensor([data.mean, data.std], dtype=torch.float64).to(inputs.device)
-            return (inputs.float() - scales[0]) / scales[1] if data.kind == "vector" and data.mean else inputs
+            if data.kind != "vector" or not data.mean:
+                return inputs
+            mean, std = torch.tensor([data.mean, data.std], dtype=torch.float64).to(inputs.device)
+            return (inputs.float() - mean) / std
         if data.kind == "image" and given == (*shape[1:], shape[0]):
             return inputs.movedim(-1, 1)
         if data.kind == "image" and (1, *given) == shape:

@@ -83,10 +83,10 @@ class Claim(Settings):
         sides = self.order or [side for side in (self.better, self.than) if side is not None] or [{}]
         return [*itertools.pairwise(sides)] or [(sides[0],)]
 
-    def choices(self, side: Side) -> Choices:
-        """The values that a side and `where` give to swept keys, in the words of the sweep; {} for a number."""
-        fixed = dotted({**self.where, **side}) if isinstance(side, Mapping) else {}
-        return {key: _word(value) for key, value in fixed.items()}
+    # Any: swept values by key.
+    def choices(self, side: Mapping[str, Any]) -> Choices:
+        """The values that a side and `where` give to swept keys, in the words of the sweep."""
+        return {key: _word(value) for key, value in dotted({**self.where, **side}).items()}
 
     def words(self, pair: Sequence[Side]) -> str:
         """The claim about a pair: "Elastic > FedAvg", "slope over method.lr of FedAvg, elastic=true > 0"."""

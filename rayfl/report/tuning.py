@@ -46,13 +46,14 @@ def choose(found: Sequence[Group], tuned: Sequence[str], name: str, last: int) -
     choices, facts = [], facts_of(found, name)
     for family in families.values():
         # Numbers by size; other values keep their order.
-        tried = {id(one): [setting(one.settings, key) for key in tuned] for one in family}
-        grid = sorted(
-            family, key=lambda one: [value if isinstance(value, int | float) else 0 for value in tried[id(one)]]
-        )
+        grid = sorted(family, key=lambda one: [_place(setting(one.settings, key)) for key in tuned])
         best = max(grid, key=lambda group: rank_value(smoothed(group, name, last), facts))
         choices.append(TunedGroups(best, tuple(grid)))
     return choices
+
+
+def _place(value: object) -> float:
+    return value if isinstance(value, int | float) else 0
 
 
 def setting(settings: Mapping[str, object], name: str) -> object:

@@ -55,7 +55,6 @@ class Table(Source):
         if self.test_path is not None:
             test = self._rows(_File(self.test_path, "data.test_path"), columns["inputs"], values)
         found = dataset(self.name, self.path, train, test, self.test_share, kind="vector")
-        scale: dict[str, tuple[float, ...]] = {}
         if self.standardise:
             names = columns["inputs"]
             is_number = np.repeat(
@@ -66,8 +65,8 @@ class Table(Source):
             mean[~is_number], deviation[~is_number | (deviation == 0)] = 0.0, 1.0
             for samples in (found.train, found.test):
                 samples.inputs[:] = (samples.inputs - mean) / deviation
-            scale = {"mean": tuple(mean.tolist()), "std": tuple(deviation.tolist())}
-        return replace(found, columns=columns, **scale)
+            found = replace(found, mean=tuple(mean.tolist()), std=tuple(deviation.tolist()))
+        return replace(found, columns=columns)
 
     def unused(self) -> Mapping[str, str]:
         return {"labels": f"beside targets={shown(self.targets)}"} if self.targets else {}
