@@ -56,6 +56,10 @@ class ClientRound:
         self.ctx = setup.context_for_hooks(self.round, self.plan, client, "client", key)
         with naming_round_and_client(self.round, client):
             self.has_work = checked_hook(self.method.has_work)(self.received, self.ctx)
+            if self.has_work:
+                stages = checked_hook(self.method.stages)(self.state, self.plan, self.ctx)
+                self.plan = replace(self.plan, stages=tuple(stages))
+                self.ctx = replace(self.ctx, plan=self.plan)
 
     def untrained(self) -> tuple[ClientResult, ClientOutputs] | None:
         """The result and the objects of a client that need not train, because it has no work, drops out or misses the
@@ -79,6 +83,7 @@ class ClientRound:
             begins_s=self.round_inputs.begins.get(self.client, 0.0),
             work=work,
             costs=costs,
+            stages=self.plan.stages,
         )
         result = cut_off_if_late(self.setup, self.plan, result)
         return None if result.fate.trains else (result, ClientOutputs())
@@ -144,6 +149,7 @@ class ClientRound:
             num_received=self.num_received,
             begins_s=self.round_inputs.begins.get(self.client, 0.0),
             costs=example_costs(setup, ctx, self.state),
+            stages=self.plan.stages,
         )
         result = cut_off_if_late(setup, self.plan, result)
         added = result.fate is Fate.DELIVERED and not setup.keeps_messages
