@@ -284,7 +284,8 @@ class Method(Kind, ABC):
     def trains_under(self, state: State, stage: Stage) -> Tree | None:
         """The mask under which a client that begins a round with `state` does a stage; None: all entries are used.
 
-        With `clients.sparse_speedup` an example then costs only the operations that the mask leaves.
+        An example then counts only the operations that the mask leaves, and with `clients.sparse_speedup` takes only
+        their time. Tensors that the mask does not name are whole.
         """
         return self.mask(state) if stage.split == "train" else None
 

@@ -1,5 +1,6 @@
 """One client in one training job: its download, its local work for the engine, its upload, and its result."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -172,15 +173,18 @@ class ClientRound:
         return result, outputs
 
     def operations(self, ctx: Context) -> dict[str, float]:
-        """The metric `flops/training` of the dense model; {} if unknown. A method that trains less reports its own."""
-        forward = self.setup.forward_flops
-        if not forward or not self.plan.stages:
-            return {}
-        passes = sum(
-            ctx.work[stage.name].num_examples * self.method.gradients_per_example(stage, ctx)
-            for stage in self.plan.stages
+        """The metric `flops/training`, of each stage under the client's mask; {} if unknown."""
+        uses, dense, gradients = (
+            self.method.task.weight_uses,
+            self.setup.forward_flops,
+            defaultdict[float, float](float),
         )
-        return {"flops/training": flops.gradient_flops(self.setup.method.task.weight_uses, forward) * passes}
+        for stage in self.plan.stages if dense else ():
+            mask = self.method.trains_under(self.state, stage)
+            forward = dense if mask is None else flops.forward_flops(uses, mask, self.setup.initial)
+            number = ctx.work[stage.name].num_examples * self.method.gradients_per_example(stage, ctx)
+            gradients[flops.gradient_flops(uses, forward)] += number
+        return {"flops/training": sum(cost * number for cost, number in gradients.items())} if gradients else {}
 
 
 @contextmanager

@@ -34,7 +34,8 @@ def example_costs(setup: Setup, ctx: Context, state: State) -> dict[str, float]:
         costs[stage.name] = setup.method.gradients_per_example(stage, ctx) or FORWARD
         mask = setup.method.trains_under(state, stage) if setup.population.settings.sparse_speedup else None
         if mask is not None:
-            costs[stage.name] *= forward_flops(setup.method.task.weight_uses, mask) / setup.forward_flops
+            forward = forward_flops(setup.method.task.weight_uses, mask, setup.initial)
+            costs[stage.name] *= forward / setup.forward_flops
     return costs
 
 

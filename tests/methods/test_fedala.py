@@ -171,7 +171,7 @@ def test_a_first_fit_where_nothing_differs_does_not_count():
     for x, fitted in ((state["params"], False), (tree.map(lambda one: one + 1, state["params"]), True)):
         received = {"model": Dense().encode(x, {}, ctx.generator)[0]}
         carry = method.begin(state, received, ctx)
-        after = method.finish(state, carry, replace(ctx, work={"weights": Work(1, 2), "train": Work(1, 2)})).state
+        after: Any = method.finish(state, carry, replace(ctx, work={"weights": Work(1, 2), "train": Work(1, 2)})).state
         assert bool(after["fitted"]) == fitted
         assert method.stages(after, plan, ctx)[0].epochs == (1 if fitted else 20)
 
