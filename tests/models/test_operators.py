@@ -176,7 +176,7 @@ def test_models_with_computed_weights_are_trained(name: str, engine: str):
 
 
 def test_weights_used_by_functions_and_in_parts():
-    def call(inputs: Tensor, layer: nn.Module) -> Tensor:
+    def call(inputs: Tensor, layer: nn.Linear) -> Tensor:
         first, second = layer.weight.chunk(2)
         return functional.linear(inputs, first) + torch.einsum("ni,oi->no", inputs, second)
 
