@@ -112,7 +112,8 @@ class Network:
         changed = (
             name
             for name, (buffer, value) in before.items()
-            if after.get(name) is not buffer or (buffer._version and not torch.equal(buffer, value))
+            # torch's batch_norm does not raise the version of what it changes.
+            if after.get(name) is not buffer or not torch.allclose(buffer, value, rtol=0, atol=0, equal_nan=True)
         )
         return frozenset(changed)
 
@@ -194,18 +195,14 @@ class Network:
             owner._buffers[name] = self.buffers[key]
 
     @cached_property
-    def weight_uses(self) -> Mapping[str, int]:
+    def weight_uses(self) -> flops.Uses:
         """For each trained weight by name: the multiplications of an entry in a forward pass of one example."""
         if self.input_shape is None:
-            return {}
+            return flops.Uses()
         with torch.device("meta"):
             module = self.build()
-        try:
-            shared = {name for _, _, name in self.slots if name not in self.personal}
-            return flops.weight_uses(module, self.input_shape, shared)
-        except (RuntimeError, TypeError, ValueError, IndexError):
-            # Somebody's own module may not take a batch of one.
-            return {}
+        shared = {name for _, _, name in self.slots if name not in self.personal}
+        return flops.weight_uses(module, self.input_shape, shared)
 
     def __getstate__(self) -> dict[str, object]:
         # Counted once, and not again by every actor.

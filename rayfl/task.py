@@ -15,6 +15,7 @@ import torch
 from rayfl.data.batches import Batch
 from rayfl.data.datasets import Dataset
 from rayfl.errors import RayflError
+from rayfl.models.flops import Uses
 from rayfl.network import Network
 from rayfl.tasks.base import Task
 from rayfl.tree import Tree
@@ -68,17 +69,14 @@ class BoundTask(ABC):
         return self.loss(params, batch)
 
     @property
-    def weight_uses(self) -> Mapping[str, int]:
-        """For each weight by name: the multiplications of an entry in a forward pass of one example (`models.flops`).
-
-        {} if unknown.
-        """
-        return {}
+    def weight_uses(self) -> Uses:
+        """For each weight by name: the multiplications of an entry in an example's forward pass; none if unknown."""
+        return Uses()
 
     @property
     def head(self) -> str:
         """The name of the last linear layer, whose output is the network's (`models.flops`); "" if there is none."""
-        return getattr(self.weight_uses, "head", "")
+        return self.weight_uses.head
 
     def loss_and_features(self, params: Tree, batch: Batch, training: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
         """The mean loss, a scalar, and the representation of each example, float32 [batch, D]: the input of `head`.
@@ -150,7 +148,7 @@ class NetworkTask(BoundTask):
         return self.network.local
 
     @property
-    def weight_uses(self) -> Mapping[str, int]:
+    def weight_uses(self) -> Uses:
         return self.network.weight_uses
 
     def init(self, seed: int) -> Tree:

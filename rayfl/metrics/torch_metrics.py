@@ -69,7 +69,7 @@ class TorchMetrics(Metric):
         return made.set_dtype(torch.float64)
 
     def check(self, targets: Targets, outputs: torch.Tensor) -> None:
-        assert self.made
+        self.made.reset()
 
     def measure(self, outputs: torch.Tensor, targets: torch.Tensor) -> Sums:
         made = self.made.to(outputs.device)

@@ -1,5 +1,6 @@
 """One client in one training job: its download, its local work for the engine, its upload, and its result."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -56,6 +57,10 @@ class ClientRound:
         self.ctx = setup.context_for_hooks(self.round, self.plan, client, "client", key)
         with naming_round_and_client(self.round, client):
             self.has_work = checked_hook(self.method.has_work)(self.received, self.ctx)
+            if self.has_work:
+                stages = checked_hook(self.method.stages)(self.state, self.plan, self.ctx)
+                self.plan = replace(self.plan, stages=tuple(stages))
+                self.ctx = replace(self.ctx, plan=self.plan)
 
     def untrained(self) -> tuple[ClientResult, ClientOutputs] | None:
         """The result and the objects of a client that need not train, because it has no work, drops out or misses the
@@ -79,6 +84,7 @@ class ClientRound:
             begins_s=self.round_inputs.begins.get(self.client, 0.0),
             work=work,
             costs=costs,
+            stages=self.plan.stages,
         )
         result = cut_off_if_late(self.setup, self.plan, result)
         return None if result.fate.trains else (result, ClientOutputs())
@@ -144,6 +150,7 @@ class ClientRound:
             num_received=self.num_received,
             begins_s=self.round_inputs.begins.get(self.client, 0.0),
             costs=example_costs(setup, ctx, self.state),
+            stages=self.plan.stages,
         )
         result = cut_off_if_late(setup, self.plan, result)
         added = result.fate is Fate.DELIVERED and not setup.keeps_messages
@@ -166,15 +173,18 @@ class ClientRound:
         return result, outputs
 
     def operations(self, ctx: Context) -> dict[str, float]:
-        """The metric `flops/training` of the dense model; {} if unknown. A method that trains less reports its own."""
-        forward = self.setup.forward_flops
-        if not forward or not self.plan.stages:
-            return {}
-        passes = sum(
-            ctx.work[stage.name].num_examples * self.method.gradients_per_example(stage, ctx)
-            for stage in self.plan.stages
+        """The metric `flops/training`, of each stage under the client's mask; {} if unknown."""
+        uses, dense, gradients = (
+            self.method.task.weight_uses,
+            self.setup.forward_flops,
+            defaultdict[float, float](float),
         )
-        return {"flops/training": flops.gradient_flops(self.setup.method.task.weight_uses, forward) * passes}
+        for stage in self.plan.stages if dense else ():
+            mask = self.method.trains_under(self.state, stage)
+            forward = dense if mask is None else flops.forward_flops(uses, mask, self.setup.initial)
+            number = ctx.work[stage.name].num_examples * self.method.gradients_per_example(stage, ctx)
+            gradients[flops.gradient_flops(uses, forward)] += number
+        return {"flops/training": sum(cost * number for cost, number in gradients.items())} if gradients else {}
 
 
 @contextmanager

@@ -41,17 +41,8 @@ class LocalTask:
     """Whether the trained carry stays on the device (`Setup.hooks_on_device`)."""
 
     def planned(self, stage: Stage) -> Work:
-        """The amount of work in a stage."""
-        return Work(
-            *amount(
-                self.data.num_examples(stage.split),
-                epochs=stage.epochs,
-                steps=stage.steps,
-                batch_size=stage.batch_size,
-                batches_per_step=stage.batches_per_step,
-                share=self._share(stage),
-            )
-        )
+        """The amount of work in a stage; none in a free one."""
+        return Work() if stage.free else Work(*self._amount(stage))
 
     def order(self, stage: Stage) -> Order:
         """The order of the stage's batches for this (seed, round, client); only the first if `share` is below 1."""
@@ -61,8 +52,19 @@ class LocalTask:
         """Yield the batches of `order`."""
         return self.data.batches(stage.split, **self._drawn(stage))
 
+    def _amount(self, stage: Stage) -> tuple[int, int]:
+        """Steps and examples."""
+        return amount(
+            stage.num_examples(self.data.num_examples(stage.split)),
+            epochs=stage.epochs,
+            steps=stage.steps,
+            batch_size=stage.batch_size,
+            batches_per_step=stage.batches_per_step,
+            share=self._share(stage),
+        )
+
     def _share(self, stage: Stage) -> float:
-        return self.share * stage.share if stage.split == "train" else 1.0
+        return self.share * stage.share if stage.split == "train" and not stage.free else 1.0
 
     # Any: arguments of `ClientData.order`.
     def _drawn(self, stage: Stage) -> dict[str, Any]:
@@ -73,7 +75,8 @@ class LocalTask:
             "batch_size": stage.batch_size,
             "batches_per_step": stage.batches_per_step,
             "generator": generator,
-            "num_steps": self.planned(stage).num_steps if self._share(stage) < 1 else None,
+            "num_steps": self._amount(stage)[0] if self._share(stage) < 1 else None,
+            "num_examples": stage.num_examples(self.data.num_examples(stage.split)),
         }
 
 
@@ -95,27 +98,24 @@ def run_loop(method: Method, tasks: Sequence[LocalTask], width: int = 1) -> Iter
         work: dict[str, Work] = {}
         with _forked(method, task):
             for stage in task.stages:
-                num_steps = num_examples = 0
                 for batch in task.batches(stage):
                     carry = one_step(carry, batch, stage=stage)
-                    num_steps += 1
-                    num_examples += _size(batch)
                 carry = _ended(method, carry, stage, task)
-                work[stage.name] = Work(num_steps, num_examples)
+                work[stage.name] = task.planned(stage)
         yield carry if task.on_device else to_memory(carry, task.device), work
 
 
 def run_vmap(method: Method, tasks: Sequence[LocalTask], width: int = 1) -> Iterator[tuple[Carry, dict[str, Work]]]:
-    """Train one stack of clients at once under torch.vmap; all must have the same stages.
+    """Train one stack of clients at once under torch.vmap.
 
-    Clients whose carries differ in shape (other candidates, other layers) form separate stacks. A stack of fewer
-    clients than `width` is filled with copies of its first carry, whose results are dropped.
+    Clients with other stages, or whose carries differ in shape (other candidates, other layers), form separate stacks.
+    A stack of fewer clients than `width` is filled with copies of its first carry, whose results are dropped.
     """
     twin = method.with_task(method.task.functional())
     alike: dict[Hashable, dict[int, Carry]] = {}
     for row, task in enumerate(tasks):
         carry = task.begin()
-        alike.setdefault(shape_of(carry), {})[row] = carry
+        alike.setdefault((shape_of(carry), task.stages), {})[row] = carry
     done: dict[int, tuple[Carry, dict[str, Work]]] = {}
     for own in alike.values():
         if max(width, len(own)) > 1:
@@ -146,8 +146,8 @@ def _together(
     for number, stage in enumerate(stages, 1):
         orders = [task.order(stage) for task in tasks]
         carry = run_stage(method, carry, stage_batches(tasks, stage, orders, width), stage)
-        for row, order in enumerate(orders):
-            work[row][stage.name] = Work(len(order.positions) // stage.batches_per_step, sum(order.sizes))
+        for task, done in zip(tasks, work, strict=True):
+            done[stage.name] = task.planned(stage)
         if type(method).end_stage is not Method.end_stage:
             ended = [checked_hook(method.end_stage)(one, stage=stage) for one in rows()]
             if number == len(stages):
@@ -159,7 +159,7 @@ def _together(
 def stage_batches(tasks: Sequence[LocalTask], stage: Stage, orders: Sequence[Order], width: int) -> StackBatches:
     """The batches of a stage for a stack; their size does not depend on the clients in the stack."""
     data = tasks[0].data
-    size = stage.batch_size and min(stage.batch_size, data.most_examples(stage.split))
+    size = stage.batch_size and min(stage.batch_size, stage.num_examples(data.most_examples(stage.split)))
     group = stage.batches_per_step
     return StackBatches(data.store, stage.split, orders, width=width, size=size, batches_per_step=group)
 
@@ -208,12 +208,6 @@ def shape_of(carry: Any) -> Hashable:
 def _where(active: torch.Tensor, new: Carry, old: Carry) -> Carry:
     """The new carry of clients that are active, bool [width], and the old one of the others."""
     return tree_map(lambda a, b: torch.where(active.reshape(-1, *[1] * (a.dim() - 1)), a, b), new, old)
-
-
-def _size(batch: Batch | tuple[Batch, ...]) -> int:
-    if isinstance(batch, Batch):
-        return len(batch.labels)
-    return sum(len(part.labels) for part in batch)
 
 
 def _stacked(batch: Batch | tuple[Batch, ...]) -> Any:

@@ -55,7 +55,7 @@ def width(given: int | None, method: Method, device: torch.device, params: Tree)
 def convolution_flops(method: Method, params: Tree) -> int:
     """Operations of the convolutions in one example's forward pass; 0 if unknown."""
     uses = {name: times for name, times in method.task.weight_uses.items() if params[name].dim() > 2}
-    return flops.forward_flops(uses, params=params)
+    return flops.forward_flops(flops.Uses(uses), params=params)
 
 
 def _fits(method: Method, params: Tree) -> int:

@@ -16,9 +16,9 @@ from rayfl.rounds.setup import Setup
 from rayfl.settings import Settings
 
 HOOKS = (
-    *("init_client", "has_work", "begin", "step", "end_stage", "finish", "receive_reply", "eval_begin", "final_model"),
+    *("init_client", "has_work", "stages", "begin", "step", "end_stage", "finish", "receive_reply", "eval_begin"),
     *("init_server", "init_server_memory", "model", "download", "personal_message", "store_uplink", "server_update"),
-    *("update", "reply", "mix"),
+    *("final_model", "update", "reply", "mix"),
 )
 
 
