@@ -34,11 +34,6 @@ class Flight(NamedTuple):
     result: ClientResult | None = None
     outputs: ClientOutputs | None = None
 
-    @property
-    def place(self) -> tuple[float, int]:
-        """Its place in the order in which flights end."""
-        return self.ends_s, self.client
-
 
 @dataclass(frozen=True)
 class Air:
