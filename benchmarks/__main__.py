@@ -10,6 +10,7 @@ import click
 
 from benchmarks.figures import Results
 from jobs.failures import sentences
+from jobs.standard_output import serve_any_reader
 from rayfl.determinism.process import Precision
 from rayfl.errors import RayflError
 
@@ -256,4 +257,5 @@ def gpu(
 
 
 if __name__ == "__main__":
+    serve_any_reader()
     main(prog_name="python -m benchmarks")

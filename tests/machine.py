@@ -5,8 +5,10 @@ it. If `BARE` is set in the environment, these programs and Debian's Fashion-MNI
 any machine can be tried as a fresh one.
 
 No test installs or downloads anything. Each program in INSTALLERS is replaced on PATH, for subprocesses too, by one
-that fails; starting it by its path, `python -m pip install`, and a connection to another machine raise Forbidden. Each
-try also fails the test, even if it handles the error.
+that fails; starting it by its path, `python -m pip install`, and a connection to another machine raise Forbidden. So
+does writing outside the folders of temporary files, the checkout's caches and .venv, by a test's own process; where
+libraries keep caches and settings is a temporary folder for subprocesses too. Each try also fails the test, even if it
+handles the error.
 """
 
 import os
@@ -28,6 +30,14 @@ INSTALLERS = (
 )
 _MODULES = {"pip", "uv", "ensurepip", "playwright"}
 """The modules that install when they are run by `python -m`."""
+ROOT = Path(__file__).resolve().parents[1]
+OWN = (
+    *(f"{os.path.realpath(place)}/" for place in {tempfile.gettempdir(), "/tmp", "/dev", "/proc", sys.prefix}),
+    *(f"{ROOT}/{name}/" for name in (".venv", ".pytest_cache", ".hypothesis")),
+)
+"""Where tests may write."""
+_HOMES = ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR")
+"""Where libraries keep what outlives a program."""
 _STUB = """#!/bin/sh
 echo "${{0##*/}} $*" >> '{calls}'
 echo "no test may call ${{0##*/}}" >&2
@@ -64,6 +74,8 @@ class Guard:
         if is_bare():
             folders = [self._without_programs(number, Path(one)) for number, one in enumerate(folders)]
         os.environ["PATH"] = os.pathsep.join([str(self.folder), *folders])
+        for name in _HOMES:
+            os.environ[name] = str(self.folder / name.lower())
         sys.addaudithook(self._watch)
 
     def _without_programs(self, number: int, folder: Path) -> str:
@@ -110,17 +122,36 @@ def _started(folder: Path, executable: Any, words: Any, _cwd: Any, env: Mapping[
     if words[1:2] == ["-m"] and words[2:3] and words[2] in _MODULES:
         return " ".join(words)
     # An environment may be of bytes.
-    path = None if env is None else os.fsdecode(env.get("PATH") or env.get(b"PATH") or "")
-    if path is not None and str(folder) not in path.split(os.pathsep):
-        return f"PATH={path!r} for {' '.join(words)[:200]}: keep the PATH of the tests"
-    return ""
+    path = os.environ["PATH"] if env is None else os.fsdecode(env.get("PATH") or env.get(b"PATH") or os.defpath)
+    if str(folder) in path.split(os.pathsep):
+        return ""
+    # A test may make a stand-in of its own.
+    found = [place for name in INSTALLERS if (place := shutil.which(name, path=path)) and not _is_own(place)]
+    return f"PATH={path!r} with {found[0]} for {' '.join(words)[:200]}: keep the PATH of the tests" if found else ""
 
 
 def _spawned(folder: Path, program: Any, words: Sequence[Any], env: Mapping[Any, Any] | None) -> str:
     return _started(folder, program, words, None, env)
 
 
-# Any: http.client's connection, urllib's request.
+# Any: what os.fspath takes, or the number of an open file.
+def _written(_folder: Path, *paths: Any) -> str:
+    names = [os.fsdecode(path) for path in paths if isinstance(path, str | bytes | os.PathLike)]
+    return next((f"writing to {name}" for name in names if not _is_own(name)), "")
+
+
+# Any: as of _written.
+def _opened(folder: Path, path: Any, _mode: str | None, flags: int) -> str:
+    return _written(folder, path) if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC) else ""
+
+
+def _is_own(path: str) -> bool:
+    """Whether tests may write there."""
+    place = os.path.abspath(path)
+    return place.startswith(OWN) or "/__pycache__" in place
+
+
+# Any: http.client's connection.
 def _connected(_folder: Path, _connection: Any, host: str, _port: int) -> str:
     return "" if host.startswith("127.") or host in ("localhost", "::1") else f"a connection to {host}"
 
@@ -130,5 +161,13 @@ _EVENTS: dict[str, Callable[..., str]] = {
     "os.posix_spawn": _spawned,
     "os.exec": _spawned,
     "http.client.connect": _connected,
+    "open": _opened,
+    "os.mkdir": lambda folder, path, _mode, at: _written(folder, path) if at == -1 else "",
+    "os.rename": lambda folder, source, target, at, to: _written(folder, source, target) if at == to == -1 else "",
+    "os.remove": lambda folder, path, at: _written(folder, path) if at == -1 else "",
+    "os.rmdir": lambda folder, path, at: _written(folder, path) if at == -1 else "",
+    "os.symlink": lambda folder, _source, target, at: _written(folder, target) if at == -1 else "",
+    "os.truncate": lambda folder, path, _length: _written(folder, path),
+    "os.chmod": lambda folder, path, _mode, at: _written(folder, path) if at == -1 else "",
 }
 """What a guard looks at, and why it refuses it; "" if it does not."""
