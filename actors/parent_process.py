@@ -135,7 +135,9 @@ class _Supervisor:
         if os.isatty(1):
             # The child's live display has left its line open and the cursor hidden.
             os.write(1, b"\x1b[?25h\n")
-        os.write(2, f"rayfl: the run failed: {self._reason(number)}; {way_back(self.known)}\n".encode())
+        with suppress(OSError):
+            sentence = f"rayfl: the run failed: {self._reason(number)}; {way_back(self.known)}\n"
+            os.write(2, sentence.encode(errors="backslashreplace"))
         return failed
 
     def _reason(self, number: int) -> str:

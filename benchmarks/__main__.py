@@ -10,6 +10,7 @@ import click
 
 from benchmarks.figures import Results
 from jobs.failures import sentences
+from jobs.standard_output import serve_any_reader
 from rayfl.determinism.process import Precision
 from rayfl.errors import RayflError
 
@@ -203,6 +204,15 @@ def ray_versions(results: Results, versions: Sequence[str]) -> int:
 
 
 @_benchmark
+@click.argument("names", nargs=-1, metavar="[lowest] [pinned]")
+def versions(results: Results, names: Sequence[str]) -> int:
+    """Try rayfl with the lowest versions that it allows and the pinned ones, and print a Markdown table."""
+    from benchmarks.versions import bench_versions
+
+    return bench_versions(names, results)
+
+
+@_benchmark
 @click.argument("workloads", nargs=-1, metavar="[WORKLOAD]...")
 @click.option(
     "--device", type=click.Choice(["auto", "cuda", "cpu"]), default="auto", show_default=True, help="The device."
@@ -247,4 +257,5 @@ def gpu(
 
 
 if __name__ == "__main__":
+    serve_any_reader()
     main(prog_name="python -m benchmarks")

@@ -5,27 +5,19 @@ There rayfl plays the demo in one process, on Ray, on Ray without its private pa
 killed; and a process tries to join a session without its token.
 """
 
-import os
 import subprocess
 import sys
 import tempfile
-import venv
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import psutil
 
 from actors.ray_internals import PARTS, PLAIN
+from benchmarks.environments import LIMIT_S, ROOT, ROUNDS, Environment, Failed, cell, print_row
 from benchmarks.figures import Column, Figures, Results
 from rayfl.errors import RayflError
-from rayfl.run_directory.record import read_run
-
-ROOT = Path(__file__).parents[1]
-ROUNDS = 60
-_LIMIT_S = 400
-"""Seconds that one command may take."""
 
 _PARTS = "from actors import ray_internals as r; print(sum(r.find(part) is not None for part in r.PARTS))"
 _SESSION = """
@@ -43,10 +35,6 @@ print(ray.get(ray.remote(lambda: "joined").remote(), timeout=100))
 """
 
 
-class Failed(Exception):
-    """A check that failed; the text says why."""
-
-
 def bench_ray_versions(versions: Sequence[str], results: Results) -> int:
     """Try all versions, print a Markdown table, and write `results`. Return an exit code: 1 if a check failed."""
     results.require()
@@ -54,23 +42,21 @@ def bench_ray_versions(versions: Sequence[str], results: Results) -> int:
         raise RayflError("name the versions of Ray to try, as 2.54.1 2.60.0")
     columns = ["ray", "private parts", "one process", "on Ray", f"{PLAIN}=1", "an actor killed", "without the token"]
     figures = Figures("versions", [Column(name) for name in columns])
-    print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}", flush=True)
+    print_row(columns, heading=True)
     for version in versions:
         with tempfile.TemporaryDirectory(prefix="ray") as folder:
             found = [version, *Trial(Path(folder), version).checks()]
         figures.add(*found)
-        print(f"| {' | '.join(found)} |", flush=True)
+        print_row(found)
     results.write(figures, rounds=ROUNDS, python=sys.version.split()[0])
-    return int(any("fails" in cell for row in figures.rows for cell in row.values()))
+    return int(any("fails" in value for row in figures.rows for value in row.values()))
 
 
-class Trial:
+class Trial(Environment):
     """A version of Ray in a virtual environment in `folder`."""
 
     def __init__(self, folder: Path, version: str) -> None:
-        self.folder = folder
-        venv.create(folder / "venv")
-        self.python = str(folder / "venv" / "bin" / "python")
+        super().__init__(folder)
         (site,) = (folder / "venv" / "lib").glob("python*/site-packages")
         others = [path for path in sys.path if path.endswith("-packages")]
         (site / "others.pth").write_text("\n".join([str(ROOT), *others]))
@@ -80,21 +66,11 @@ class Trial:
     def checks(self) -> list[str]:
         """Run all checks; return the cells of the version's row."""
         checks: Sequence[Callable[[], str]] = (self.parts, self.inline, self.on_ray, self.plain, self.kill, self.token)
-        return [_cell(check) for check in checks]
+        return [cell(check) for check in checks]
 
     def parts(self) -> str:
         """Count the private parts that this Ray has."""
         return f"{self.output('-c', _PARTS).strip()} of {len(PARTS)}"
-
-    def inline(self) -> str:
-        """Play without Ray."""
-        self.play("inline", "--inline")
-        return "yes"
-
-    def on_ray(self) -> str:
-        """Play on Ray."""
-        self.play("ray")
-        return self.compared("ray")
 
     def plain(self) -> str:
         """Play on Ray without its private parts."""
@@ -110,7 +86,7 @@ class Trial:
             lines.append(line)
             if not killed and f"/{ROUNDS} rounds" in line:
                 killed = _kill_actor(process.pid)
-        if process.wait(_LIMIT_S) or not killed:
+        if process.wait(LIMIT_S) or not killed:
             raise Failed("".join(lines)[-300:])
         return self.compared("killed")
 
@@ -130,57 +106,8 @@ class Trial:
                 self.output("-c", _JOINER, address, RAY_AUTH_MODE="disabled", **around)
                 raise AssertionError("a process without the token has joined")
         finally:
-            session.communicate(timeout=_LIMIT_S)
+            session.communicate(timeout=LIMIT_S)
         return "refused"
-
-    def words(self, name: str, *more: str) -> list[str]:
-        """The arguments of a run of the demo into the directory `name`."""
-        settings = [f"rounds={ROUNDS}", "runtime.actors=2", "output.report=false"]
-        return ["-m", "jobs.cli", "run", "demo", *settings, "--output", str(self.folder / name), *more]
-
-    def play(self, name: str, *more: str, **variables: str) -> None:
-        """Run the demo into the directory `name`."""
-        self.output(*self.words(name, *more), **variables)
-
-    def compared(self, name: str) -> str:
-        """Compare a run with the run in one process. Raise Failed if a bit differs."""
-        if bits(self.folder / name) != bits(self.folder / "inline"):
-            raise Failed("other bits than in one process")
-        return "same bits"
-
-    def output(self, *words: str, **variables: str) -> str:
-        """Run a Python of this environment and return its output. Raise Failed if it fails."""
-        process = self.start(*words, **variables)
-        try:
-            text, _ = process.communicate(timeout=_LIMIT_S)
-        finally:
-            process.kill()
-        if process.returncode:
-            raise Failed(" ".join(text.split())[-300:])
-        return text
-
-    def start(self, *words: str, **variables: str) -> "subprocess.Popen[str]":
-        """Start a Python of this environment."""
-        clean = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "RAYFL_"))}
-        streams: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        return subprocess.Popen([self.python, *words], env=clean | variables, cwd=self.folder, text=True, **streams)
-
-
-def bits(directory: Path) -> list[Any]:
-    """Everything that a run recorded except real seconds, and its models' files."""
-    run = read_run(directory)
-    tables = [table.to_pylist() for table in (run.rounds, run.clients, run.metrics)]
-    rows = [{key: value for key, value in row.items() if key != "wall_s"} for table in tables for row in table]
-    return [*rows, *(path.read_bytes() for path in sorted((directory / "models").iterdir()))]
-
-
-def _cell(check: Callable[[], str]) -> str:
-    """The result of a check, for a table."""
-    try:
-        return check()
-    # If a check fails, the others still run.
-    except Exception as error:  # noqa: BLE001
-        return f"fails ({type(error).__name__}: {' '.join(str(error).split())[-200:]})".replace("|", "/")
 
 
 def _kill_actor(root: int) -> bool:

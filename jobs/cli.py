@@ -17,7 +17,7 @@ from jobs.arguments import ABSOLUTE, EXPERIMENT, PLACE, WithSettings
 from jobs.display import Display
 from jobs.failures import FAILED, sentences
 from jobs.looking_commands import COMMANDS, COMPARING, report_options, taking
-from jobs.standard_output import print_table, say
+from jobs.standard_output import print_table, say, serve_any_reader
 from rayfl.errors import RayflError
 from rayfl.version import __version__
 
@@ -34,7 +34,11 @@ class Commands(click.Group):
 
     # Any: click's own signature.
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        parent_process.supervised(lambda: self.main(*args, **kwargs), FAILED)
+        def command() -> None:
+            serve_any_reader()
+            self.main(*args, **kwargs)
+
+        parent_process.supervised(command, FAILED)
 
     # Any: click's own signature.
     def invoke(self, ctx: click.Context) -> Any:

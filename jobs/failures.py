@@ -13,7 +13,7 @@ import click
 
 from actors.errors import ClusterError
 from actors.parent_process import TRACEBACK, way_back
-from jobs.standard_output import reader_has_left, say
+from jobs.standard_output import say
 from rayfl.errors import ExitError, RayflError, one_line, plugin_line, reason, refusing_exits
 from rayfl.limits.regular_files import require_current_folder
 from rayfl.rounds.errors import ClientError, HookError, MethodError, out_of_memory
@@ -33,22 +33,15 @@ _LONGEST = 300
 
 @contextmanager
 def sentences() -> Iterator[None]:
-    """Print each exception as one sentence and exit: code 2 after a user's mistake, 130 after Ctrl-C, otherwise 1.
-
-    If nobody reads the output any more, as with `| head`, the command exits silently.
-    """
+    """Print each exception as one sentence and exit: code 2 after a user's mistake, 130 after Ctrl-C, otherwise 1."""
     try:
         with refusing_exits():
             require_current_folder()
             yield
-        sys.stdout.flush()
     except (click.ClickException, click.Abort, click.exceptions.Exit):
         raise
     # The one handler of all commands: the user sees a sentence and no traceback.
-    except (Exception, KeyboardInterrupt) as error:
-        if isinstance(error, BrokenPipeError) and reader_has_left():
-            # click exits with code 1, and writes nothing more.
-            raise
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001
         sentence, code = sentence_and_code(error)
         say(f"rayfl: {sentence}", sys.stderr)
         sys.exit(code)

@@ -1,18 +1,64 @@
-"""Standard output: prints text and tables, and copes with a reader that leaves early, as `head` does.
+"""Standard output: prints text and tables, to any terminal, and after the reader has left, as `head` does."""
 
-If its reader leaves, the command ends, and a run can be resumed.
-"""
-
+import codecs
+import os
 import re
-import select
 import sys
-from io import StringIO
-from typing import TextIO
+from io import BufferedWriter, FileIO, StringIO, TextIOWrapper
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.table import Table
 
 from rayfl.errors import printable
+
+_PLAIN = {"\N{PLUS-MINUS SIGN}": "+-", "\N{EN DASH}": "-", "\N{HORIZONTAL ELLIPSIS}": "..."}
+"""How a terminal that lacks them shows the characters that rayfl and rich print themselves, but for lines of tables."""
+
+
+def _plainly(error: UnicodeError) -> tuple[str, int]:
+    """A handler of codecs: characters that an encoding lacks become those of `_PLAIN`, or what Python writes."""
+    assert isinstance(error, UnicodeEncodeError)
+    letters = error.object[error.start : error.end]
+    return "".join(_PLAIN.get(one, ascii(one)[1:-1]) for one in letters), error.end
+
+
+codecs.register_error(_plainly.__name__, _plainly)
+
+
+class _Patient(FileIO):
+    """A file that drops what is written once nobody reads it any more."""
+
+    # Any: what holds bytes; Python 3.11 has no name for it.
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            return memoryview(data).nbytes
+
+
+def serve_any_reader() -> None:
+    """Let standard output and errors outlive their reader, and show any character in any encoding.
+
+    So `rayfl run | head -2` plays to its end, and a name in Greek ends no run on a terminal that has only ASCII.
+    """
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            # The caller has closed it.
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+            continue
+        stream.flush()
+        file = BufferedWriter(_Patient(stream.fileno(), "w", closefd=False))
+        setattr(sys, name, TextIOWrapper(file, stream.encoding, _plainly.__name__, line_buffering=True))
+
+
+class _AsEncoded(StringIO):
+    """Text for standard output: rich draws tables in ASCII if the encoding has no other lines."""
+
+    @property
+    def encoding(self) -> str:
+        return sys.stdout.encoding
 
 
 def first_sentence(text: str) -> str:
@@ -34,16 +80,6 @@ def line_width(width: int) -> int:
 
 def print_table(table: Table, width: int = 110) -> None:
     """Print a table as wide as the terminal, or `width` letters wide if the output is a file; escaped as by `say`."""
-    text = StringIO()
+    text = _AsEncoded()
     Console(file=text, width=line_width(width), color_system=None, markup=False).print(table)
     say(text.getvalue().removesuffix("\n"))
-
-
-def reader_has_left() -> bool:
-    """Whether standard output is a pipe that nobody reads any more."""
-    poll = select.poll()
-    try:
-        poll.register(sys.stdout.fileno(), 0)
-        return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
-    except (OSError, ValueError):
-        return False

@@ -43,7 +43,12 @@ def at_once(a: Tree) -> bool:
     long. These operations have no rules for vmap, and on a CPU they are no faster.
     """
     first = next(iter(a.values()), None)
-    return first is not None and first.is_cuda and private._C._functorch.peek_interpreter_stack() is None
+    return first is not None and first.is_cuda and not is_transformed()
+
+
+def is_transformed() -> bool:
+    """Whether the caller runs inside a transform of torch.func, such as vmap."""
+    return private._C._functorch.peek_interpreter_stack() is not None
 
 
 def tensors(a: Tree, like: Tree) -> list[Tensor]:

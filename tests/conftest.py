@@ -9,18 +9,26 @@ from rayfl.determinism.process import prepare_process
 
 prepare_process()
 
+from tests import machine  # noqa: E402
+
+GUARD = machine.Guard()
+
+import atexit  # noqa: E402
 import contextlib  # noqa: E402
 import functools  # noqa: E402
 import os  # noqa: E402
 import shutil  # noqa: E402
 import tempfile  # noqa: E402
 from collections.abc import Iterator  # noqa: E402
+from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
 import pytest  # noqa: E402
 
 # Ray gives its workers the least priority but four, and the other test processes would keep actors from starting.
 os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 (so Ray spells it)
+
+atexit.register(GUARD.end)
 
 ON_RAY = "rayfl/on_ray"
 """Where pytest's cache holds the scopes of tests on Ray: the processes collect tests, another one deals them."""
@@ -50,7 +58,13 @@ def ray_scope(item: pytest.Item) -> str:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """End the shared Ray before a test that starts a Ray itself: a process has one at a time."""
+    """Skip a test that needs a program of the machine which is not there.
+
+    End the shared Ray before a test that starts a Ray itself: a process has one at a time.
+    """
+    mark = item.get_closest_marker("machine")
+    if mark and machine.find(*mark.args) is None:
+        pytest.skip(f"no {mark.args[0]} here: apt-get install {mark.kwargs.get('package', mark.args[0])}")
     if ray_scope(item).startswith("own ray"):
         shared_ray.close()
 
@@ -69,7 +83,8 @@ def pytest_xdist_make_scheduler(config: Any, log: Any) -> Any:
     class FilesAndRay(LoadFileScheduling):
         @functools.cached_property
         def on_ray(self) -> dict[str, str]:
-            return dict(config.cache.get(ON_RAY, {}))
+            cache = getattr(config, "cache", None)
+            return dict(cache.get(ON_RAY, {})) if cache else {}
 
         def _split_scope(self, nodeid: str) -> str:
             return self.on_ray.get(nodeid) or super()._split_scope(nodeid)
@@ -85,6 +100,24 @@ def one_thread() -> None:
     import torch
 
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def unchanged_machine() -> Iterator[None]:
+    """Fail a test that tries to install or to download anything."""
+    with GUARD.watching():
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def bare_machine() -> Iterator[None]:
+    """Hide Debian's Fashion-MNIST if the machine is to look bare; `machine` hides the programs."""
+    from rayfl.data.sources import idx
+
+    with pytest.MonkeyPatch.context() as patch:
+        if machine.is_bare():
+            patch.setattr(idx, "FASHION_MNIST_OF_DEBIAN", Path("/nowhere"))
+        yield
 
 
 shared_ray = contextlib.ExitStack()

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.machine import BARE
+
 ROOT = Path(__file__).resolve().parents[1]
 needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 
@@ -87,32 +89,31 @@ def test_a_missing_or_old_python_is_named(checkout: Path) -> None:
     assert not (checkout / ".venv").exists()
 
 
-@pytest.mark.parametrize(
-    ("checks", "test", "status"),
-    [(0, 0, 0), (3, 0, 3), (0, 2, 2), (3, 2, 3)],
-    ids=["pass", "lint or docs", "test", "both"],
-)
-def test_ci_runs_all_exits_with_the_first_failure_and_ends_on_pytests_line(
-    tmp_path: Path, checks: int, test: int, status: int
-) -> None:
-    (tmp_path / ".ci").mkdir()
-    shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci" / "run")
-    bin_folder = tmp_path / "bin"
-    script(bin_folder / "dpkg", "#!/bin/sh\nexit 0\n")
-    script(
-        bin_folder / "make",
-        f"""#!/bin/sh
+CI_MAKE = """#!/bin/sh
 case "$*" in
     *--keep-going*" lint docs") echo linted; echo built; exit {checks} ;;
-    test*) [ "$2" = "ARGS=-m 'not hostile'" ] || exit 9
-        echo '5 passed in 0.01s'; [ {test} = 0 ] || echo 'make: *** Error' >&2; exit {test} ;;
+    test*) echo "${{{bare}:-0}} $*" >> calls
+        echo '5 passed in 0.01s'; [ "$2" ] && code={rest} || code={first}
+        [ $code = 0 ] || echo 'make: *** Error' >&2; exit $code ;;
 esac
-""",
-    )
-    done = subprocess.run(
-        ["bash", ".ci/run"],
-        cwd=tmp_path,
-        env={**os.environ, "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}"},
+"""
+TOOLS = ("bash", "sh", "dirname", "mktemp", "rm", "tail", "tee")
+"""What .ci/run needs beside make and Debian's own programs."""
+
+
+def ci(checkout: Path, checks: int = 0, first: int = 0, rest: int = 0) -> subprocess.CompletedProcess[str]:
+    """Run .ci/run where nothing but TOOLS and stand-ins is installed; `bin` may have more of them."""
+    (checkout / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci" / "run", checkout / ".ci" / "run")
+    programs = checkout / "bin"
+    script(programs / "make", CI_MAKE.format(bare=BARE, checks=checks, first=first, rest=rest))
+    for name in TOOLS:
+        (programs / name).symlink_to(str(shutil.which(name)))
+    guard, *_ = os.environ["PATH"].split(os.pathsep)
+    return subprocess.run(
+        [programs / "bash", ".ci/run"],
+        cwd=checkout,
+        env={**os.environ, "PATH": f"{programs}{os.pathsep}{guard}"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -120,6 +121,41 @@ esac
         timeout=60,
         check=False,
     )
+
+
+@pytest.mark.parametrize(
+    ("checks", "first", "rest", "status"),
+    [(0, 0, 0, 0), (3, 0, 0, 3), (0, 2, 0, 2), (0, 0, 4, 4), (0, 2, 4, 2), (3, 2, 4, 3)],
+    ids=["pass", "lint or docs", "bare", "rest", "tests", "all"],
+)
+def test_ci_runs_all_exits_with_the_first_failure_and_ends_on_pytests_line(
+    tmp_path: Path, checks: int, first: int, rest: int, status: int
+) -> None:
+    for name in ("dpkg", "chromium"):
+        script(tmp_path / "bin" / name, "#!/bin/sh\nexit 0\n")
+    done = ci(tmp_path, checks, first, rest)
     assert done.returncode == status
     assert done.stdout.splitlines()[:2] == ["linted", "built"]
     assert done.stdout.splitlines()[-1] == "5 passed in 0.01s"
+    # All fast tests on a bare machine; then the rest, and those that need the machine's programs.
+    assert (tmp_path / "calls").read_text().splitlines() == [
+        "1 test",
+        "0 test ARGS=-m 'not hostile and (slow or machine)'",
+    ]
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_ci_installs_what_a_fresh_machine_lacks_and_runs_without_it(tmp_path: Path, works: bool) -> None:
+    script(tmp_path / "bin" / "dpkg", "#!/bin/sh\nexit 1\n")
+    script(tmp_path / "bin" / "apt-get", f'#!/bin/sh\necho "$*" >> apt; echo apt; exit {int(not works)}\n')
+    done = ci(tmp_path)
+    assert done.returncode == 0 and (tmp_path / "calls").read_text().count("test") == 2
+    *said, _, _, last, end = done.stdout.splitlines()
+    assert last == end == "5 passed in 0.01s"
+    if os.geteuid():
+        assert not (tmp_path / "apt").exists()
+    else:
+        update, *install = (tmp_path / "apt").read_text().splitlines()
+        assert update.endswith("update") and all("install" in call and "chromium" in call for call in install)
+        assert bool(install) == works
+    assert bool(said) != (works and not os.geteuid()) and all("chromium" in line for line in said)

@@ -85,7 +85,8 @@ def own_flags() -> Iterator[None]:
         for device in ("cpu", "cuda"):
             if torch.is_autocast_enabled(device):
                 restored.enter_context(torch.autocast(device, enabled=False))
-        if torch.get_default_device().type != "cpu":
+        # Before 2.7 torch.get_default_device does not know of `with torch.device`.
+        if torch.empty(0).device.type != "cpu":
             restored.enter_context(torch.device("cpu"))
         yield
 

@@ -124,9 +124,11 @@ class FromFactory(Architecture):
         except KeyboardInterrupt:
             raise
         except BaseException as error:
+            # torch adds lines with all signatures of an operation.
+            first_line = str(error).partition("\n")[0]
             raise RayflError(
                 f"model {self.name!r} cannot be made for inputs {list(input_shape)} and {num_classes} classes: "
-                f"{type(error).__name__}: {error}"
+                f"{type(error).__name__}: {first_line}"
             ) from error
         if not isinstance(made, nn.Module):
             raise RayflError(f"model {self.name!r} makes a {type(made).__name__}; it must return a torch.nn.Module")

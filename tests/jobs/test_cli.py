@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import TextIO
 
 import pytest
 
@@ -230,36 +229,6 @@ def test_an_option_that_is_no_setting_either_is_refused(file):
     assert result.exit_code == 2 and "--inline" in result.stderr
     result = rayfl("run", file, "--zzz")
     assert result.exit_code == 2 and "--zzz" in result.stderr
-
-
-def without_reader() -> TextIO:
-    read, write = os.pipe()
-    os.close(read)
-    return os.fdopen(write, "w")
-
-
-def test_a_reader_that_has_left_ends_a_list_in_silence():
-    with without_reader() as nobody:
-        command = [sys.executable, "-m", "jobs.cli", "methods"]
-        done = subprocess.run(
-            command, stdout=nobody, stderr=subprocess.PIPE, cwd=EXPERIMENTS[0].parents[2], check=False
-        )
-    assert (done.returncode, done.stderr) == (1, b"")
-
-
-def test_a_run_without_a_reader_ends_in_silence_and_can_be_resumed(file):
-    command = [sys.executable, "-m", "jobs.cli", "run", str(file), "--inline", "--output", "run", "rounds=1000"]
-    with without_reader() as nobody:
-        done = subprocess.run(
-            command,
-            stdout=nobody,
-            stderr=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": str(EXPERIMENTS[0].parents[2])},
-            check=False,
-        )
-    assert (done.returncode, done.stderr) == (1, b"")
-    found = read_run(Path("run"))
-    assert not found.finished and 1 <= len(found.rounds) < 1000
 
 
 def test_a_broken_pipe_that_is_not_standard_output_is_told(monkeypatch):

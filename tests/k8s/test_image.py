@@ -1,6 +1,7 @@
 """The image: what its steps are, and that they work, as far as they need no Docker."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -23,7 +24,12 @@ BUILD, FINAL = range(2)
 
 def shell(command: str, folder: Path, **environment: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        ["/bin/sh", "-c", command], cwd=folder, env=environment, capture_output=True, text=True, timeout=120
+        ["/bin/sh", "-c", command],
+        cwd=folder,
+        env={"PATH": os.environ["PATH"], **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
 
 

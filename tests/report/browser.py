@@ -1,6 +1,5 @@
 """The machine's Chromium, in which pages are looked at: `python -m tests.report.browser` makes the README's picture."""
 
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -19,15 +18,16 @@ from rayfl.rounds.executor import InlineExecutor
 from rayfl.run_directory.description import describe_run
 from rayfl.run_directory.play_run import play_run
 from rayfl.run_directory.run_folder import create_run_directory
+from tests import machine
 
 ROOT = Path(__file__).resolve().parents[2]
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 _TIMEOUT_MS = 60_000
 
 
 def executable() -> str | None:
     """The browser, or None where the machine has none."""
-    found = (shutil.which(name) for name in ("chromium", "chromium-browser", "google-chrome"))
-    return next((path for path in found if path), None)
+    return machine.find(*BROWSERS)
 
 
 @contextmanager

@@ -13,10 +13,10 @@ from rayfl.rounds.ledger import ClientRow, MetricRow, RoundRow
 from rayfl.run_directory.description import describe_run
 from rayfl.run_directory.record import Recorder
 from rayfl.run_directory.run_folder import create_run_directory
-from tests.report.browser import chromium, executable, open_page, played
+from tests.report.browser import BROWSERS, chromium, open_page, played
 from tests.report.test_page import record
 
-pytestmark = pytest.mark.skipif(executable() is None, reason="no Chromium here: apt-get install chromium")
+pytestmark = pytest.mark.machine(*BROWSERS)
 
 EVIL = '<img src="x" onerror="alert(1)"></script><script>alert(2)</script>'
 QUOTES = '\\"+\'\\"'

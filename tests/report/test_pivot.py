@@ -2,7 +2,6 @@
 
 import io
 import math
-import shutil
 import subprocess
 from dataclasses import replace
 from html import unescape
@@ -262,7 +261,7 @@ def test_the_formats_write_marks_and_escape_what_they_must(tmp_path):
     assert "(best)" in str(table) and table.title in str(table) and table.note in str(table)
 
 
-@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")
+@pytest.mark.machine("pdflatex", package="texlive-latex-base")
 def test_latex_compiles(tmp_path):
     runs = swept_runs(tmp_path / "runs", VALUES | {(r"50% {a_b} & ~^\ <x> $é", 0.1): [0.1, 0.2, 0.4]})
     body = "\n\n".join(table_of(runs, baseline=base).to_latex() for base in (None, "plain", "0.1"))

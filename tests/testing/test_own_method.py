@@ -1,5 +1,6 @@
 """A stranger's method under our contract: a sound one passes, a careless one fails where it is careless."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -49,7 +50,7 @@ def contract(given: str, folder: Path, *options: str, option: str = "--method") 
     return subprocess.run(
         [*command, "rayfl.testing", option, given, "-q", *options],
         cwd=folder,
-        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HOME": str(folder)},
+        env={"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], "HOME": str(folder)},
         capture_output=True,
         text=True,
         timeout=250,

@@ -11,6 +11,7 @@ from typing import Literal, TypedDict
 import numpy as np
 import torch
 
+from rayfl import tree
 from rayfl.compress.sparse import top_k_positions
 from rayfl.compress.values import entries
 from rayfl.methods.base import ModelState, Traits, Tree
@@ -98,8 +99,11 @@ def masked(x: Tree, mask: Tree) -> Tree:
 
 
 def _cut(tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """torch.where(mask, tensor, 0.0). If no gradient is needed, bits are masked, which takes a fifth of the time."""
-    if tensor.dtype != torch.float32 or tensor.requires_grad:
+    """torch.where(mask, tensor, 0.0). If no gradient is needed, bits are masked, which takes a tenth of the time.
+
+    Under vmap they are not: older versions of torch have no rule there for a view of another dtype.
+    """
+    if tensor.dtype != torch.float32 or tensor.requires_grad or tree.is_transformed():
         return torch.where(mask, tensor, 0.0)
     return (tensor.view(torch.int32) & -mask.view(torch.int8).to(torch.int32)).view(torch.float32)
 

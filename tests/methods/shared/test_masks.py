@@ -193,6 +193,20 @@ def test_masking_keeps_every_bit_of_what_it_keeps(dtype: torch.dtype):
     assert x.numpy().tobytes() == numbers[:5].numpy().tobytes() + bytes(5 * numbers.element_size())
 
 
+@pytest.mark.parametrize("stacked", [(0, 0), (0, None), (None, 0)], ids=["both", "numbers", "masks"])
+def test_masking_a_stack_gives_the_bits_of_masking_each(stacked: tuple[int | None, int | None]):
+    rows = torch.tensor([[-0.0, math.nan, -math.inf, 1e-45], [2.0, -0.0, math.nan, -1e-45]])
+    rows = torch.cat([rows, -rows])
+    kept = torch.tensor([[True, True, True, True], [False, False, False, False], [True, False] * 2, [False, True] * 2])
+    given = [whole if dim == 0 else whole[2] for whole, dim in zip((rows, kept), stacked, strict=True)]
+    stack = torch.vmap(lambda x, mask: masks.masked({"w": x}, {"w": mask})["w"], in_dims=stacked)(*given)
+    each = [
+        masks.masked({"w": given[0] if stacked[0] is None else x}, {"w": given[1] if stacked[1] is None else mask})["w"]
+        for x, mask in zip(rows, kept, strict=True)
+    ]
+    assert stack.numpy().tobytes() == b"".join(one.numpy().tobytes() for one in each)
+
+
 def test_masked_weights_have_a_gradient():
     weights = torch.tensor([2.0, 3.0], requires_grad=True)
     masks.masked({"w": weights}, {"w": torch.tensor([True, False])})["w"].sum().backward()
