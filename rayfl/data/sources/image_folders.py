@@ -1,7 +1,7 @@
 """A user's own image files, in one folder per class."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -10,9 +10,11 @@ import numpy as np
 
 from rayfl.data.datasets import Dataset, Field, RayflError, Samples, Source
 from rayfl.data.sources.conversion import dataset
+from rayfl.data.sources.splits import Split, folders, split_folders, split_of
 from rayfl.data.torchvision import torchvision
 from rayfl.limits import memory
 from rayfl.limits.regular_files import expanded, reading, require_regular
+from rayfl.settings import listed
 
 Files = Sequence[tuple[Path, int]]
 """Images and their labels."""
@@ -23,7 +25,9 @@ FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 class OwnImageFolder(Source):
     """Images in one folder per class: PATH/CLASS/*, or PATH/train/CLASS/* and PATH/test/CLASS/*.
 
-    Classes are numbered in the order of their names. Each load reads all images into memory.
+    Splits are found by the names train, training, test, testing, val, valid, validation and dev in any capitalisation;
+    validation data are the test split if there is no other. Classes are numbered in the order of their names. Each
+    load reads all images into memory.
     """
 
     name = "image-folder"
@@ -37,7 +41,7 @@ class OwnImageFolder(Source):
     test_share: float = Field(default=0.2, gt=0, lt=1, description="share that is held out if there is no test")
     augment: bool = Field(default=False, description="crop and flip train batches at random")
     owners: Literal["folder"] | None = Field(
-        default=None, description="folder: PATH/OWNER/CLASS/*, or PATH/train/OWNER/CLASS/* and PATH/test/..."
+        default=None, description="folder: PATH/OWNER/CLASS/*, PATH/train/OWNER/CLASS/* or PATH/OWNER/train/CLASS/*"
     )
 
     def load(self) -> Dataset:
@@ -45,30 +49,41 @@ class OwnImageFolder(Source):
         folder = expanded(self.path)
         if not folder.is_dir():
             raise RayflError(f"there is no folder {self.path}; give data.path a folder of class folders")
-        splits = [folder / "train", folder / "test"]
-        splits = splits if all(split.is_dir() for split in splits) else [folder]
-        classes = self._classes(splits[0])
-        train, *test = (self._samples(split, classes) for split in splits)
-        found = dataset(self.name, self.path, train, test[0] if test else None, self.test_share, kind="image")
+        homes = self._homes(folder)
+        classes = sorted({path.name for home in homes["train"].values() for path in folders(home)})
+        train, *test = (self._samples(folder, split, homes[split], classes) for split in homes)
+        found = dataset(
+            self.name, self.path, train, test[0] if test else None, self.test_share, kind="image", classes=classes
+        )
         return replace(found, augment=self.augment)
 
-    def _homes(self, split: Path) -> list[Path]:
-        """The folders of class folders: those of the owners, or the split itself."""
-        return [split / name for name in class_names(split)] if self.owners else [split]
+    def _homes(self, folder: Path) -> dict[Split, dict[str, Path]]:
+        """By split and owner, the folders of class folders; without owners the one of the split, under ""."""
+        whole: dict[Split, Path] = {"train": folder}
+        splits = split_folders(folder) or whole
+        homes: dict[Split, dict[str, Path]]
+        if self.owners is None:
+            homes = {split: {"": home} for split, home in splits.items()}
+        elif splits is not whole:
+            homes = {split: {home.name: home for home in folders(place)} for split, place in splits.items()}
+        else:
+            homes = _homes_of_owners(folder)
+        for home in (home for of_split in homes.values() for home in of_split.values()):
+            _refuse_inner_splits(home)
+        return homes
 
-    def _classes(self, split: Path) -> list[str]:
-        return sorted({name for home in self._homes(split) for name in class_names(home)})
-
-    def _samples(self, folder: Path, classes: Sequence[str]) -> Samples:
-        if strange := [name for name in self._classes(folder) if name not in classes]:
-            raise RayflError(f"{folder} has the class {strange[0]!r}, of which there is nothing to train on")
-        by_home = {home: labelled_files(home, classes) for home in self._homes(folder)}
-        files = [file for found in by_home.values() for file in found]
+    def _samples(self, folder: Path, split: Split, homes: Mapping[str, Path], classes: Sequence[str]) -> Samples:
+        known = {*classes}
+        for home in homes.values():
+            if strange := [path.name for path in folders(home) if path.name not in known]:
+                raise RayflError(f"{home} has the class {strange[0]!r}, of which there is nothing to train on")
+        by_owner = {owner: labelled_files(home, classes) for owner, home in homes.items()}
+        files = [file for found in by_owner.values() for file in found]
         if not files:
             inside = "OWNER/CLASS folders" if self.owners else "class folders"
-            raise RayflError(f"{folder} has no images in its {inside}; give data.path another folder")
+            raise RayflError(f"{folder} has no images to {split} with in its {inside}; give data.path another folder")
         samples = self._decoded(files)
-        owners = np.repeat([home.name for home in by_home], [len(found) for found in by_home.values()])
+        owners = np.repeat([*by_owner], [len(found) for found in by_owner.values()])
         return replace(samples, groups=owners) if self.owners else samples
 
     def _decoded(self, files: Files) -> Samples:
@@ -95,10 +110,36 @@ class OwnImageFolder(Source):
         return np.atleast_3d(image if self.channels == 3 else image.convert("L")).transpose(2, 0, 1)
 
 
-def class_names(folder: Path) -> list[str]:
-    """The names of the class folders in `folder`, sorted."""
-    found = folder.iterdir() if folder.is_dir() else ()
-    return sorted(path.name for path in found if path.is_dir() and not path.name.startswith("."))
+def _homes_of_owners(folder: Path) -> dict[Split, dict[str, Path]]:
+    """By split and owner, the folders of class folders in PATH/OWNER/CLASS, or in PATH/OWNER/SPLIT/CLASS."""
+    owners = folders(folder)
+    splits = {owner: split_folders(owner) for owner in owners}
+    if without := [owner.name for owner in owners if splits[owner] is None]:
+        if len(without) == len(owners):
+            return {"train": {owner.name: owner for owner in owners}}
+        divided = next(owner.name for owner in owners if owner.name not in without)
+        raise RayflError(
+            f"{folder / divided} has a train split, and {folder / without[0]} has none; give each owner folders called "
+            "train and test, or none of them"
+        )
+    homes: dict[Split, dict[str, Path]] = {"train": {}}
+    for owner in owners:
+        for split, home in (splits[owner] or {}).items():
+            homes.setdefault(split, {})[owner.name] = home
+    return homes
+
+
+def _refuse_inner_splits(home: Path) -> None:
+    """Raise RayflError if a folder of class folders, or one of these, has splits, which would be mixed."""
+    for path in (home, *folders(home)):
+        named = {split_of(inner.name) for inner in folders(path)}
+        if "train" in named and named != {"train", None}:
+            names = listed([inner.name for inner in folders(path) if split_of(inner.name)], "and")
+            raise RayflError(
+                f"{path} has {names}, where {'class folders' if path == home else 'images of one class'} are expected: "
+                f"if {path.name} is an owner, set data.owners='folder'; else give data.path the folder of the splits, "
+                "or put class folders into PATH/train and PATH/test"
+            )
 
 
 def labelled_files(folder: Path, classes: Sequence[str]) -> Files:
