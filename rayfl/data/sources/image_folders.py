@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from logging import WARNING
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,6 +13,7 @@ from rayfl.data.datasets import Dataset, Field, RayflError, Samples, Source
 from rayfl.data.sources.conversion import dataset
 from rayfl.data.sources.splits import Split, folders, split_folders, split_of
 from rayfl.data.torchvision import torchvision
+from rayfl.errors import log_once
 from rayfl.limits import memory
 from rayfl.limits.regular_files import expanded, reading, require_regular
 from rayfl.settings import listed
@@ -20,14 +22,18 @@ Files = Sequence[tuple[Path, int]]
 """Images and their labels."""
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 """Formats that are decoded, by Pillow's names, whatever a file is called: Pillow has PostScript run by Ghostscript."""
+DARK = 32
+"""A notice says so if no pixel is as bright, such as those of 12 bits in files of 16."""
+_BITS_PER_SAMPLE = 258
+"""The tag of a TIFF file with the bits of a pixel."""
 
 
 class OwnImageFolder(Source):
     """Images in one folder per class: PATH/CLASS/*, or PATH/train/CLASS/* and PATH/test/CLASS/*.
 
     Splits are found by the names train, training, test, testing, val, valid, validation and dev in any capitalisation;
-    validation data are the test split if there is no other. Classes are numbered in the order of their names. Each
-    load reads all images into memory.
+    validation data are the test split if there is no other. Classes are numbered in the order of their names. Grey
+    pixels of 16 bits become 8 by their highest bits; deeper ones are refused. Each load reads all images into memory.
     """
 
     name = "image-folder"
@@ -100,6 +106,12 @@ class OwnImageFolder(Source):
                 given, others = ("x".join(map(str, one.shape[:-3:-1])) for one in (image, images))
                 raise RayflError(f"{path} is {given} pixels and not {others}: {advice}")
             images[row] = image
+        if images.max() < DARK:
+            log_once(
+                WARNING,
+                f"the brightest pixel of {len(files)} images like {files[0][0]} is {images.max()} of 255; if their "
+                "files use only a part of their depth, stretch them, since few grey values are left",
+            )
         return Samples(images, np.array([label for _, label in files], np.int64))
 
     def _pixels(self, path: Path) -> np.ndarray:
@@ -151,7 +163,8 @@ def labelled_files(folder: Path, classes: Sequence[str]) -> Files:
 
 # Any: a picture of Pillow, which torchvision brings along.
 def read_image(path: Path) -> Any:
-    """The image in three colours. Raise RayflError if it cannot be decoded, or has more pixels than Pillow allows."""
+    """The image in three colours of 8 bits. Raise RayflError if it cannot be decoded, has more pixels than Pillow
+    allows, or deeper ones than 16 bits."""
     from PIL import Image
 
     # Pillow's decoders raise many types of exceptions for damaged files.
@@ -162,4 +175,20 @@ def read_image(path: Path) -> Any:
             warnings.catch_warnings(action="error", category=Image.DecompressionBombWarning),
             Image.open(path, formats=FORMATS) as image,
         ):
-            return image.convert("RGB")
+            return (_of_8_bits(path, image) if image.mode[0] in "IF" else image).convert("RGB")
+
+
+# Any: pictures of Pillow.
+def _of_8_bits(path: Path, image: Any) -> Any:
+    """A grey image of 16 bits (of as many as a TIFF file says) by its highest 8 bits, as Pillow reads colours of 16
+    bits; `convert` would make 255 of all that is larger."""
+    from PIL import Image
+
+    # Of PNG and of PNM files Pillow calls 16 bits 32.
+    if not (image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM"))):
+        raise RayflError(
+            f"{path} has pixels of 32 bits or of floats (Pillow's mode {image.mode}), whose largest value is unknown: "
+            "convert the images to 8 or 16 bits"
+        )
+    (bits,) = getattr(image, "tag_v2", {}).get(_BITS_PER_SAMPLE, (16,))
+    return Image.fromarray(np.minimum(np.asarray(image) >> (bits - 8), 255).astype(np.uint8))
