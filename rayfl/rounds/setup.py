@@ -206,7 +206,10 @@ class Setup:
         if not isinstance(task, NetworkTask):
             return (Loss(),)
         targets = tree.tensor_over(self.dataset.train.labels)
-        return tuple(one.for_data(task.task, targets) for one in self.evaluation.metrics or task.task.default_metrics())
+        return tuple(
+            one.for_data(task.task, targets).with_names(self.dataset.classes)
+            for one in self.evaluation.metrics or task.task.default_metrics()
+        )
 
     @cached_property
     def metric_facts(self) -> Mapping[str, Facts]:
