@@ -225,7 +225,7 @@ def test_a_surplus_client_is_billed_for_the_stages_that_it_had():
 
 @pytest.mark.parametrize("schedule", [{"name": "asynchronous"}, {"name": "buffered", "buffer": 2}], ids=str)
 def test_flights_last_as_long_as_the_clients_own_stages(schedule: dict[str, Any]):
-    setup, seen = here(Once, schedule=schedule, rounds=8), set[int]()
+    setup, seen = here(Once, schedule=schedule, rounds=20), set[int]()
     for record in play(setup)[0]:
         values = {(one.client, one.name): float(one.value or 0) for one in record.metrics}
         for row in record.clients:
