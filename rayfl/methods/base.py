@@ -301,7 +301,8 @@ class Method(Kind, ABC):
         """
         own = state["params"] if self.personalized and carry is None else model
         params = carry["params"] if carry is not None else own
-        assert params is not None, f"{type(self).__name__} must say which model is evaluated"
+        if params is None:
+            raise RayflError(f"{type(self).__name__} has no global model to evaluate; set personalized, or eval_begin")
         return {"params": params}
 
     def final_model(self, state: State, server: State) -> Tree | None:
