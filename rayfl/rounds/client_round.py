@@ -57,10 +57,9 @@ class ClientRound:
         self.ctx = setup.context_for_hooks(self.round, self.plan, client, "client", key)
         with naming_round_and_client(self.round, client):
             self.has_work = checked_hook(self.method.has_work)(self.received, self.ctx)
-            if self.has_work:
-                stages = checked_hook(self.method.stages)(self.state, self.plan, self.ctx)
-                self.plan = replace(self.plan, stages=tuple(stages))
-                self.ctx = replace(self.ctx, plan=self.plan)
+            stages = checked_hook(self.method.stages)(self.state, self.plan, self.ctx) if self.has_work else ()
+        self.plan = replace(self.plan, stages=tuple(stages))
+        self.ctx = replace(self.ctx, plan=self.plan)
 
     def untrained(self) -> tuple[ClientResult, ClientOutputs] | None:
         """The result and the objects of a client that need not train, because it has no work, drops out or misses the
@@ -69,13 +68,11 @@ class ClientRound:
             return self.idle()
         if self.fate.trains and self.setup.population.settings.deadline_s is None:
             return None
-        work: dict[str, Work] = {}
-        costs: dict[str, float] = {}
-        if self.fate is not Fate.DROPPED_AFTER_DOWNLOAD:
-            task = self.local_task()
-            with naming_round_and_client(self.round, self.client):
-                work = {stage.name: task.planned(stage) for stage in task.stages}
-                costs = example_costs(self.setup, replace(self.ctx, work=work), self.state)
+        task = self.local_task()
+        with naming_round_and_client(self.round, self.client):
+            stages = () if self.fate is Fate.DROPPED_AFTER_DOWNLOAD else task.stages
+            work = {stage.name: task.planned(stage) for stage in stages}
+            costs = example_costs(self.setup, replace(self.ctx, work=work), self.state)
         result = ClientResult(
             self.client,
             self.fate,
@@ -182,8 +179,8 @@ class ClientRound:
         for stage in self.plan.stages if dense else ():
             mask = self.method.trains_under(self.state, stage)
             forward = dense if mask is None else flops.forward_flops(uses, mask, self.setup.initial)
-            number = ctx.work[stage.name].num_examples * self.method.gradients_per_example(stage, ctx)
-            gradients[flops.gradient_flops(uses, forward)] += number
+            per_example = self.method.gradients_per_example(stage, ctx)
+            gradients[flops.gradient_flops(uses, forward)] += ctx.work[stage.name].num_examples * per_example
         return {"flops/training": sum(cost * number for cost, number in gradients.items())} if gradients else {}
 
 

@@ -68,13 +68,12 @@ class LocalTask:
 
     # Any: arguments of `ClientData.order`.
     def _drawn(self, stage: Stage) -> dict[str, Any]:
-        generator = seeding.generator(self.seed, self.round, self.client, f"{self.purpose}/{stage.name}/batches")
         return {
             "epochs": stage.epochs,
             "steps": stage.steps,
             "batch_size": stage.batch_size,
             "batches_per_step": stage.batches_per_step,
-            "generator": generator,
+            "generator": seeding.generator(self.seed, self.round, self.client, f"{self.purpose}/{stage.name}/batches"),
             "num_steps": self._amount(stage)[0] if self._share(stage) < 1 else None,
             "num_examples": stage.num_examples(self.data.num_examples(stage.split)),
         }
@@ -137,10 +136,9 @@ def _together(
     stages = tasks[0].stages
     if not stages:
         return list(zip(own, work, strict=True))
-    on_device = tasks[0].on_device
 
     def rows() -> list[Carry]:
-        return unstack(carry if on_device else to_memory(carry, device), len(tasks))
+        return unstack(carry if tasks[0].on_device else to_memory(carry, device), len(tasks))
 
     carry = stack(own, width, device)
     for number, stage in enumerate(stages, 1):

@@ -103,7 +103,9 @@ def over_clients(setup: Setup, results: Sequence[ClientResult]) -> dict[str, flo
         found |= {f"{where}_merged/{name}": value for name, value in merged.items()}
         if setup.evaluation.merged:
             weighted = [(metrics, split.num_examples) for metrics, split in splits]
-            for name in dict.fromkeys(name for metrics, _ in weighted for name in metrics if _place(name) == where):
+            for name in dict.fromkeys(
+                name for metrics, _ in weighted for name in metrics if name.partition("/")[0] == where
+            ):
                 known = [(value, n) for metrics, n in weighted if (value := metrics.get(name)) is not None]
                 mean = sum(value * n for value, n in known) / sum(n for _, n in known) if known else None
                 found[f"{where}_weighted/{name.partition('/')[2]}"] = mean
@@ -175,7 +177,3 @@ def _adapted(setup: Setup, state: State, model: Tree | None, carry: Carry | None
     )
     ((adapted, _),) = run_loop(method, [task])
     return adapted["params"]
-
-
-def _place(name: str) -> str:
-    return name.partition("/")[0]

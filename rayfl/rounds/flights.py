@@ -158,8 +158,8 @@ class Window:
         plan, traits = self.round.inputs.plan, setup.population.traits(client)
         result = ClientResult(client, downlink_bits=message_bits(self.round.inputs.message))
         # A client that drops out after the download does no work; its state may shorten any work.
-        is_known = not (setup.method.has_own_stages or setup.population.settings.sparse_speedup)
-        if fate is not Fate.DROPPED_AFTER_DOWNLOAD and is_known:
+        may_be_less = setup.method.has_own_stages or setup.population.settings.sparse_speedup
+        if fate is not Fate.DROPPED_AFTER_DOWNLOAD and not may_be_less:
             data, share = setup.data(client), traits.work_share
             task = LocalTask(client, number, setup.seed, dict, data, plan.stages, setup.device, share=share)
             work = {stage.name: task.planned(stage) for stage in plan.stages}

@@ -34,8 +34,7 @@ def example_costs(setup: Setup, ctx: Context, state: State) -> dict[str, float]:
         costs[stage.name] = setup.method.gradients_per_example(stage, ctx) or FORWARD
         mask = setup.method.trains_under(state, stage) if setup.population.settings.sparse_speedup else None
         if mask is not None:
-            forward = forward_flops(setup.method.task.weight_uses, mask, setup.initial)
-            costs[stage.name] *= forward / setup.forward_flops
+            costs[stage.name] *= forward_flops(setup.method.task.weight_uses, mask, setup.initial) / setup.forward_flops
     return costs
 
 
@@ -144,6 +143,6 @@ def _work_within(setup: Setup, result: ClientResult, left: float) -> dict[str, W
         examples = min(planned.num_examples, _whole(left / cost)) if cost else planned.num_examples
         # A stage begins after the one before it has ended.
         left = left - examples * cost if examples == planned.num_examples else 0.0
-        sizes = {"batch_size": stage.batch_size, "batches_per_step": stage.batches_per_step}
-        done[stage.name] = Work(min(planned.num_steps, steps_within(examples, size, **sizes)), examples)
+        steps = steps_within(examples, size, batch_size=stage.batch_size, batches_per_step=stage.batches_per_step)
+        done[stage.name] = Work(min(planned.num_steps, steps), examples)
     return done

@@ -35,10 +35,8 @@ def choose(name: str, method: Method, device: torch.device, params: Tree) -> Eng
             "engine='vmap' cannot run a model with dropout, recurrent layers, or buffers that other layers than "
             "BatchNorm change; use engine='loop'"
         )
-    if name == "vmap":
-        return run_vmap
-    stacks = name == "auto" and device.type == "cuda" and vmappable
-    return run_vmap if stacks and _fits(method, params) > 1 else run_loop
+    stacks = name == "auto" and device.type == "cuda" and vmappable and _fits(method, params) > 1
+    return run_vmap if name == "vmap" or stacks else run_loop
 
 
 def width(given: int | None, method: Method, device: torch.device, params: Tree) -> int:
