@@ -12,6 +12,7 @@ from rayfl.data.datasets import Dataset, Field, RayflError, Samples, Source
 from rayfl.data.sources.conversion import dataset
 from rayfl.data.torchvision import torchvision
 from rayfl.limits import memory
+from rayfl.limits.folders import files_below, is_folder
 from rayfl.limits.regular_files import expanded, reading, require_regular
 
 Files = Sequence[tuple[Path, int]]
@@ -96,16 +97,18 @@ class OwnImageFolder(Source):
 
 
 def class_names(folder: Path) -> list[str]:
-    """The names of the class folders in `folder`, sorted."""
+    """The names of the class folders in `folder`, sorted. Raise RayflError for a link to a folder around it."""
     found = folder.iterdir() if folder.is_dir() else ()
-    return sorted(path.name for path in found if path.is_dir() and not path.name.startswith("."))
+    return sorted(path.name for path in found if not path.name.startswith(".") and is_folder(path))
 
 
 def labelled_files(folder: Path, classes: Sequence[str]) -> Files:
     """The images in `folder`/CLASS, at any depth, in the order of their paths, with the number of their class."""
-    reader, numbers = torchvision().datasets.folder, {name: number for number, name in enumerate(classes)}
-    found = reader.make_dataset(str(folder), numbers, reader.IMG_EXTENSIONS, allow_empty=True) if classes else []
-    return sorted((Path(path), label) for path, label in found)
+    endings = torchvision().datasets.folder.IMG_EXTENSIONS
+    homes = [(folder / name, label) for label, name in enumerate(classes) if (folder / name).is_dir()]
+    return sorted(
+        (path, label) for home, label in homes for path in files_below(home) if path.name.lower().endswith(endings)
+    )
 
 
 # Any: a picture of Pillow, which torchvision brings along.
