@@ -15,6 +15,7 @@ from rayfl.data.sources.splits import Split, folders, split_folders, split_of
 from rayfl.data.torchvision import torchvision
 from rayfl.errors import log_once
 from rayfl.limits import memory
+from rayfl.limits.folders import files_below
 from rayfl.limits.regular_files import expanded, reading, require_regular
 from rayfl.settings import listed
 
@@ -156,9 +157,11 @@ def _refuse_inner_splits(home: Path) -> None:
 
 def labelled_files(folder: Path, classes: Sequence[str]) -> Files:
     """The images in `folder`/CLASS, at any depth, in the order of their paths, with the number of their class."""
-    reader, numbers = torchvision().datasets.folder, {name: number for number, name in enumerate(classes)}
-    found = reader.make_dataset(str(folder), numbers, reader.IMG_EXTENSIONS, allow_empty=True) if classes else []
-    return sorted((Path(path), label) for path, label in found)
+    endings = torchvision().datasets.folder.IMG_EXTENSIONS
+    homes = [(folder / name, label) for label, name in enumerate(classes) if (folder / name).is_dir()]
+    return sorted(
+        (path, label) for home, label in homes for path in files_below(home) if path.name.lower().endswith(endings)
+    )
 
 
 # Any: a picture of Pillow, which torchvision brings along.

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from rayfl.errors import RayflError, log_once
+from rayfl.limits.folders import is_folder
 from rayfl.settings import listed
 
 Split = Literal["train", "validation", "test"]
@@ -116,10 +117,13 @@ def _leave_out(folder: Path, others: Sequence[str], split: Path) -> None:
 
 
 def folders(folder: Path) -> list[Path]:
-    """The folders in `folder` that are not hidden, in the order of their names."""
+    """The folders in `folder` that are not hidden, in the order of their names.
+
+    Raise RayflError for a link to a folder around it.
+    """
     if not folder.is_dir():
         return []
     # Unlike Path.is_dir, an entry knows without a system call that a file is no folder: there may be a million images.
     with os.scandir(folder) as entries:
-        names = sorted(entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir())
-    return [folder / name for name in names]
+        found = sorted((entry.name, entry.is_symlink()) for entry in entries if entry.is_dir() and entry.name[0] != ".")
+    return [folder / name for name, is_link in found if not is_link or is_folder(folder / name)]
