@@ -6,6 +6,7 @@ nothing but the setup between calls.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import singledispatchmethod
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from rayfl import tree
 from rayfl.compress.base import message_bits
 from rayfl.data.transfer import to_device
+from rayfl.determinism.global_draws import Drawn, key, watched
 from rayfl.determinism.process import trim
 from rayfl.determinism.seeding import generator
 from rayfl.gather import RobustMean
@@ -65,18 +67,27 @@ class Worker:
         self.method = setup.method
         self.summing = Summing(setup)
         self._on_client = on_client
+        self._draws = setup.method.task.stochastic
 
     # Any: inputs and outputs are states, memories or messages; each class of job says which.
-    @singledispatchmethod
     def do(self, job: WorkerJob, round_inputs: RoundInputs, inputs: Sequence[Any]) -> tuple[Any, Iterable[Any]]:
-        """Do one job with the method for its class; returns its result and its outputs.
+        """Do one job; returns its result and its outputs.
 
         The outputs may be an iterator that makes each of them when it is asked for it, so that they need not all be in
-        memory.
+        memory. A job that turns out to draw from global generators is done again with keys, and so are all later ones.
         """
+        if not self._draws:
+            with suppress(Drawn):
+                return watched(lambda: self.by_class(job, round_inputs, inputs))
+            self._draws = True
+        return self.by_class(job, round_inputs, inputs)
+
+    @singledispatchmethod
+    def by_class(self, job: WorkerJob, round_inputs: RoundInputs, inputs: Sequence[Any]) -> tuple[Any, Iterable[Any]]:
+        """Do one job with the method for its class."""
         raise TypeError(f"a worker has no method for {type(job).__name__}")
 
-    @do.register
+    @by_class.register
     def train(self, job: TrainJob, round_inputs: RoundInputs, inputs: Sequence[Any]) -> tuple[Trained, list[Any]]:
         """Download, local work, upload, for every client of the job."""
         if job.own_inputs:
@@ -148,7 +159,7 @@ class Worker:
         with naming_round_and_client(one.round, one.client):
             return one.finish(*next(trained))
 
-    @do.register
+    @by_class.register
     def add(self, job: AddJob, round_inputs: RoundInputs, inputs: Sequence[Any]) -> tuple[Trained, list[Any]]:
         """Add up stored messages as `train` adds those of the clients that it trains. There are no client results."""
         scales = job.scales or (1.0,) * len(job.clients)
@@ -159,17 +170,17 @@ class Worker:
         sent = [self.summing.sent(node, lambda: next(senders), round_inputs.round) for node in job.nodes]
         return Trained(sum_bytes=sum(one.sum_bytes for one in sent)), [*sent]
 
-    @do.register
+    @by_class.register
     def merge(self, job: MergeJob, round_inputs: RoundInputs, inputs: Sequence[Any]) -> tuple[None, list[Any]]:
         """Add up the sums or packets of several nodes."""
         return None, [on_wire(self.summing.summed(job.node, dict(zip(job.parts, inputs, strict=True))))]
 
-    @do.register
+    @by_class.register
     def rewrite(self, job: RewriteJob, round_inputs: RoundInputs, inputs: Sequence[Any]) -> tuple[None, Sequence[Any]]:
         """Return the inputs."""
         return None, inputs
 
-    @do.register
+    @by_class.register
     def robust(
         self, job: RobustJob, round_inputs: RoundInputs, inputs: Sequence[Any]
     ) -> tuple[np.ndarray | None, list[Any]]:
@@ -178,6 +189,7 @@ class Worker:
         assert isinstance(rule, RobustMean), "the round loop asks for no other"
         sent = [message[job.name] for message, _ in inputs if job.name in message]
         rows = torch.stack([tree.between(packet.decode(), job.first, job.last) for packet in sent])
+        key(self.setup.seed, round_inputs.round, job.first, f"slice of {job.name}")
         if rule.measures and job.decision is None:
             measure = checked(
                 rule.measure,
@@ -192,7 +204,7 @@ class Worker:
         )
         return None, [combine(rows, job.decision).numpy()]
 
-    @do.register
+    @by_class.register
     def reply(
         self, job: ReplyJob, round_inputs: RoundInputs, inputs: Sequence[Any]
     ) -> tuple[tuple[ClientResult, ...], list[Any]]:
@@ -205,6 +217,7 @@ class Worker:
         for client, kept in ClientOutputs.unpack(slots, job.clients, inputs).items():
             with naming_round_and_client(round_inputs.round, client):
                 ctx = self.setup.context(round_inputs.round, round_inputs.plan, client, "reply")
+                key(*ctx.draws.key)
                 answer = checked_hook(half.reply)(server, self._server_memory(client, kept), ctx)
                 state, uplink_memory = without_memory(self._state(client, kept))
                 state = checked_hook(self.method.receive_reply)(state, answer.message, ctx)
@@ -216,7 +229,7 @@ class Worker:
             outputs += ClientOutputs.of(slots, with_memory(state, uplink_memory), answer.server_memory).pack(slots)
         return tuple(results), outputs
 
-    @do.register
+    @by_class.register
     def mix(self, job: MixJob, round_inputs: RoundInputs, inputs: Sequence[Any]) -> tuple[None, Iterable[Any]]:
         """Let every receiver gather its neighbours' messages. Outputs: the receivers' new states."""
         return None, self._mixed(round_inputs, job, inputs) if self.setup.stateful else ()
@@ -227,12 +240,14 @@ class Worker:
         for client, kept in ClientOutputs.unpack(slots, receivers, inputs).items():
             with naming_round_and_client(round_inputs.round, client):
                 ctx = self.setup.context(round_inputs.round, round_inputs.plan, client, "mix")
+                # By now `do` has returned, so nothing watches.
+                key(*ctx.draws.key)
                 state, uplink_memory = without_memory(self._state(client, kept))
                 # Removed here, so that sums of this receiver alone are freed.
                 state = checked_hook(self.setup.peer_half.mix)(state, gathered.pop(client), ctx)
             yield from ClientOutputs.of(slots, with_memory(state, uplink_memory), {}).pack(slots)
 
-    @do.register
+    @by_class.register
     def evaluate(
         self, job: EvaluateJob, round_inputs: RoundInputs, inputs: Sequence[Any]
     ) -> tuple[tuple[ClientResult, ...], list[Any]]:
@@ -255,7 +270,7 @@ class Worker:
             self._on_client()
         return tuple(results), []
 
-    @do.register
+    @by_class.register
     def poll(
         self, job: PollJob, round_inputs: RoundInputs, inputs: Sequence[Any]
     ) -> tuple[tuple[ClientResult, ...], list[Any]]:
@@ -268,12 +283,13 @@ class Worker:
             if most != "all" and most < len(rows):
                 rows = generator(setup.seed, round_inputs.round, client, "poll").choice(rows, most, replace=False)
             with naming_round_and_client(round_inputs.round, client):
+                key(setup.seed, round_inputs.round, client, "poll")
                 loss = mean_loss(setup, model, rows) if len(rows) else 0.0
             done, costs = {"poll": Work(0, len(rows))}, {"poll": FORWARD}
             found.append(ClientResult(client, work=done, costs=costs, metrics={"poll/loss": loss}))
         return tuple(found), []
 
-    @do.register
+    @by_class.register
     def personal_models(
         self, job: PersonalModelJob, round_inputs: RoundInputs, inputs: Sequence[Any]
     ) -> tuple[None, list[Any]]:
@@ -285,27 +301,30 @@ class Worker:
         for client, kept in ClientOutputs.unpack(self.setup.state_slots, job.clients, inputs).items():
             with naming_round_and_client(round_inputs.round, client):
                 ctx = self.setup.context(round_inputs.round, round_inputs.plan, client, "judge")
+                key(*ctx.draws.key)
                 own = evaluation.personal_model(self.setup, self._state(client, kept), server or {}, model, ctx)
             models.append(tree.to_arrays(own))
         return None, models
 
-    @do.register
+    @by_class.register
     def mean_model(self, job: MeanModelJob, round_inputs: RoundInputs, inputs: Sequence[Any]) -> tuple[None, list[Any]]:
         """Add up the clients' own models in the clients' order. Output: their mean."""
         total: tree.Tree = {}
         for client, kept in ClientOutputs.unpack(self.setup.state_slots, job.clients, inputs).items():
             ctx = self.setup.context(round_inputs.round, round_inputs.plan, client, "judge")
+            key(*ctx.draws.key)
             own = checked_hook(self.method.eval_begin)(self._state(client, kept), None, None, ctx)["params"]
             total = tree.add(total, own) if total else own
         return None, [tree.to_arrays(tree.scale(total, 1.0 / len(job.clients)))]
 
-    @do.register
+    @by_class.register
     def evaluate_pooled(
         self, job: PooledJob, round_inputs: RoundInputs, inputs: Sequence[Any]
     ) -> tuple[ModelSums, list[Any]]:
         """Evaluate the global model on a part of the pooled test set or of all train splits."""
         assert round_inputs.model is not None
         model = tree.to_tensors(round_inputs.model)
+        key(self.setup.seed, round_inputs.round, job.first, f"pooled {job.split}")
         if job.split == "test":
             rows = np.arange(job.first, job.last)
             found = model_sums(self.setup, model, "test", rows, job.by_client and self.setup.needs_outputs)
@@ -313,7 +332,7 @@ class Worker:
         rows = self.setup.judged_rows[job.first : job.last]
         return model_sums(self.setup, model, "train", rows), []
 
-    @do.register
+    @by_class.register
     def masks(
         self, job: MaskJob, round_inputs: RoundInputs, inputs: Sequence[Any]
     ) -> tuple[dict[int, tree.PackedBits], list[Any]]:
