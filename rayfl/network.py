@@ -129,11 +129,11 @@ class Network:
             self.vmappable &= not (training and drawn)
             again = self(params, inputs, training)
             if isinstance(outputs, Tensor) and not (outputs.isnan().any() or outputs.equal(again)):
+                mode = "training" if training else "evaluation"
                 raise RayflError(
-                    f"two equal passes of the model in {'training' if training else 'evaluation'} mode differ: it keeps "
-                    "something from one pass to the next, or draws from a generator of its own, and each actor has "
-                    "another one; draw from torch's, numpy's or Python's global generator, which rayfl seeds for each "
-                    "client and round"
+                    f"two equal passes of the model in {mode} mode differ: it keeps something from one pass to the "
+                    "next, or draws from a generator of its own, and each actor has another one; draw from torch's, "
+                    "numpy's or Python's global generator, which rayfl seeds for each client and round"
                 )
         return outputs
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -23,6 +23,8 @@ T = TypeVar("T")
 _PROBE = 1_403_580_810
 """The seed of generators that are watched."""
 _watch: ContextVar["Watch | None"] = ContextVar("watch", default=None)
+# Any: numpy's types do not name two of its functions.
+_numpy: Any = np.random
 _spare: list[np.random.MT19937] = []
 """Generators of numpy that no `apart` uses now; making one takes as long as six keys."""
 
@@ -39,9 +41,10 @@ class Watch:
         self._begin()
 
     def look(self) -> list[str]:
-        """The names of the generators that were drawn from since the last look; `has_seen`: whether there ever was one."""
+        """The names of the generators that were drawn from since the last look; `has_seen`: whether there ever were."""
+        now = [one.get_state() for one in _of_torch()]
         moved = {
-            "torch's": any(not torch.equal(one.get_state(), was) for one, was in zip(_of_torch(), self._at, strict=True)),
+            "torch's": len(now) != len(self._at) or not all(map(torch.equal, now, self._at)),
             "numpy's": np.random.random() != _first_draws()[0],
             "Python's": random.random() != _first_draws()[1],
         }
@@ -89,14 +92,14 @@ def seeded(number: int) -> Iterator[None]:
 def apart() -> Iterator[None]:
     """Restore the global generators afterwards, but for the second of two normal numbers, which numpy keeps."""
     of_torch = [(one, one.get_state()) for one in _of_torch()]
-    of_python, of_numpy = random.getstate(), np.random.get_bit_generator()
+    of_python, of_numpy = random.getstate(), _numpy.get_bit_generator()
     lent = _spare.pop() if _spare else np.random.MT19937(0)
-    np.random.set_bit_generator(lent)
+    _numpy.set_bit_generator(lent)
     try:
         yield
     finally:
         _spare.append(lent)
-        np.random.set_bit_generator(of_numpy)
+        _numpy.set_bit_generator(of_numpy)
         random.setstate(of_python)
         for one, state in of_torch:
             one.set_state(state)

@@ -25,6 +25,7 @@ from rayfl.rounds.check_hooks import A_STATE, checked, checked_hook
 from rayfl.rounds.errors import HookError, MethodError
 from rayfl.rounds.executor import Executor, Job, Ref
 from rayfl.rounds.flights import await_replies, fly
+from rayfl.rounds.given import Given
 from rayfl.rounds.ledger import Ledger, RoundRecord, record
 from rayfl.rounds.mask_comparison import compared
 from rayfl.rounds.model_sums import BATCH, ModelSums, joined, values
@@ -119,7 +120,10 @@ def server_round(setup: Setup, executor: Executor, run_state: RunState) -> tuple
     delivered = sorted(client for client, result in ledger.results.items() if result.fate is Fate.DELIVERED)
     # Sums that were added here may have drawn, and workers decide where sums are added.
     key(setup.seed, number, purpose="server update")
+    given = Given(setup.method)
+    given.note("the server's state", server)
     server, metrics = checked_hook(half.server_update)(server, received, delivered, context)
+    given.require_unchanged()
     ledger.metrics |= metrics
     round.run_state = replace(round.run_state, server=server)
     if half.overrides("reply") and plan.down:

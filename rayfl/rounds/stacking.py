@@ -25,15 +25,15 @@ def choose(name: str, method: Method, device: torch.device, params: Tree) -> Eng
     """The engine of a run: "loop", "vmap" or "auto". `params`: the shapes of one client's model.
 
     "auto" is vmap on a GPU, because small models alone leave it idle, and the loop on a CPU, because vmap makes
-    convolutions slower there. It is the loop also for models that cannot run under vmap (LSTM, dropout, other random numbers), and for models
-    that would be slower in stacks (large convolutions, and models of which fewer than two fit into a stack). Raise
-    RayflError if "vmap" is impossible.
+    convolutions slower there. It is the loop also for models that cannot run under vmap (LSTM, or random numbers in
+    training, as for dropout), and for models that would be slower in stacks (large convolutions, and models of which
+    fewer than two fit into a stack). Raise RayflError if "vmap" is impossible.
     """
     vmappable = method.task.vmappable
     if name == "vmap" and not vmappable:
         raise RayflError(
-            "engine='vmap' cannot run a model that draws random numbers in training (as dropout does), recurrent layers, "
-            "or buffers that other layers than BatchNorm change; use engine='loop'"
+            "engine='vmap' cannot run a model with dropout or other random numbers in training, recurrent layers, or "
+            "buffers that other layers than BatchNorm change; use engine='loop'"
         )
     if name == "vmap":
         return run_vmap

@@ -86,7 +86,7 @@ class Depth(Drawing):
     """Stochastic depth by Python's generator."""
 
     def hide(self, hidden: Tensor) -> Tensor:
-        return hidden * 0 if self.training and random.random() < 0.5 else hidden  # noqa: S311
+        return hidden * 0 if self.training and random.random() < 0.5 else hidden
 
 
 class NumpyNoise(Drawing):
@@ -112,7 +112,7 @@ class Constructed(Drawing):
     def __init__(self, input_shape: tuple[int, ...], num_classes: int) -> None:
         super().__init__(input_shape, num_classes)
         self.kept = random.sample(range(12), 8)
-        self.register_buffer("scale", torch.tensor(np.random.rand(12), dtype=torch.float32))
+        self.scale = nn.Buffer(torch.tensor(np.random.rand(12), dtype=torch.float32))
 
     def hide(self, hidden: Tensor) -> Tensor:
         kept = torch.zeros(12).index_fill(0, torch.tensor(self.kept), 1.0)
@@ -130,7 +130,7 @@ class Rare(Drawing):
     """Draws only where its input asks for it, in the middle of a run."""
 
     def hide(self, hidden: Tensor) -> Tensor:
-        return hidden + np.random.rand() if self.training and hidden.detach().max() > 3.0 else hidden
+        return hidden + np.random.rand() if self.training and hidden.detach().max() > 2.0 else hidden
 
 
 MODELS: Sequence[type[nn.Module]] = (
@@ -141,7 +141,7 @@ MODELS: Sequence[type[nn.Module]] = (
 
 def noise() -> float:
     """A small number of which each generator makes a part."""
-    return 0.01 * (float(torch.rand(())) + np.random.rand() + random.random())  # noqa: S311
+    return 0.01 * (float(torch.rand(())) + np.random.rand() + random.random())
 
 
 # Any: a state, a carry, or a part of it.
@@ -168,12 +168,12 @@ def _shaking(kind: type[Method], hook: str, shakes_argument: bool) -> type[Metho
     return globals().setdefault(name, found)
 
 
-class FedAvg_plan(FedAvg):  # noqa: N801
+class FedAvg_plan(FedAvg):
     """Draws the number of local steps."""
 
     def plan(self, round: int, coin: float) -> Plan:
         plan = super().plan(round, coin)
-        steps = 1 + random.randrange(3)  # noqa: S311
+        steps = 1 + random.randrange(3)
         return replace(plan, stages=tuple(replace(one, epochs=None, steps=steps) for one in plan.stages))
 
 
@@ -191,7 +191,7 @@ METHODS: Sequence[tuple[type[Method], Mapping[str, Any]]] = (
 class NoisyTopK(TopK):
     """A compressor that draws from a global generator instead of from the one it is given."""
 
-    def encode(self, x: Tree, memory: State, generator: np.random.Generator) -> tuple[Packet, State]:
+    def encode(self, x: Tree, memory: Tree, generator: np.random.Generator) -> tuple[Packet, Tree]:
         return super().encode(shaken(x), memory, generator)
 
 

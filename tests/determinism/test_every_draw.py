@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -107,11 +108,19 @@ def test_other_plugins(given: Mapping[str, Any], tmp_path: Path):
     keeps_its_bits(maker(**given), tmp_path)
 
 
-def test_other_batches_of_clients_draw_other_numbers():
-    """A client's draws follow neither its place in a job nor the clients before it."""
-    alone, both = (play(maker(model=drawing.Latent, clients={"count": 5}, rounds=1)())[0] for _ in range(2))
-    assert rows(alone) == rows(both)
-    assert rows(play(maker(model=drawing.Latent, rounds=1, seed=4)())[0]) != rows(both)
+def test_clients_rounds_and_seeds_draw_other_numbers():
+    first, other = (play(maker(method={"name": Telling}, seed=seed)())[0] for seed in (3, 4))
+    told = [metric.value for record in (*first, *other) for metric in record.metrics if metric.name == "told"]
+    # Of two seeds, two rounds and five clients, and the mean over the clients of each round.
+    assert len({*told}) == 2 * 2 * (NUM_CLIENTS + 1)
+
+
+class Telling(FedAvg):
+    """Reports a draw of numpy's."""
+
+    def finish(self, state: Any, carry: Any, ctx: Any) -> Any:
+        finished = super().finish(state, carry, ctx)
+        return replace(finished, metrics={"told": np.random.rand()})
 
 
 class Silent(FedAvg):
