@@ -29,7 +29,7 @@ class BoundTask(ABC):
     vmappable: bool = True
     """Whether the loss can run under torch.vmap."""
     stochastic: bool = False
-    """Whether the loss draws random numbers in training (dropout)."""
+    """Whether a pass draws random numbers from global generators (dropout), as far as is known before the run."""
     uses_functorch: bool = False
     constants: Mapping[str, np.ndarray] = MappingProxyType({})
     """Tensors that the loss uses beside the parameters: never trained, sent or counted; saved with the final models."""
@@ -133,7 +133,10 @@ class NetworkTask(BoundTask):
 
     def __init__(self, network: Network, task: Task) -> None:
         self.network, self.task = network, task
-        self.stochastic = network.stochastic
+
+    @property
+    def stochastic(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.network.stochastic
 
     @property
     def vmappable(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -167,6 +167,9 @@ def _run(file: PluginFile) -> ModuleType:
 
 def _module(file: PluginFile) -> ModuleType:
     """The module of a plugin file, which runs the first time. Raise what the file raises."""
+    # Whoever only reads names of plugins needs no torch.
+    from rayfl.determinism.global_draws import seeded
+
     if file.module in _files:
         # Keep the newest path: there may be another file at the old one by now.
         _files[file.module] = file
@@ -179,7 +182,9 @@ def _module(file: PluginFile) -> ModuleType:
     linecache.cache[file.path] = (len(file.source), None, file.source.splitlines(keepends=True), file.path)
     sys.modules[file.module] = module
     try:
-        exec(compile(file.source, file.path, "exec", dont_inherit=True), module.__dict__)
+        # What the file draws as it runs is the same in every process.
+        with seeded(int(file.digest, 16)):
+            exec(compile(file.source, file.path, "exec", dont_inherit=True), module.__dict__)
     except BaseException:
         del sys.modules[file.module]
         raise

@@ -9,6 +9,7 @@ from typing import Any
 from rayfl.compress.base import Message, Packet, encode_trees, message_bits
 from rayfl.compress.dense import Dense
 from rayfl.data.transfer import to_memory
+from rayfl.determinism import global_draws
 from rayfl.errors import plugin_line
 from rayfl.methods.base import Carry, Context, Reply, State, Upload, Work
 from rayfl.models import flops
@@ -43,6 +44,7 @@ class ClientRound:
         self.round_inputs, self.client, self.fate = round_inputs, client, fate
         self.state, self.uplink_memory = without_memory(state)
         self.round, self.plan, self.key = round_inputs.round, round_inputs.plan, key
+        self._key("download")
         with naming_round_and_client(self.round, client):
             self.personal = Reply({}, server_memory)
             if server is not None and self.plan.down:
@@ -116,6 +118,7 @@ class ClientRound:
 
     def begin(self) -> Carry:
         """The client's carry before its first step."""
+        self._key("begin")
         with naming_round_and_client(self.round, self.client):
             return checked_hook(self.method.begin)(self.state, self.received, self.ctx)
 
@@ -123,6 +126,7 @@ class ClientRound:
         """End the client's round; returns its result and the objects that are kept of it."""
         setup, sends = self.setup, self.fate.uploads and self.plan.up
         ctx = replace(self.ctx, work=work, sends=sends)
+        self._key("finish")
         finished = checked_hook(self.method.finish)(self.state, carry, ctx)
         message: Message = {}
         fate, uplink_memory, server_memory = self.fate, self.uplink_memory, self.personal.server_memory
@@ -168,6 +172,10 @@ class ClientRound:
             packets=message,
         )
         return result, outputs
+
+    def _key(self, purpose: str) -> None:
+        """Key the global generators for the hooks that follow."""
+        global_draws.key(self.setup.seed, self.round if self.key is None else self.key, self.client, purpose)
 
     def operations(self, ctx: Context) -> dict[str, float]:
         """The metric `flops/training`, of each stage under the client's mask; {} if unknown."""

@@ -8,7 +8,6 @@ one in the stack.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -19,8 +18,10 @@ from rayfl.data.batches import Batch, ClientData, Order, amount
 from rayfl.data.stacks import StackBatches
 from rayfl.data.transfer import stack, to_device, to_memory, unstack
 from rayfl.determinism import seeding
+from rayfl.determinism.global_draws import drawn_by, keyed
 from rayfl.methods.base import Carry, Method, Stage, Work
 from rayfl.rounds.check_hooks import checked_hook
+from rayfl.rounds.errors import HookError
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ def run_loop(method: Method, tasks: Sequence[LocalTask], width: int = 1) -> Iter
     for task in tasks:
         carry = to_device(task.begin(), task.device)
         work: dict[str, Work] = {}
-        with _forked(method, task):
+        with keyed(task.seed, task.round, task.client, f"{task.purpose}/dropout"):
             for stage in task.stages:
                 for batch in task.batches(stage):
                     carry = one_step(carry, batch, stage=stage)
@@ -143,11 +144,11 @@ def _together(
     carry = stack(own, width, device)
     for number, stage in enumerate(stages, 1):
         orders = [task.order(stage) for task in tasks]
-        carry = run_stage(method, carry, stage_batches(tasks, stage, orders, width), stage)
+        carry = _undrawn(method, carry, stage_batches(tasks, stage, orders, width), stage)
         for task, done in zip(tasks, work, strict=True):
             done[stage.name] = task.planned(stage)
         if type(method).end_stage is not Method.end_stage:
-            ended = [checked_hook(method.end_stage)(one, stage=stage) for one in rows()]
+            ended = [_end_stage(method, one, stage, task) for one, task in zip(rows(), tasks, strict=True)]
             if number == len(stages):
                 return list(zip(ended, work, strict=True))
             carry = stack(ended, width, device)
@@ -173,24 +174,34 @@ def run_stage(method: Method, carry: Carry, batches: StackBatches, stage: Stage)
     return carry
 
 
+def _undrawn(method: Method, carry: Carry, batches: StackBatches, stage: Stage) -> Carry:
+    """`run_stage`. Raise HookError if a step has drawn random numbers: numpy would draw once for the whole stack."""
+    try:
+        advanced, drawn = drawn_by(lambda: run_stage(method, carry, batches, stage))
+    except HookError as error:
+        if "randomness error mode" not in str(error.__cause__):
+            raise
+        drawn = ["torch's"]
+    if drawn:
+        raise HookError(
+            f"{type(method.innermost).__name__}.step, or the model in it, draws from {' and '.join(drawn)} global "
+            "generator, which a stack of clients cannot do: set runtime.engine='loop'"
+        )
+    return advanced
+
+
 def _ended(method: Method, carry: Carry, stage: Stage, task: LocalTask) -> Carry:
     """One client's carry after a stage. `end_stage` gets it on the same device as the other hooks."""
-    end_stage = checked_hook(method.end_stage)
-    if task.on_device or type(method).end_stage is Method.end_stage:
-        return end_stage(carry, stage=stage)
-    return to_device(end_stage(to_memory(carry, task.device), stage=stage), task.device)
+    if type(method).end_stage is Method.end_stage:
+        return carry
+    if task.on_device:
+        return _end_stage(method, carry, stage, task)
+    return to_device(_end_stage(method, to_memory(carry, task.device), stage, task), task.device)
 
 
-@contextmanager
-def _forked(method: Method, task: LocalTask) -> Iterator[None]:
-    """Context manager: a model that draws random numbers gets its own torch state, keyed by client and round."""
-    if not method.task.stochastic:
-        yield
-        return
-    # Without their names every GPU of the node would begin, and torch warns if there are two.
-    with torch.random.fork_rng([task.device] if task.device.type == "cuda" else (), device_type="cuda"):
-        torch.manual_seed(seeding.torch_seed(task.seed, task.round, task.client, f"{task.purpose}/dropout"))
-        yield
+def _end_stage(method: Method, carry: Carry, stage: Stage, task: LocalTask) -> Carry:
+    with keyed(task.seed, task.round, task.client, f"{task.purpose}/{stage.name}/end"):
+        return checked_hook(method.end_stage)(carry, stage=stage)
 
 
 # Any: a carry, or a part of it.

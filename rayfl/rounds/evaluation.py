@@ -29,6 +29,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import numpy as np
 
 from rayfl.data.transfer import to_memory
+from rayfl.determinism.global_draws import key
 from rayfl.methods.base import Carry, Context, State, Tree
 from rayfl.metrics.facts import PLACES
 from rayfl.metrics.fairness import RECORDED, fairness
@@ -47,6 +48,7 @@ MOST_GROUPS = 12
 def evaluate_client(setup: Setup, state: State, model: Tree | None, carry: Carry | None, ctx: Context) -> ClientResult:
     """The metrics of one client's model; `carry` is given if it is evaluated right after local training."""
     suffix = "" if carry is None else "_after_training"
+    key(*ctx.draws.key)
     params = _adapted(setup, state, model, carry, ctx)
     adapts = setup.method.personalized or bool(setup.method.eval_stages(ctx.round))
     is_unseen = ctx.traits.id in setup.unseen
