@@ -102,9 +102,8 @@ def test_pixels_deeper_than_8_bits_are_refused(played: Any):
 
 
 def test_large_numbers_of_a_table_are_scaled_before_they_are_rounded():
-    data = Dataset(
-        "t", *[Samples(np.zeros((1, 1), np.float32), np.zeros(1, int))] * 2, 2, "vector", (10.0**15,), (2.0,)
-    )
+    none = Samples(np.zeros((1, 1), np.float32), np.zeros(1, int))
+    data = Dataset("sensors", none, none, 2, "vector", (10.0**15,), (2.0,))
     model = Predictor(torch.nn.Identity(), data)
     assert model(torch.tensor([[10**15 + 4], [10**15 - 1]])).tolist() == [[2.0], [-0.5]]
 

@@ -199,16 +199,21 @@ def _numbered(place: str, what: str, train: np.ndarray, test: np.ndarray) -> tup
 
     Raise RayflError for names in one split and numbers in the other. `what`: "labels" or "owners".
     """
-    if _are_names(train) != _are_names(test):
-        kinds = ("names", "numbers") if _are_names(train) else ("numbers", "names")
+    has_texts = [_has_texts(values) for values in (train, test)]
+    if has_texts[0] != has_texts[1]:
+        kinds = ("names", "numbers") if has_texts[0] else ("numbers", "names")
         raise RayflError(
             f"{place} has {kinds[0]} as train {what} and {kinds[1]} as test {what} ({shown(train.tolist()[0])} and "
             f"{shown(test.tolist()[0])}); give both as names, or both as numbers"
         )
-    if _are_names(train):
+    if has_texts[0] or what == "labels":
         train, test = train.astype(str), test.astype(str)
     values, places = np.unique(np.concatenate([train, test]), return_inverse=True)
     return places[: len(train)].astype(np.int64), places[len(train) :].astype(np.int64), values
+
+
+def _has_texts(values: np.ndarray) -> bool:
+    return values.dtype.kind == "U" or (values.dtype.kind == "O" and any(isinstance(one, str) for one in values))
 
 
 def _kind(inputs: np.ndarray) -> Literal["image", "vector", "text"]:

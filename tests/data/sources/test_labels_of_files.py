@@ -108,6 +108,8 @@ def test_owners_are_names_or_numbers_in_both_splits():
         Arrays(**given, owners=CLASSES, test_owners=np.array(["07a"] * 24)).load()
     found = Arrays(**given, owners=np.array([1, "x"] * 12, object), test_owners=["x"] * 24).load()
     assert found.train.groups is not None and found.train.groups.tolist() == [0, 1] * 12
+    found = Arrays(**given, owners=np.array([10, 9] * 12, object), test_owners=[10] * 24).load()
+    assert found.train.groups is not None and found.train.groups.tolist() == [1, 0] * 12, "in the order of numbers"
 
 
 def test_gaps_in_labels_get_a_notice_and_many_are_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture):
