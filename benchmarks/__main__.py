@@ -195,6 +195,39 @@ def settings(results: Results, methods: Sequence[str], limit_s: float | None) ->
 
 
 @_benchmark
+@click.option(
+    "--seeds",
+    default="1-20",
+    show_default=True,
+    help="A range, a seed, or a name that was printed, as 17.3f; or several.",
+)
+@click.option("--ray", "on_ray", is_flag=True, help="Play on 1 to 3 client actors and kill processes, on a Ray.")
+@click.option("--file", type=FILE, help="Play the experiment in this TOML file instead.")
+@click.option("--generator", "version", type=int, help="Version of the generator.  [default: the newest]")
+@click.option("--limit", "limit_s", type=float, help="Begin no further experiment after this many seconds.")
+@click.option("--alone", is_flag=True, help="Leave out the play in another process.")
+def fuzz(
+    results: Results,
+    seeds: str,
+    on_ray: bool,
+    file: Path | None,
+    version: int | None,
+    limit_s: float | None,
+    alone: bool,
+) -> int:
+    """Play random experiments in many ways, which must all give the same bits.
+
+    A seed makes the same experiment for ever. Each is played calmly; stopped and resumed after every round; killed
+    during rounds and resumed; with other evaluation.every and checkpoint.every; on 2 and 3 workers; and in another
+    process. With --ray: on client actors, of which some are killed, and the coordinator with them. At the first
+    difference of an experiment its command, a smaller TOML file and what differs are printed; the exit code is then 1.
+    """
+    from benchmarks.fuzz import bench_fuzz
+
+    return bench_fuzz(seeds, results, version=version, on_ray=on_ray, file=file, limit_s=limit_s, alone=alone)
+
+
+@_benchmark
 @click.argument("versions", nargs=-1, metavar="VERSION...")
 def ray_versions(results: Results, versions: Sequence[str]) -> int:
     """Try rayfl with other VERSIONs of Ray, each in a virtual environment, and print a Markdown table."""

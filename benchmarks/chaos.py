@@ -24,6 +24,7 @@ from actors.errors import ClusterError
 from benchmarks.attack import Attack, Calm, Driver, Run, play
 from benchmarks.figures import Column, Figures, Results
 from benchmarks.local_cluster import Nodes, own_cluster
+from benchmarks.run_bits import held
 from benchmarks.victims import DRIVER, processes
 from jobs.standard_output import print_table
 from rayfl.choices.kinds import find, named
@@ -33,9 +34,7 @@ from rayfl.experiment.experiment import Experiment
 from rayfl.methods.base import Method, PeerHalf
 from rayfl.run_directory import manifest
 from rayfl.run_directory.record import read_run
-from rayfl.run_directory.states import load_states
 from rayfl.schedules.base import Schedule
-from rayfl.testing.comparison import leaves
 
 METHODS = ("fedpse", "fedavg", "dispfl", "scaffold", "buffered fedavg", "buffered fedpse")
 ON_NODES, STOPPED = "node", "stopped"
@@ -253,23 +252,12 @@ def bits_different(a: Path, b: Path) -> int:
     saved = [max(manifest.checkpoints(directory), default=-1) for directory in (a, b)]
     if saved[0] == saved[1] == len(runs[0].rounds):
         places = [directory / "checkpoints" / f"{saved[0]:08d}" for directory in (a, b)]
-        found = [held(place) for place in places]
+        found = [{name: array.tobytes() for name, array in held(place).items()} for place in places]
         total += sum(_difference(*(one.get(name, b"") for one in found)) for name in {*found[0], *found[1]})
     for name in sorted({path.name for run in (a, b) for path in (run / "models").glob("*.safetensors")}):
         files = [run / "models" / name for run in (a, b)]
         total += _difference(*(path.read_bytes() if path.exists() else b"" for path in files))
     return total + (0 if any((a / "models").glob("*")) and len(runs[0].rounds) else 1)
-
-
-def held(place: Path) -> dict[str, bytes]:
-    """Every array in a checkpoint. Which states are in which file depends on the checkpoints before."""
-    found: dict[str, bytes] = {}
-    # Of a client's states the one in the file with the highest number counts.
-    for path in sorted(place.glob("*.safetensors"), key=lambda path: (len(path.name), path.name)):
-        for key, state in load_states(path):
-            arrays = leaves(f"{path.name.partition('-')[0]} {key}", state)
-            found |= {name: array.tobytes() for name, array in arrays.items()}
-    return found
 
 
 def _bytes(column: pa.ChunkedArray) -> bytes:

@@ -175,7 +175,7 @@ class OwnParts(WrappingClients, on_device=True, keeps_parts=True):
     def __init__(self, inner: Method, hyper: HyperParameters | None = None, **settings: Any) -> None:
         super().__init__(inner, hyper, **settings)
         network = self.task.network
-        self.trains = frozenset(network.personal)
+        self.trains = tuple(network.personal)
         self.buffers = tuple(name for name in network.local if name not in network.personal)
         self.averaged: tuple[str, ...] = ()
         if self.hyper.buffers == "average" and inner.gather:
@@ -190,7 +190,7 @@ class OwnParts(WrappingClients, on_device=True, keeps_parts=True):
         trains_own = network.personal if self.hyper.order != "shared-only" else ()
         self.kept = (*trains_own, *(self.buffers if keeps_buffers else ()))
         self.personalized = inner.personalized or bool(self.kept)
-        self.has_global_model = self.trains.isdisjoint(self.kept) and not (
+        self.has_global_model = {*self.trains}.isdisjoint(self.kept) and not (
             self.buffers and self.hyper.buffers == "personal"
         )
         self.gather = {**inner.gather, BUFFERS: WeightedMean()} if self.averaged else inner.gather

@@ -1,5 +1,8 @@
 """Parts that clients keep, against plain torch: FedPer, FedRep, FedBABU, FedBN, LG-FedAvg, and averaged buffers."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -340,3 +343,24 @@ def test_a_mistake_inside_is_not_the_wrappers():
 def test_parts_that_do_nothing_are_refused(tables: Mapping[str, Any], names: list[str]):
     with refused(names=names):
         made(**tables)
+
+
+PROGRAM = """
+from rayfl.determinism.process import prepare_process
+prepare_process()
+from tests.methods.shared.test_own_parts import end, made
+
+kept = end(made(model={"name": "mlp", "hidden": [8, 8, 8, 8]}, parts={"personal": ["*weight"]},
+                method={"name": "fedavg", "lr": 0.5, "clip_norm": 0.01, "steps": 3}, rounds=3))
+print({name: array.tobytes().hex() for name, array in kept.items()})
+"""
+
+
+def test_personal_parameters_are_clipped_alike_in_every_process():
+    """A norm over several parameters depends on their order, which a set of words has anew in each process."""
+    found = set[str]()
+    for hashes in ("1", "2", "3"):
+        environment = {**os.environ, "PYTHONHASHSEED": hashes}
+        command = [sys.executable, "-c", PROGRAM]
+        found.add(subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout)
+    assert len(found) == 1

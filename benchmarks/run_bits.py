@@ -1,0 +1,88 @@
+"""What a run leaves behind that must not depend on how it was played: records, models and the states of its end."""
+
+from collections.abc import Iterator, Mapping
+from itertools import count, zip_longest
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file
+
+from rayfl.run_directory import manifest
+from rayfl.run_directory.states import load_states
+from rayfl.run_directory.tables import read_tables
+from rayfl.testing.comparison import leaves
+
+
+def held(place: Path) -> dict[str, np.ndarray]:
+    """Every array in a checkpoint. Which states are in which file depends on the checkpoints before."""
+    found: dict[str, np.ndarray] = {}
+    # Of a client's states the one in the file with the highest number counts.
+    for path in sorted(place.glob("*.safetensors"), key=lambda path: (len(path.name), path.name)):
+        for key, state in load_states(path):
+            found |= leaves(f"{path.name.partition('-')[0]} {key}", state)
+    return found
+
+
+def difference(calm: Path, other: Path, *, same_evaluations: bool = True) -> str:
+    """The first thing in which a run differs from the calm one, in words; "" if there is none.
+
+    same_evaluations: whether both evaluate in the same rounds; if not, only metrics that both have are compared. Their
+    last checkpoints are compared if both have one after the last round.
+    """
+    return next(_differences(calm, other, same_evaluations), "")
+
+
+def _differences(calm: Path, other: Path, same_evaluations: bool) -> Iterator[str]:
+    tables, others = read_tables(calm), read_tables(other)
+    for name in ("rounds", "clients"):
+        rows, other_rows = (
+            table[name].drop_columns(["wall_s"] if name == "rounds" else []) for table in (tables, others)
+        )
+        for one, two in zip_longest(rows.to_pylist(), other_rows.to_pylist()):
+            if repr(one) != repr(two):
+                yield f"records/{name}: {two} for {one}"
+    values, other_values = _metrics(tables["metrics"].to_pylist()), _metrics(others["metrics"].to_pylist())
+    for key in values if same_evaluations else [key for key in values if key in other_values]:
+        if repr(values[key]) != repr(other_values.get(key, "nothing")):
+            yield f"records/metrics, {_where(key)}: {other_values.get(key, 'nothing')} for {values[key]}"
+    if same_evaluations and (more := [key for key in other_values if key not in values]):
+        yield f"records/metrics, {_where(more[0])}: {other_values[more[0]]} for nothing"
+    files = [{path.name for path in (run / "models").glob("*.safetensors")} for run in (calm, other)]
+    if files[0] != files[1]:
+        yield f"models: {sorted(files[1])} for {sorted(files[0])}"
+    for name in sorted(files[0]):
+        yield from _arrays(f"models/{name}", *(load_file(run / "models" / name) for run in (calm, other)))
+    last = [max(manifest.checkpoints(run), default=-1) for run in (calm, other)]
+    if last[0] == last[1] == len(tables["rounds"]):
+        yield from _arrays("last state", *(held(manifest.checkpoints(run)[last[0]]) for run in (calm, other)))
+
+
+# Any: rows and values of a table.
+def _metrics(rows: list[dict[str, Any]]) -> dict[tuple[Any, ...], Any]:
+    """The values of metrics by round, client, name, and their number among those that share these."""
+    found: dict[tuple[Any, ...], Any] = {}
+    for row in rows:
+        key = row["round"], row["client"], row["name"]
+        found[next((*key, at) for at in count() if (*key, at) not in found)] = row["value"]
+    return found
+
+
+# Any: a key of `_metrics`.
+def _where(key: tuple[Any, ...]) -> str:
+    return f"round {key[0]}{'' if key[1] is None else f', client {key[1]}'}, {key[2]}"
+
+
+def _arrays(place: str, calm: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> Iterator[str]:
+    """The arrays of a file that differ."""
+    for name in sorted({*calm, *other}):
+        one, two = calm.get(name), other.get(name)
+        if one is None or two is None:
+            yield f"{place}: {name} is {'missing' if two is None else 'new'}"
+        elif (one.dtype, one.shape) != (two.dtype, two.shape):
+            yield f"{place}: {name} is {two.dtype} {list(two.shape)} for {one.dtype} {list(one.shape)}"
+        elif one.tobytes() != two.tobytes():
+            wrong = np.flatnonzero(one.reshape(-1).view() != two.reshape(-1).view())
+            first = wrong[0] if len(wrong) else 0
+            values = f"; entry {first} is {two.reshape(-1)[first]!r} for {one.reshape(-1)[first]!r}" if one.size else ""
+            yield f"{place}: {len(wrong)} of {one.size} entries of {name} differ{values}"
