@@ -10,11 +10,11 @@ What is counted are torch's operators in a forward pass of one example, and a we
 not matter which layer or function multiplies by it, how often, or whether it is computed first (weight_norm, pruning).
 """
 
+import logging
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from rayfl.errors import log, one_line
+from rayfl.errors import log_once, one_line
 from rayfl.tree import Tree
 
 FIRST_FACTOR = {
@@ -155,7 +155,8 @@ def weight_uses(module: nn.Module, input_shape: tuple[int, ...], shared: Collect
             return _uses(counted, parameters if shared is None else shared, head)
         failures.insert(0, f"its operator {counted.unknown} is not known")
         break
-    _warn(one_line(failures[0].partition("\n")[0]))
+    why = one_line(failures[0].partition("\n")[0])
+    log_once(logging.WARNING, f"the operations of the model are not counted, so records have no flops/training: {why}")
     return Uses(head=head)
 
 
@@ -196,12 +197,6 @@ def _is_float(made: Any) -> bool:
 
 def _memory(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
-
-
-@cache
-def _warn(why: str) -> None:
-    """Warn once for a reason, since every run of a sweep counts its model."""
-    log.warning("the operations of the model are not counted, so records have no flops/training: %s", why)
 
 
 def forward_flops(uses: Uses, mask: Tree | None = None, params: Tree | None = None) -> int:

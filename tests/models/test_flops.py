@@ -73,7 +73,7 @@ def test_training_takes_three_times_as_much_and_a_search_is_dense():
     # Forward: 2 (4 * 16 + 32 * 2) = 256 sparse, 1216 dense; biases cost nothing.
     assert flops.training_metrics(task.weight_uses, mask, 10) == {"flops/training": 3 * 10 * 256}
     assert flops.training_metrics(task.weight_uses, mask, 10, 7) == {"flops/training": 3.0 * (10 * 256 + 7 * 1216)}
-    assert flops.training_metrics({}, mask, 10) == {}
+    assert flops.training_metrics(flops.Uses(), mask, 10) == {}
 
 
 def test_convnet2():

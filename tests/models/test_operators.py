@@ -15,6 +15,7 @@ from torch.nn import functional
 from torch.nn.utils import parametrizations, prune, spectral_norm, weight_norm
 
 from rayfl import Experiment, tree
+from rayfl.errors import log_once
 from rayfl.experiment.prepare import prepare
 from rayfl.methods.fedavg import FedAvg
 from rayfl.models import flops
@@ -283,7 +284,7 @@ product.register_autograd(
 
 @pytest.mark.parametrize("why", UNKNOWN)
 def test_what_cannot_be_counted_has_no_number_one_warning_and_ends_no_run(why: str, caplog: pytest.LogCaptureFixture):
-    flops._warn.cache_clear()
+    log_once.cache_clear()
     with caplog.at_level(logging.WARNING, "rayfl"):
         here = made_of(UNKNOWN[why])
         assert len(caplog.records) == 1 and why in caplog.text and "flops/training" in caplog.text
