@@ -117,7 +117,7 @@ class _Following:
                 self.follow(over)
                 return ray.get(over)
             except RayTaskError as error:
-                raise final_error(error, spec.resume) from None
+                raise final_error(error, spec.resume, begun=spec.resumed or self.reached >= 0) from None
             except RayError as error:
                 if self.asked:
                     return False
@@ -165,16 +165,17 @@ def _start_coordinator() -> Actor:
     return Coordinator.options(scheduling_strategy=here).remote()  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def final_error(error: RayTaskError, resume: str) -> BaseException:
+def final_error(error: RayTaskError, resume: str, begun: bool = True) -> BaseException:
     """The exception that ends a run: the one that its coordinator raised, or ClusterError if Ray failed or memory ran
-    out. `resume` is the command that continues the run."""
+    out. `resume` is the command that continues the run, if it has `begun`: a round was recorded."""
+    then = f"go on with: {resume}" if begun else "run it again"
     cause = unwrapped(error)
     if isinstance(cause, ClusterError):
-        return cause if resume in str(cause) else ClusterError(f"{cause}; then go on with: {resume}")
+        return cause if resume in str(cause) else ClusterError(f"{cause}; then {then}")
     if isinstance(cause, RayError):
         failure = f"Ray failed ({error_text(cause)}); raise runtime.object_store_memory_mb if its object store is full"
     elif out_of_memory(cause) and not isinstance(cause, ClientError):
         failure = f"the coordinator ran out of memory ({error_text(cause)}); use a larger machine, or fewer actors"
     else:
         return cause
-    return ClusterError(f"{failure}; then go on with: {resume}")
+    return ClusterError(f"{failure}; then {then}")

@@ -38,7 +38,8 @@ _reported: dict[str, Any] = {}
 def report(**facts: Any) -> None:
     """Tell the parent what it needs for an error message. Do nothing if there is no parent.
 
-    `run`: the run directory, which can be resumed once its experiment is written. `cluster`: the address of a cluster
+    `run`: the run directory, which can be resumed once its experiment is written. `played`: the directory of a run
+    whose rounds are over. `cluster`: the address of a cluster
     that was joined. `processes`: the names and ids of the processes that Ray cannot do without. `again`: what to do if
     there is no run to resume.
     """
@@ -51,8 +52,15 @@ def report(**facts: Any) -> None:
 def way_back(reported: Mapping[str, Any] = _reported) -> str:
     """Say how to go on after an end at any moment, by the facts that were reported."""
     run = reported.get("run")
+    if _is_played(reported):
+        return reported.get("again") or f"all rounds of {run} are recorded; draw its page with: rayfl report {run}"
     begun = run is not None and Path(run, "experiment.json").is_file()
     return f"go on with: rayfl resume {run}" if begun else reported.get("again") or "run it again"
+
+
+# Any: what JSON holds.
+def _is_played(reported: Mapping[str, Any]) -> bool:
+    return reported.get("run") is not None and reported["run"] == reported.get("played")
 
 
 def supervised(command: Callable[[], object], failed: int) -> NoReturn:
@@ -136,7 +144,8 @@ class _Supervisor:
             # The child's live display has left its line open and the cursor hidden.
             os.write(1, b"\x1b[?25h\n")
         with suppress(OSError):
-            sentence = f"rayfl: the run failed: {self._reason(number)}; {way_back(self.known)}\n"
+            failed_run = "" if _is_played(self.known) else "the run failed: "
+            sentence = f"rayfl: {failed_run}{self._reason(number)}; {way_back(self.known)}\n"
             os.write(2, sentence.encode(errors="backslashreplace"))
         return failed
 

@@ -81,7 +81,9 @@ def run(
     """
     chosen = _experiment(experiment, overrides, settings)
     with _audience(chosen.rounds, on_round, progress) as audience:
-        return RunResults(read_run(single.run(chosen, _place(directory), overwrite, audience)), chosen)
+        played = single.run(chosen, _place(directory), overwrite, audience)
+        with audience.own(played):
+            return RunResults(read_run(played), chosen)
 
 
 # Any: settings.
@@ -101,8 +103,9 @@ def resume(
     before = read_run(found)
     chosen = earlier_run.resumable(before, changes, settings)
     with _audience(chosen.rounds, on_round, progress) as audience:
-        single.go_on(before, chosen, audience)
-    return RunResults(read_run(before.directory), chosen)
+        played = single.go_on(before, chosen, audience)
+        with audience.own(played):
+            return RunResults(read_run(played), chosen)
 
 
 # Any: settings as in an experiment file, and objects from Python.

@@ -41,7 +41,9 @@ def run_or_resume(experiment: Experiment, output: Path | str | None, audience: A
 
 def print_result(directory: Path, audience: Audience) -> int:
     """Close the display and print the result of a run. Return the exit code: 0, or why the run ended before its end."""
-    page, records = directory / "report.html", read_run(directory)
+    page = directory / "report.html"
+    with audience.own(directory):
+        records = read_run(directory)
     audience.display.close()
     print_table(result_table(summary(records)), 100)
     say(f"run directory: {directory.absolute()}")

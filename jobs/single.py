@@ -25,13 +25,14 @@ from rayfl.rounds.errors import MethodError
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.ledger import RoundRow
 from rayfl.rounds.setup import Setup
-from rayfl.run_directory.description import write_origin
+from rayfl.run_directory.description import origin_stamp, write_origin
 from rayfl.run_directory.disk import writing
 from rayfl.run_directory.outputs import REPORT, require_replaceable
 from rayfl.run_directory.play_run import Stopped, play_run
 from rayfl.run_directory.record import Run, read_run
 from rayfl.run_directory.run_files import require_no_links
 from rayfl.run_directory.run_folder import RunFolder
+from rayfl.run_directory.tables import read_records
 
 # Runs in one process need no Ray.
 if TYPE_CHECKING:
@@ -159,16 +160,20 @@ def _play(
                     prepared.files.write_into(folder.directory, machines)
                 if before is None:
                     write_origin(folder.directory)
+                audience.played[folder.directory] = origin_stamp(folder.directory)
             round_done = copying.enter_context(folder.mirrored())
             try:
                 _play_rounds(prepared, pool, folder.directory, audience, round_done, resumed=before is not None)
             except MethodError as error:
+                if not len(read_records(folder.directory, "rounds")):
+                    raise
                 kept = f"the rounds before it are kept, go on with: rayfl resume {folder.directory}"
                 raise MethodError(f"{error}; {kept}") from error
+            parent_process.report(played=str(folder.directory))
             if prepared.experiment.output.report:
                 audience.display.stage(DRAWING)
                 # Drawn while Ray shuts down.
-                page = drawing.submit(draw, folder.directory)
+                page = drawing.submit(_draw_own, folder.directory, audience)
         if page is not None:
             page.result()
     return folder.directory
@@ -234,6 +239,11 @@ def _play_rounds(
 
             listener = Listener(on_round, show.wave, show.stopping, lambda: audience.stopping() or over())
             play_on_ray(experiment, setup, placement, directory, listener, resumed, prepared.files, prepared.platform)
+
+
+def _draw_own(directory: Path, audience: Audience) -> None:
+    with audience.own(directory):
+        draw(directory)
 
 
 def draw(

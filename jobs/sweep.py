@@ -39,7 +39,7 @@ from rayfl.experiment.sweep import Combination
 from rayfl.report.pivot import check_tables
 from rayfl.run_directory.object_storage import Storage
 from rayfl.run_directory.outputs import REPORT, require_replaceable
-from rayfl.run_directory.record import read_run
+from rayfl.run_directory.record import Run, read_run
 from rayfl.run_directory.run_folder import RunFolder, require_free
 from rayfl.settings import Settings, shown
 
@@ -244,17 +244,24 @@ def _one_by_one(
 def attempt(one: Combination, directory: Path, overwrite: bool, audience: Audience) -> Outcome:
     """Run one combination, or go on with its unfinished run. An error becomes its outcome and stops no other run."""
     try:
+        finished = played(one, directory, overwrite, audience).finished
+    except Exception as error:  # noqa: BLE001 (one run's error must not end the others)
+        return Outcome(one, directory, "failed", sentence_and_code(error)[0])
+    return Outcome(one, directory, "finished" if finished else "stopped")
+
+
+def played(one: Combination, directory: Path, overwrite: bool, audience: Audience) -> Run:
+    """Run one combination, or go on with its unfinished run; returns what it recorded."""
+    try:
         before = None if overwrite else earlier_run(directory, one.experiment)
         if before is not None:
             go_on(before, one.experiment, audience)
         else:
             run(one.experiment, directory, overwrite, audience)
-    except Exception as error:  # noqa: BLE001 (one run's error must not end the others)
-        return Outcome(one, directory, "failed", sentence_and_code(error)[0])
+        return read_run(directory)
     finally:
         # A stopped sweep is resumed by its own command, not by `rayfl resume RUN`.
         parent_process.report(run=None)
-    return Outcome(one, directory, "finished" if read_run(directory).finished else "stopped")
 
 
 def run_at_once(

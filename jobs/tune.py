@@ -12,6 +12,7 @@ results of those with finished runs in the directory are read from there.
 """
 
 import itertools
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,17 +23,20 @@ import numpy as np
 from pydantic import Field
 
 from actors import parent_process, signals
-from jobs import console, display, earlier_run, single, standard_output, sweep
+from jobs import console, display, earlier_run, failures, single, standard_output, sweep
 from rayfl.errors import RayflError
 from rayfl.experiment import identity, input_files, prepare, report_options, table, toml
 from rayfl.experiment import sweep as sweeps
+from rayfl.experiment.experiment import Experiment
 from rayfl.metrics import facts, fairness
 from rayfl.report import groups, series
+from rayfl.rounds import errors
 from rayfl.run_directory import disk, record, run_folder
 from rayfl.settings import Settings, dotted, shown
 
 try:
     import optuna
+    from optuna.trial import TrialState
 except ImportError:
     raise RayflError("tuning needs the package optuna: run `pip install 'rayfl[tune]'`") from None
 
@@ -98,11 +102,19 @@ class Tuning:
         """The values of a trial by dotted key."""
         return {key: _drawn(asked, key, of) for key, of in self.ranges[label].items()}
 
-    def trial(self, label: str, values: Mapping[str, Any]) -> sweeps.Combination:
-        """The experiment of a trial, named after its case and its values. Raise RayflError if they do not fit."""
+    def title(self, label: str, values: Mapping[str, Any]) -> str:
+        """The name of a trial, after its case and its values."""
         words = [f"{key.rpartition('.')[2]}={sweeps.described(value)}" for key, value in values.items()]
-        title = ", ".join([label] * bool(self.cases[label] or not words) + words)
-        changes = {**values, "label": title, "seed": self.options.seed, "evaluation.split": "validation"}
+        return ", ".join([label] * bool(self.cases[label] or not words) + words)
+
+    def trial(self, label: str, values: Mapping[str, Any]) -> sweeps.Combination:
+        """The experiment of a trial. Raise RayflError if its values do not fit."""
+        changes = {
+            **values,
+            "label": self.title(label, values),
+            "seed": self.options.seed,
+            "evaluation.split": "validation",
+        }
         return sweeps.case_of(self.table, _with(self.cases[label], changes), self.overrides)
 
     def best(self, studies: Mapping[str, optuna.Study], note: str) -> str:
@@ -152,7 +164,9 @@ def tune(tuning: Tuning, budget: int, directory: Path | None, audience: console.
     """Run `budget` trials of each case into `directory` (None: the next free one), or go on with them. Draw a page of
     all trials, write the experiment with the best values, and print both paths; returns the exit code.
 
-    Raise RayflError, before anything is written, if a case cannot run, and at the end if all trials of a case failed.
+    Raise RayflError, before anything is written, if a case cannot run or if another process tunes there, and at the end
+    if no trial of a case has a value. A failure of the machine, Ray or the disk ends the tuning: the trial would not be
+    worse, and the tuning would choose other values.
     """
     audience.display.stage("checking the experiments")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -165,20 +179,36 @@ def tune(tuning: Tuning, budget: int, directory: Path | None, audience: console.
     named = run_folder.RunFolder.named(f"{tuning.name}-tune", experiments[0].output.directory).next_free().directory
     home, studies = directory or named, {label: _study(tuning, label, budget) for label in tuning.cases}
     parent_process.report(again=f"go on with --dir {home}")
-    with sweep.one_session(experiments, audience):
+    with disk.locked(home), sweep.one_session(experiments, audience):
         overall = display.Overall(audience.display, budget * len(studies))
         with signals.stoppable(overall.stopping) as stopping:
             for label, study in studies.items():
                 for _ in range(len(study.trials) or budget):
-                    if stopping() or not _play_trial(tuning, label, study, goal, home, audience):
+                    try:
+                        goes_on = not stopping() and _play_trial(tuning, label, study, goal, home, audience)
+                    except Exception as error:  # noqa: BLE001 (whatever it is, the trial is not worse for it)
+                        sentence, code = failures.sentence_and_code(error)
+                        audience.display.close()
+                        title = study.get_trials(states=[TrialState.RUNNING])[-1].user_attrs["title"]
+                        words = f"rayfl: {title}: {sentence}; the tuning has ended: go on with --dir {home}"
+                        standard_output.say(words, sys.stderr)
+                        return code
+                    if not goes_on:
                         stopped, code = audience.stopped(experiments[0].runtime.limit_s)
                         audience.display.close()
                         standard_output.say(f"{stopped}; go on with --dir {home}")
                         return code
                     overall.over()
-    audience.display.stage(single.DRAWING)
-    note = _write(tuning, studies, metric, options, home)
+        audience.display.stage(single.DRAWING)
+        note = _write(tuning, studies, metric, options, home)
     audience.display.close()
+    for label, study in studies.items():
+        for number, trial in enumerate(study.trials):
+            if why := trial.user_attrs.get("error"):
+                ended = "failed" if trial.state is TrialState.FAIL else "diverged"
+                standard_output.say(f"trial {number + 1}, {trial.user_attrs['title']}: {ended}: {why}")
+        best = study.best_trial
+        standard_output.say(f"best of {label}: {metric} {goal[1] * study.best_value:g}, {best.user_attrs['title']}")
     standard_output.say(f"{note}\ntrials: {home / sweep.PAGE}\nbest:   {home / BEST}, for rayfl run")
     return 0
 
@@ -207,8 +237,10 @@ def _play_trial(
     goal: a metric; 1, or -1 if smaller values are better; and the number of last evaluations whose mean counts.
     """
     asked, pruned, seen, (metric, sign, last) = study.ask(), Event(), set[int](), goal
+    values = tuning.values(label, asked)
+    asked.set_user_attr("title", tuning.title(label, values))
     try:
-        one = tuning.trial(label, tuning.values(label, asked))
+        one = tuning.trial(label, values)
     except RayflError as error:
         return _failed(study, asked, str(error))
     directory = home / one.directory
@@ -233,25 +265,55 @@ def _play_trial(
             on_round=lambda row, means: see([(row.round, means.get(metric))]),
             stopping=lambda: pruned.is_set() or audience.stopping(),
         )
-        outcome = sweep.attempt(one, directory, False, watched)
-        if outcome.status == "failed":
-            return _failed(study, asked, outcome.error)
-        run = record.read_run(directory)
+        try:
+            run = sweep.played(one, directory, False, watched)
+        except errors.Diverged as error:
+            return _diverged(study, asked, str(error))
+        except (errors.ClientError, RayflError) as error:
+            if _is_of_surroundings(error, one.experiment):
+                raise
+            return _failed(study, asked, str(error))
     asked.set_user_attr("run", directory)
     if pruned.is_set():
-        study.tell(asked, state=optuna.trial.TrialState.PRUNED)
+        study.tell(asked, state=TrialState.PRUNED)
     elif run.finished:
         value = groups.last_mean(run, metric, last)
-        # A model that has diverged is the worst.
-        study.tell(asked, sign * value if np.isfinite(value) else -np.inf)
+        if not np.isfinite(value):
+            return _diverged(study, asked, f"{metric} is {value:g}, or not recorded")
+        study.tell(asked, sign * value)
     return run.finished or pruned.is_set()
 
 
-def _failed(study: optuna.Study, asked: optuna.Trial, error: str) -> bool:
-    """Tell the study that a trial has no result, which counts as the worst. Returns True."""
+def _is_of_surroundings(error: Exception, experiment: Experiment) -> bool:
+    """Whether a run of the experiment failed for the machine's sake, such as a held lock, and may succeed later."""
+    if not isinstance(error, RayflError):
+        return errors.out_of_memory(error)
+    try:
+        prepare.prepare(experiment)
+    except RayflError:
+        return False
+    return True
+
+
+def _diverged(study: optuna.Study, asked: optuna.Trial, error: str) -> bool:
+    """Tell the study that a trial diverged, which counts as the worst. Returns True."""
     asked.set_user_attr("error", error)
     study.tell(asked, -np.inf)
     return True
+
+
+def _failed(study: optuna.Study, asked: optuna.Trial, error: str) -> bool:
+    """Tell the study that a trial has no result, from which nothing is learned. Returns True."""
+    asked.set_user_attr("error", error)
+    study.tell(asked, state=TrialState.FAIL)
+    return True
+
+
+def _without_value(studies: Mapping[str, optuna.Study]) -> str:
+    """How many trials diverged and how many failed, as the end of a list; "" if none did."""
+    wrong = [trial.state for study in studies.values() for trial in study.trials if "error" in trial.user_attrs]
+    failed = wrong.count(TrialState.FAIL)
+    return f"; {len(wrong) - failed} diverged, {failed} failed" if wrong else ""
 
 
 def _write(
@@ -264,15 +326,18 @@ def _write(
     """Draw the page of all trials, and write the experiment with the best values; returns the note in both."""
     runs = dict[Path, int]()
     for label, study in studies.items():
-        if study.best_value == -np.inf:
-            error = study.best_trial.user_attrs.get("error", "it diverged, or is not recorded")
-            raise RayflError(f"no trial of {label} has a value of {metric}: {error}")
+        if not any((trial.value or 0) > -np.inf for trial in study.get_trials(states=[TrialState.COMPLETE])):
+            why = next(
+                (trial.user_attrs["error"] for trial in study.trials if "error" in trial.user_attrs), "all ended"
+            )
+            raise RayflError(f"no trial of {label} has a value of {metric}: {why}")
         found = [one.user_attrs["run"] for one in study.trials if "run" in one.user_attrs]
         runs |= {one: len(record.read_run(one).rounds) for one in found}
+    counts = ", ".join(f"{len(one.trials)} of {label}" for label, one in studies.items())
     note = (
         f"Tuned by rayfl tune: {', '.join(dict.fromkeys(itertools.chain(*tuning.ranges.values())))} by {metric} on "
         f"validation data of seed {tuning.options.seed}, pruner {tuning.options.pruner}, {sum(runs.values())} rounds; "
-        f"trials: {', '.join(f'{len(one.trials)} of {label}' for label, one in studies.items())}."
+        f"trials: {counts}{_without_value(studies)}."
     )
     single.draw(home, [*runs], sweep.PAGE, options.model_copy(update={"note": note, "metric": metric}), True)
     disk.write_text(home / BEST, f"# {note}\n\n{tuning.best(studies, note)}")

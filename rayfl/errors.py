@@ -56,6 +56,10 @@ class UnknownKey(RayflError):
         return UnknownKey((*tables, *self.key), self.known)
 
 
+class NotFinite(RayflError):
+    """Numbers became NaN, infinite, or too large for their type: the model has diverged, or a setting lets it."""
+
+
 class UnusedSetting(RayflError):
     """A setting was given that does nothing beside the others."""
 

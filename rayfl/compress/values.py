@@ -6,7 +6,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from rayfl.errors import RayflError
+from rayfl.errors import NotFinite, RayflError
 from rayfl.tree import tensor_over
 
 ValueType = Literal["fp32", "fp16", "bf16"]
@@ -31,7 +31,7 @@ def entries_on_device(name: str, tensor: torch.Tensor) -> torch.Tensor:
     flat = unchecked(name, tensor)
     # No sum with NaN or infinity in it is finite, and a sum takes less time; one of finite numbers may overflow.
     if not math.isfinite(flat.sum()) and not math.isfinite(_magnitude(flat)):
-        raise ValueError(f"tensor {name!r} holds NaN or infinity in float32: lower the learning rate or clip gradients")
+        raise NotFinite(f"tensor {name!r} holds NaN or infinity in float32: lower the learning rate or clip gradients")
     return flat
 
 
@@ -62,7 +62,7 @@ def encode_values(name: str, flat: torch.Tensor, dtype: ValueType) -> np.ndarray
     largest = _magnitude(flat)
     if largest >= OVERFLOW[dtype]:
         wider = "bf16" if dtype == "fp16" else "fp32"
-        raise RayflError(f"tensor {name!r} holds a number of magnitude {largest:g}, too large for {dtype}; use {wider}")
+        raise NotFinite(f"tensor {name!r} holds a number of magnitude {largest:g}, too large for {dtype}; use {wider}")
     if dtype == "fp16":
         return flat.to(torch.float16).cpu().numpy()
     return flat.to(torch.bfloat16).cpu().view(torch.uint16).numpy()
@@ -74,7 +74,7 @@ def scaled(name: str, flat: torch.Tensor, factor: float) -> torch.Tensor:
         return flat
     product = flat.double().mul_(factor).float()
     if not math.isfinite(_magnitude(product)):
-        raise RayflError(
+        raise NotFinite(
             f"tensor {name!r} holds {_magnitude(flat):g}, and {factor:g} times that is too large for float32; clip "
             "gradients, or choose a compressor that does not scale what it sends"
         )

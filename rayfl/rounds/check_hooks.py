@@ -227,11 +227,11 @@ def _updated(found: Any, method: Any, args: tuple[Any, ...]) -> None:
         # PFNM's server never sends its model, which may grow.
         return
     models = map(checked_hook(method.model), (args[0], state))
-    before, now = ({name: list(tensor.shape) for name, tensor in one.items()} for one in models)
+    before, now = ({name: f"{one.dtype} {list(one.shape)}" for name, one in model.items()} for model in models)
     if changed := [name for name in before if now.get(name) != before[name]]:
         raise _WrongAnswerError(
-            f"returns a model whose {changed[0]!r} has the shape {now.get(changed[0])}, not {before[changed[0]]}: a "
-            "round keeps the shapes"
+            f"returns a model whose {changed[0]!r} is {now.get(changed[0])}, not {before[changed[0]]}: a round keeps "
+            "shapes and types; convert it, as by tensor.float()"
         )
 
 

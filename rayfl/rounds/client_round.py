@@ -10,7 +10,7 @@ from rayfl.compress.base import Message, Packet, encode_trees, message_bits
 from rayfl.compress.dense import Dense
 from rayfl.data.transfer import to_memory
 from rayfl.determinism import global_draws
-from rayfl.errors import plugin_line
+from rayfl.errors import NotFinite, plugin_line
 from rayfl.methods.base import Carry, Context, Reply, State, Upload, Work
 from rayfl.models import flops
 from rayfl.population.fate import Fate
@@ -18,7 +18,15 @@ from rayfl.rounds import evaluation
 from rayfl.rounds.check_hooks import checked_hook
 from rayfl.rounds.client_outputs import ClientOutputs
 from rayfl.rounds.engines import LocalTask
-from rayfl.rounds.errors import ClientError, HookError, MethodError, OutOfMemory, error_text, out_of_memory
+from rayfl.rounds.errors import (
+    ClientError,
+    Diverged,
+    HookError,
+    MethodError,
+    OutOfMemory,
+    error_text,
+    out_of_memory,
+)
 from rayfl.rounds.paper_comm import num_values
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.simulated_clock import cut_off_if_late, example_costs
@@ -201,6 +209,8 @@ def naming_round_and_client(round: int, client: int) -> Iterator[None]:
         raise
     except HookError as error:
         raise MethodError(f"round {round}, client {client}: {error}") from error
+    except NotFinite as error:
+        raise Diverged(f"round {round}, client {client}: {error}") from error
     # SystemExit too: a model must not end the process.
     except BaseException as error:
         if out_of_memory(error):

@@ -12,6 +12,10 @@ class OutOfMemory(ClientError):
     """A client's work ran out of memory. Its code is not at fault, and another worker may have more memory."""
 
 
+class Diverged(ClientError):
+    """Numbers of a client or the server are not finite; the message names the round."""
+
+
 class HookError(RuntimeError):
     """A third party's hook failed or returned the wrong type; the message does not name the round yet."""
 

@@ -18,11 +18,12 @@ from rayfl.compress.base import message_bits
 from rayfl.determinism.global_draws import key, keyed, preserved
 from rayfl.determinism.seeding import NOBODY
 from rayfl.determinism.torch_flags import fixed
+from rayfl.errors import NotFinite
 from rayfl.population.fate import Fate
 from rayfl.population.sampling import Participation
 from rayfl.rounds import downlinks, evaluation
 from rayfl.rounds.check_hooks import A_STATE, checked, checked_hook
-from rayfl.rounds.errors import HookError, MethodError
+from rayfl.rounds.errors import Diverged, HookError, MethodError
 from rayfl.rounds.executor import Executor, Job, Ref
 from rayfl.rounds.flights import await_replies, fly
 from rayfl.rounds.given import Given
@@ -89,11 +90,13 @@ def simulate(
 
 @contextmanager
 def naming_round(round: int) -> Iterator[None]:
-    """Make errors of a third party's hook name the round, if the hook did not run for a client."""
+    """Make errors of a third party's hook, and numbers that are not finite, name the round outside a client's work."""
     try:
         yield
     except HookError as error:
         raise MethodError(f"round {round}: {error}") from error
+    except NotFinite as error:
+        raise Diverged(f"round {round}: {error}") from error
 
 
 def server_round(setup: Setup, executor: Executor, run_state: RunState) -> tuple[RunState, RoundRecord]:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from rayfl.errors import RayflError, reason
 from rayfl.limits.json_files import read_json
 from rayfl.metrics.facts import RECORDED_BEFORE, Facts
-from rayfl.run_directory.disk import Part, locked, write_json, write_text, write_whole
+from rayfl.run_directory.disk import Part, Stamp, locked, stamp, write_json, write_text, write_whole
 
 EXPERIMENT = "experiment.json"
 """A directory is a run directory if it has this file."""
@@ -142,6 +142,12 @@ def write_origin(directory: Path) -> None:
     # A current folder that is gone, arguments that a caller of Python has replaced: no result depends on them.
     with suppress(Exception):
         write_json(directory / "origin.json", origin(Path.cwd()))
+
+
+def origin_stamp(directory: Path) -> Stamp | None:
+    """The stamp of a run's origin, which is written once; None if there is none."""
+    path = directory / "origin.json"
+    return stamp(path) if path.is_file() else None
 
 
 def read_origin(directory: Path) -> Mapping[str, str]:

@@ -90,6 +90,19 @@ def test_the_lines_of_other_code_are_shown_with_tracebacks(tmp_path: Path) -> No
     assert HIDDEN in supervised("print()", tmp_path, RAYFL_TRACEBACK="1").stderr
 
 
+@pytest.mark.parametrize("again", ["", "again='go on with --dir D'"])
+def test_a_run_that_was_killed_after_its_last_round_did_not_fail(again: str, tmp_path: Path) -> None:
+    (tmp_path / "experiment.json").touch()
+    done = supervised(f"report(played=sys.argv[1], {again}); os.kill(os.getpid(), 9)", tmp_path)
+    assert done.returncode == 7
+    facts = ["--dir D"] if again else [str(tmp_path), f"rayfl report {tmp_path}"]
+    check_sentence(done.stderr.removesuffix("\n"), ["SIGKILL", *facts])
+    assert "failed" not in done.stderr and "resume" not in done.stderr
+    # The next run of a sweep is another one.
+    done = supervised(f"report(played='other', {again}); os.kill(os.getpid(), 9)", tmp_path)
+    check_sentence(done.stderr.removesuffix("\n"), ["failed", f"rayfl resume {tmp_path}"])
+
+
 def test_a_run_that_did_not_begin_is_to_be_run_again(tmp_path: Path) -> None:
     sentence = supervised("os._exit(1)", tmp_path).stderr.removesuffix("\n")
     check_sentence(sentence, ["process", "run it again"])

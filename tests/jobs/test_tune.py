@@ -1,7 +1,9 @@
 """`rayfl tune`: what its trials are judged by, what it writes, and that a killed one goes on as if it had not been."""
 
+import errno
 import itertools
 import json
+import shutil
 import sys
 import tomllib
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 import pytest
 
 import jobs
+from actors.errors import ClusterError
 from jobs.console import Audience
 from jobs.display import Display
 from jobs.failures import INTERRUPTED
@@ -18,6 +21,9 @@ from rayfl.experiment.experiment import read
 from rayfl.experiment.sweep import read_sweep
 from rayfl.experiment.table import read_table, with_overrides
 from rayfl.report.groups import last_mean
+from rayfl.rounds.setup import Setup
+from rayfl.run_directory import play_run
+from rayfl.run_directory.disk import locked
 from rayfl.run_directory.record import Run, read_run
 from rayfl.settings import dotted
 from tests.jobs.commands import rayfl
@@ -246,3 +252,70 @@ def test_values_that_do_not_go_together_are_a_failed_trial(tmp_path):
     file, place = written(tmp_path, text), tmp_path / "tuned"
     assert tried(file, place, 4, "method={name='ditto', steps=1}") == 0
     assert {*trials(place)} == {"personal_lr=0.1,lam=0.1", "personal_lr=0.5,lam=0.1", "personal_lr=0.1,lam=5.0"}
+
+
+LISTS = "[tune]\nmethod.lr = [0.001, 0.5]\n"
+
+
+def test_two_tunes_in_one_folder_are_refused(tmp_path):
+    file, place = written(tmp_path, LISTS), tmp_path / "tuned"
+    with locked(place):
+        refused(rayfl("tune", file, "--budget", 2, "--dir", place), names=[place, "another process"])
+    assert not trials(place) and not (place / BEST).exists()
+
+
+@pytest.mark.parametrize("lost", ["lock", "disk", "cluster", "memory"])
+def test_a_failure_of_the_machine_ends_the_tuning_and_is_no_bad_value(tmp_path, monkeypatch, lost: str):
+    """lr=0.5 is the better value, and is tried while the machine fails."""
+    file, place = written(tmp_path, LISTS), tmp_path / "tuned"
+    assert rayfl("tune", file, "--budget", 2, "--dir", tmp_path / "calm").exit_code == 0
+    trial = place / "lr=0.5"
+
+    def fail(*arguments: object) -> None:
+        raise {
+            "disk": OSError(errno.ENOSPC, "No space left on device"),
+            "cluster": ClusterError("Ray is gone"),
+            "memory": MemoryError("no memory"),
+        }[lost]
+
+    if lost == "lock":
+        trial.mkdir(parents=True)
+        with locked(trial):
+            result = rayfl("tune", file, "--budget", 2, "--dir", place)
+    else:
+        simulate = play_run.simulate
+
+        def failing(setup: Setup, *arguments: Any, **options: Any) -> Any:
+            return fail() if setup.method.hyper.lr == 0.5 else simulate(setup, *arguments, **options)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(play_run, "simulate", failing)
+            result = rayfl("tune", file, "--budget", 2, "--dir", place)
+    assert result.exit_code in (1, 2), result.output
+    line_with(result.stderr, ["lr=0.5", f"--dir {place}"])
+    assert not (place / BEST).exists()
+    shutil.rmtree(trial, ignore_errors=True)
+    # When the cause is gone, the same command gives what it gives without it.
+    again = rayfl("tune", file, "--budget", 2, "--dir", place)
+    assert again.exit_code == 0, again.output
+    assert (place / BEST).read_text() == (tmp_path / "calm" / BEST).read_text()
+    assert tomllib.loads((place / BEST).read_text())["method"]["lr"] == 0.5
+
+
+def test_trials_without_a_value_are_counted_and_named_and_the_best_value_is_printed(tmp_path):
+    file = written(tmp_path, "uplink = 'topk'\n[tune]\nmethod.lr = [0.1, 1e30]\nmethod.mu = [0.1, 1.0]\n")
+    place = tmp_path / "tuned"
+    result = rayfl("tune", file, "--budget", 4, "--dir", place)
+    assert result.exit_code == 0, result.output
+    runs = trials(place)
+    for name in ("lr=1e+30, mu=0.1", "lr=1e+30, mu=1.0"):
+        line_with(result.output, [name, "diverged", "NaN"])
+    value = max(last_mean(runs[f"lr=0.1,mu={mu}"], "own/accuracy", 3) for mu in ("0.1", "1.0"))
+    line_with(result.output, ["best of small", f"own/accuracy {value:g}", "lr=0.1"])
+    line_with(result.output, ["4 of small", "2 diverged, 0 failed"])
+    # Ditto: lr times lam must be below 1.
+    file = written(tmp_path, "[tune]\nmethod.personal_lr = [0.5]\nmethod.lam = [0.1, 5.0]\n")
+    ranges = ["method={name='ditto', steps=1}"]
+    result = rayfl("tune", file, "--budget", 2, "--dir", tmp_path / "ditto", *ranges)
+    line_with(result.output, ["lam=5.0", "failed"])
+    line_with(result.output, ["2 of small", "0 diverged, 1 failed"])
