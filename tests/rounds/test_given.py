@@ -139,7 +139,7 @@ class Noting(FedAvg):
 class Seeded(FedAvg):
     """Draws from a generator of its own class, which every process has for itself."""
 
-    draws = random.Random(0)  # noqa: S311
+    draws = random.Random(0)
 
     def finish(self, state: Any, carry: Any, ctx: Any) -> Any:
         return replace(super().finish(state, carry, ctx), metrics={"drawn": self.draws.random()})
@@ -159,7 +159,7 @@ def test_the_contract_passes_a_sound_method_from_elsewhere():
 class Plain(FedAvg):
     """As FedAvg; what it keeps follows from its settings."""
 
-    table = {0.1: "small"}  # noqa: RUF012
+    table = {0.1: "small"}
 
     def finish(self, state: Any, carry: Any, ctx: Any) -> Any:
         self.table.setdefault(self.hyper.lr, "small")
