@@ -5,15 +5,13 @@ Each worker has a setup of its own, and what modules and classes of plug-ins hol
 
 import copy
 import pickle
-import random
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection
 from contextlib import suppress
 from functools import cached_property
 from types import FunctionType, ModuleType
 from typing import Any
 
-import numpy as np
 import torch
 
 from rayfl.choices import plugins
@@ -22,7 +20,7 @@ from rayfl.rounds.setup import Setup
 from rayfl.rounds.worker import Worker
 from rayfl.settings_read import OURS
 from rayfl.task import NetworkTask
-from rayfl.testing.executors import Shuffled, frozen, thawed
+from rayfl.testing.executors import Shuffled
 
 # Any: modules and classes, and whatever they hold.
 Owner = Any
@@ -31,7 +29,6 @@ Values = dict[tuple[Owner, str], Any]
 _FOREIGN = (*OURS, "builtins", "abc", "typing", "pydantic", "torch", "torchvision", "collections", "numpy", "enum")
 """Packages whose classes keep nothing of a run."""
 _NO_DATA = (FunctionType, ModuleType, type, classmethod, staticmethod, property, cached_property)
-_DEPTH = 5
 
 
 class Apart(Shuffled):
@@ -51,8 +48,7 @@ class Apart(Shuffled):
         before, self.worker = values(self.owners), self.workers[self.turn]
         put(self.owners, self.kept[self.turn])
         try:
-            done = super()._do(shared, job)
-            return JobResult(thawed(frozen(done.result)), done.outputs)
+            return super()._do(shared, job)
         finally:
             self.kept[self.turn] = values(self.owners)
             put(self.owners, before)
@@ -78,21 +74,17 @@ def owners(setup: Setup) -> list[Owner]:
     return [*found.values()]
 
 
-def plugged(setup: Setup) -> list[object]:
+# Any: objects of all kinds.
+def plugged(setup: Setup) -> list[Any]:
     """The objects of a setup that may be a plug-in's."""
-    found: list[object] = [setup.uplink, setup.downlink, setup.selection, setup.schedule, setup.topology]
-    found += [*setup.metrics, *layers(setup.method)]
+    found: list[Any] = [setup.method]
+    while (inner := getattr(found[-1], "inner", None)) is not None:
+        found.append(inner)
+    found += [one.wrapper for one in found if hasattr(one, "wrapper")]
+    found += [setup.uplink, setup.downlink, setup.selection, setup.schedule, setup.topology, *setup.metrics]
     if isinstance(task := setup.method.task, NetworkTask):
         found += [task.task, *task.network.module.modules()]
     return found
-
-
-def layers(method: object) -> Iterator[object]:
-    """A method, its wrapper, and the methods inside."""
-    yield method
-    for name in ("wrapper", "inner"):
-        if (one := vars(method).get(name)) is not None:
-            yield from layers(one) if name == "inner" else [one]
 
 
 def values(owners: Collection[Owner]) -> Values:
@@ -124,37 +116,24 @@ def put(owners: Collection[Owner], kept: Values) -> None:
             setattr(owner, name, value)
 
 
-def held(kept: Values, setup: Setup) -> dict[str, Any]:
-    """The numbers in kept values and in the objects of a setup, by the values' names."""
-    found: dict[str, Any] = {}
+def held(kept: Values, setup: Setup) -> dict[str, bytes | str]:
+    """The bytes of kept values and in the objects of a setup, by the values' names."""
+    found: dict[str, bytes | str] = {}
     for (owner, name), value in kept.items():
-        place = owner.__qualname__ if isinstance(owner, type) else getattr(owner, "__file__", "") or owner.__name__
-        found[f"{place}: {name}" if isinstance(owner, ModuleType) else f"{place}.{name}"] = numbers(value)
+        place = f"{owner.__qualname__}." if isinstance(owner, type) else f"{owner.__file__}: "
+        found[place + name] = as_bytes(value)
     for one in (one for one in plugged(setup) if any(map(_is_foreign, type(one).__mro__))):
         own = {name: value for name, value in vars(one).items() if not _is_made(one, name)}
-        found |= {f"{type(one).__qualname__}().{name}": numbers(value) for name, value in own.items()}
+        found |= {f"{type(one).__qualname__}().{name}": as_bytes(value) for name, value in own.items()}
     return found
 
 
 # Any: whatever a plug-in keeps.
-def numbers(value: Any, depth: int = 0) -> Any:
-    """All numbers below a value, as something that can be compared."""
-    if isinstance(value, torch.Tensor):
-        return repr(value.shape) if value.is_meta else value.detach().cpu().numpy().tobytes()
-    if isinstance(value, np.ndarray):
-        return value.tobytes()
-    if isinstance(value, np.random.Generator):
-        value = value.bit_generator.state
-    if isinstance(value, random.Random):
-        return value.getstate()
-    if isinstance(value, torch.Generator):
-        return value.get_state().numpy().tobytes()
-    if isinstance(value, Mapping):
-        return [(repr(key), numbers(part, depth + 1)) for key, part in value.items()] if depth < _DEPTH else len(value)
-    if isinstance(value, tuple | list | set | frozenset):
-        return [numbers(part, depth + 1) for part in value] if depth < _DEPTH else len(value)
-    if hasattr(value, "__dict__") and not isinstance(value, _NO_DATA) and depth < _DEPTH:
-        return numbers(vars(value), depth + 1)
+def as_bytes(value: Any) -> bytes | str:
+    """A value as something that can be compared."""
+    # A lambda, a lock or an open file cannot be pickled, each with another error.
+    with suppress(Exception):
+        return pickle.dumps(value)
     return repr(value)
 
 
