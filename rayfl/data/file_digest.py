@@ -110,6 +110,6 @@ def source_digests(source: "Source") -> dict[str, str]:
         if wanted != given:
             raise RayflError(
                 f"{Path(home, name)} has not the content that the experiment names: data.digest says {wanted}, and it "
-                f"is {given}; put the file back, or start a new run without data.digest"
+                f"is {given}; put the file back, give its data.path=PATH, or start a new run without data.digest"
             )
     return found

@@ -2,12 +2,13 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rayfl.data.file_digest import source_digests
 from rayfl.errors import RayflError, did_you_mean
-from rayfl.experiment.input_files import KeptFiles, kept_files
+from rayfl.experiment.input_files import KeptFiles, has_whole_digests, kept_files
 from rayfl.settings import dotted
 
 if TYPE_CHECKING:
@@ -34,13 +35,30 @@ _ONLY_TIME = (
 """Settings of `[runtime]` that change the time only. If `mixed` changed bits, platform.json has the machines."""
 
 
+_DATA_PATHS = ("path", "test_path", "root", "cache")
+"""The settings of `[data]` that name files and folders."""
+
+
 def determining_settings(experiment: Mapping[str, object]) -> dict[str, object]:
-    """The settings that decide a run's numbers, without its seed, by dotted keys."""
+    """The settings that decide a run's numbers, without its seed, by dotted keys.
+
+    Where the data have whole digests their folder decides nothing: only which of its files has which part.
+    """
     kept = {key: value for key, value in experiment.items() if key not in NOT_DETERMINING}
     settings, only_time = dotted(kept), [f"runtime.{key}" for key in _ONLY_TIME]
     # The first condition saves time where hundreds of runs are compared.
     left_out = {key for key in settings if key.startswith("runtime.") and any(lies_in(key, one) for one in only_time)}
-    return {key: value for key, value in settings.items() if key not in left_out}
+    parts = _parts(data) if isinstance(data := experiment.get("data"), Mapping) and has_whole_digests(data) else {}
+    return {key: value for key, value in (settings | parts).items() if key not in left_out}
+
+
+# Any: a table of settings.
+def _parts(data: Mapping[str, Any]) -> dict[str, str]:
+    """The place of each data file below the folder of all, and "." for each folder that holds files, by dotted keys."""
+    paths = {f"data.{key}": os.path.join("/", data[key]) for key in _DATA_PATHS if isinstance(data.get(key), str)}
+    files = [path for path in paths.values() if any(path.endswith(f"/{name}") for name in data["digest"])]
+    home = os.path.commonpath([os.path.dirname(path) for path in files]) if files else ""
+    return {key: os.path.relpath(path, home) if path in files else "." for key, path in paths.items()}
 
 
 def experiment_files(experiment: "Experiment") -> KeptFiles:

@@ -53,10 +53,12 @@ class KeptFiles:
 def kept_files(table: Mapping[str, Any]) -> KeptFiles:
     """Read the files that an experiment names. Raise RayflError if one cannot be read."""
     contents: dict[str, bytes] = {}
+    relative = _are_inside(table.get("data", {}))
 
     def kept(key: tuple[str, ...], path: str) -> str:
         if key in STAYING:
-            return str(expanded(path).absolute())
+            stays = expanded(path).absolute()
+            return str(stays.relative_to(Path.cwd()) if relative else stays)
         with reading(Path(path), f"give {'.'.join(key)}=FILE with the file of the experiment", SyntaxError):
             copies = _copies(key, Path(path))
         name = next(iter(copies))
@@ -66,6 +68,19 @@ def kept_files(table: Mapping[str, Any]) -> KeptFiles:
         return name
 
     return KeptFiles(mapped(table, kept), contents)
+
+
+def has_whole_digests(data: Mapping[str, Any]) -> bool:
+    """Whether a table of data has the digests of files, and none of a sample only."""
+    digests = data.get("digest")
+    return isinstance(digests, Mapping) and bool(digests) and not any("sample-" in str(one) for one in digests.values())
+
+
+def _are_inside(data: Mapping[str, Any]) -> bool:
+    """Whether a run records its data by paths from the current folder: all of them lie in it, with whole digests."""
+    paths = [expanded(data[name]).absolute() for _, name in STAYING if data.get(name)]
+    inside = all(path.is_relative_to(Path.cwd()) and ".." not in path.parts for path in paths)
+    return inside and has_whole_digests(data)
 
 
 def _copies(key: tuple[str, ...], path: Path) -> dict[str, bytes]:
@@ -112,8 +127,19 @@ def require_copies(began: Mapping[str, Any], table: Mapping[str, Any], directory
 
 # Any: a table of a TOML file, with a [sweep] or without.
 def located(table: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """The table of a TOML file in `folder`, with its relative paths resolved from there."""
-    return mapped(table, lambda key, path: str(folder / expanded(path)))
+    """The table of a TOML file in `folder`, with its relative paths resolved from there.
+
+    Those of data with digests, which a run has recorded, begin in a folder around it, or in the current one.
+    """
+    data = table.get("data")
+    recorded = isinstance(data, Mapping) and has_whole_digests(data)
+
+    def resolved(key: tuple[str, ...], path: str) -> str:
+        homes = (folder, Path.cwd(), *folder.absolute().parents) if key in STAYING and recorded else (folder,)
+        paths = [home / expanded(path) for home in homes]
+        return str(next((one for one in paths if one.exists()), paths[0]))
+
+    return mapped(table, resolved)
 
 
 # Any: a table.

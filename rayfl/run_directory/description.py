@@ -5,6 +5,7 @@ The bits of a run depend on the machines, so platform.json has what the machines
 """
 
 import platform as system
+import re
 import shlex
 import subprocess
 import sys
@@ -160,13 +161,15 @@ def read_origin(directory: Path) -> Mapping[str, str]:
 
 
 def origin(folder: Path) -> dict[str, str]:
-    """The origin of a run that this process begins in `folder`; without a commit if that is in no git repository."""
+    """The origin of a run that this process begins in `folder`, from which its paths begin; without a commit if that is
+    in no git repository."""
     program, *arguments = sys.argv or [""]
     # `python -m rayfl` has the path of rayfl/__main__.py there.
     name = Path(program.removesuffix("/__main__.py")).name
     commit = _commit(folder)
+    inside = re.compile(rf"^([\w.]+=|--[\w-]+=|){re.escape(str(folder))}/")
     return {
-        "command": shlex.join([name or "python", *arguments]),
+        "command": shlex.join([name or "python", *(inside.sub(r"\1", one) for one in arguments)]),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "host": system.node(),
         **({"commit": commit} if commit else {}),
