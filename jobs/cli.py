@@ -270,7 +270,7 @@ def data(file: Path, overrides: Sequence[str]) -> None:
     with Display("reading the data") as display:
         from rayfl.data.check import read_dataset
         from rayfl.experiment.experiment import read
-        from rayfl.experiment.prepare import split_data
+        from rayfl.experiment.prepare import make_task, split_data
         from rayfl.experiment.sweep import read_sweep
         from rayfl.report.partition_table import table
 
@@ -281,8 +281,9 @@ def data(file: Path, overrides: Sequence[str]) -> None:
         display.close()
         unseen = experiment.clients.unseen_numbers(experiment.seed)
         print_table(table(dataset, partition, unseen=unseen), 140)
-        for line in dataset.columns_in_words(200):
+        for line in dataset.in_words(200):
             say(line)
+        make_task(experiment, dataset)
 
 
 @main.command()

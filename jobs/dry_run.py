@@ -125,7 +125,7 @@ def foresee(experiment: Experiment, shown: display.Display) -> None:
         ["steps of all clients", f"{scale * sums['steps']:,.0f}", counted],
         ["bytes up", f"{scale * sums['uplink_bits'] / 8:,.0f}", sized],
         ["bytes down", f"{scale * sums['downlink_bits'] / 8:,.0f}", sized],
-        ["operations of the training", f"{scale * sums['flops']:.4g}", sized],
+        ["operations of the training", f"{scale * sums['flops']:.4g}" if sums["flops"] else "not counted", sized],
         ["simulated time", wording.seconds(scale * sums["simulated_s"]), sized],
         ["real time of the rounds", wording.seconds(real_s), f"estimate for {actors} actors, from one trained client"],
         ["memory of the driver", decimal(driver), "as in this process before the rounds; Ray needs more"],

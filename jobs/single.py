@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from logging import INFO, WARNING
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ from jobs.earlier_run import found_again, require_same_platform, resumable
 from rayfl.determinism import platform
 from rayfl.determinism.platform import Platform
 from rayfl.determinism.torch_flags import own_flags
-from rayfl.errors import RayflError, log, refusing_exits
+from rayfl.errors import RayflError, log, log_once, refusing_exits
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.identity import experiment_files, identity
 from rayfl.experiment.input_files import KeptFiles
@@ -146,7 +146,7 @@ def _play(
     `opening` makes the directory of a new run, and yields it; `before`: the run to continue.
     """
     if folder.url is None and (sentence := package_folder.warning(folder.directory.parent)):
-        _log_once(WARNING, sentence)
+        log_once(WARNING, sentence)
     resume = None if before is None else f"rayfl resume {folder.directory}"
     page = None
     with ExitStack() as copying, ThreadPoolExecutor(1) as drawing:
@@ -177,10 +177,6 @@ def _play(
         if page is not None:
             page.result()
     return folder.directory
-
-
-_log_once = cache(log.log)
-"""Logs a line once in a process: every run of a sweep has it."""
 
 
 @contextmanager
@@ -217,8 +213,8 @@ def _play_rounds(
     with following(experiment.rounds, title, audience, setup.metric_facts) as show:
         for what in experiment.in_memory:
             log.warning(f"{what} was given from Python and cannot be imported: this run cannot be resumed")
-        for line in setup.dataset.columns_in_words(10):
-            _log_once(INFO, f"{setup.dataset.train.place}: {line}")
+        for line in setup.dataset.in_words(10):
+            log_once(INFO, f"{setup.dataset.train.place or setup.dataset.name}: {line}")
 
         def on_round(row: RoundRow, means: Mapping[str, float]) -> None:
             round_done()

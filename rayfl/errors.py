@@ -7,9 +7,12 @@ import textwrap
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 
 log = logging.getLogger("rayfl")
 """What a user is told beside errors. Commands print it; in Python it is a logger like any other."""
+log_once = cache(log.log)
+"""Logs a line once in a process: every run of a sweep has it."""
 
 
 class RayflError(ValueError):

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from rayfl import tree
 from rayfl.data.batches import Batch
+from rayfl.determinism.global_draws import drawn_by, seeded
 from rayfl.determinism.process import Precision
 from rayfl.errors import RayflError
 from rayfl.models import batch_norm, flops
@@ -35,8 +36,8 @@ class Network:
 
     constants: tensors that the module uses beside the parameters, by name; never trained, sent or counted.
     local: initial values of the tensors that clients keep, by name: the parameters in `personal`, and buffers that
-    training changes. stochastic: whether it draws random numbers in training (dropout). vmappable: whether it can run
-    under torch.vmap.
+    training changes. stochastic: whether `observe` has seen it draw random numbers. vmappable: whether it can run under
+    torch.vmap.
     """
 
     def __init__(
@@ -45,11 +46,13 @@ class Network:
         input_shape: tuple[int, ...] | None = None,
         memory_format: MemoryFormat = "contiguous",
         precision: Precision = "fp32",
+        seed: int = 0,
     ) -> None:
         self.build = build
         self.input_shape = input_shape
         self.memory_format: MemoryFormat = memory_format
         self.precision: Precision = precision
+        self.seed = seed
         self.constants: Mapping[str, np.ndarray] = {}
         self.local: Mapping[str, np.ndarray] = {}
         self.personal: tuple[str, ...] = ()
@@ -58,9 +61,9 @@ class Network:
         self._skeleton()
         if not self.slots:
             raise RayflError("the model has no trained parameter: requires_grad must be True for at least one")
-        self.stochastic = any(isinstance(layer, nn.Dropout) and layer.p > 0 for layer in self.module.modules())
+        self.stochastic = False
         self.recurrent = any(isinstance(layer, nn.RNNBase) for layer in self.module.modules())
-        self.vmappable = not self.stochastic and not self.recurrent
+        self.vmappable = not self.recurrent
 
     def init(self, seed: int) -> tree.Tree:
         """The shared parameters of `first_weights`; constants and tensors that clients keep stay in the network.
@@ -76,8 +79,7 @@ class Network:
 
     def first_weights(self, seed: int) -> tree.Tree:
         """The parameters and the buffers that the module begins with."""
-        with torch.random.fork_rng(devices=()):
-            torch.manual_seed(seed)
+        with seeded(seed):
             module = self.build()
         # Not copied if nothing but the module has the memory: models can be large.
         return {
@@ -104,7 +106,7 @@ class Network:
 
     def changed_buffers(self, inputs: Tensor) -> frozenset[str]:
         """The names of the buffers that a training pass over `inputs` changes."""
-        with torch.random.fork_rng(devices=()), torch.no_grad():
+        with seeded(self.seed), torch.no_grad():
             module = self.build().train()
             before = {name: (buffer, buffer.clone()) for name, buffer in module.named_buffers()}
             module(laid_out(inputs, self.memory_format))
@@ -112,9 +114,29 @@ class Network:
         changed = (
             name
             for name, (buffer, value) in before.items()
-            if after.get(name) is not buffer or (buffer._version and not torch.equal(buffer, value))
+            # torch's batch_norm does not raise the version of what it changes.
+            if after.get(name) is not buffer or not torch.allclose(buffer, value, rtol=0, atol=0, equal_nan=True)
         )
         return frozenset(changed)
+
+    def observe(self, params: tree.Tree, inputs: Tensor) -> Tensor:
+        """The outputs in evaluation mode. Notes whether a training or an evaluation pass draws from global generators.
+
+        Raise RayflError if a pass gives other outputs when it is repeated with the same draws.
+        """
+        for training in (True, False):
+            outputs, drawn = drawn_by(lambda mode=training: self(params, inputs, mode))
+            self.stochastic |= bool(drawn)
+            self.vmappable &= not (training and drawn)
+            again = self(params, inputs, training)
+            if isinstance(outputs, Tensor) and not (outputs.isnan().any() or outputs.equal(again)):
+                mode = "training" if training else "evaluation"
+                raise RayflError(
+                    f"two equal passes of the model in {mode} mode differ: it keeps something from one pass to the "
+                    "next, or draws from a generator of its own, and each actor has another one; draw from torch's, "
+                    "numpy's or Python's global generator, which rayfl seeds for each client and round"
+                )
+        return outputs
 
     def __call__(self, params: tree.Tree, inputs: Tensor, training: bool = True) -> Tensor:
         """The outputs [batch, ...] for inputs [batch, *input_shape]; dropout drops only in training."""
@@ -194,18 +216,15 @@ class Network:
             owner._buffers[name] = self.buffers[key]
 
     @cached_property
-    def weight_uses(self) -> Mapping[str, int]:
+    def weight_uses(self) -> flops.Uses:
         """For each trained weight by name: the multiplications of an entry in a forward pass of one example."""
         if self.input_shape is None:
-            return {}
-        with torch.device("meta"):
-            module = self.build()
-        try:
-            shared = {name for _, _, name in self.slots if name not in self.personal}
+            return flops.Uses()
+        shared = {name for _, _, name in self.slots if name not in self.personal}
+        with seeded(self.seed):
+            with torch.device("meta"):
+                module = self.build()
             return flops.weight_uses(module, self.input_shape, shared)
-        except (RuntimeError, TypeError, ValueError, IndexError):
-            # Somebody's own module may not take a batch of one.
-            return {}
 
     def __getstate__(self) -> dict[str, object]:
         # Counted once, and not again by every actor.
@@ -224,7 +243,7 @@ class Network:
         Each call sets the trained parameters directly, which takes a hundredth of the time of
         torch.func.functional_call; `_place` sets the constants.
         """
-        with torch.device("meta"):
+        with seeded(self.seed), torch.device("meta"):
             self.module = self.build()
         names = {id(tensor): name for name, tensor in named_weights(self.module).items()}
         owners = list(self.module.modules())

@@ -15,6 +15,7 @@ import torch
 from rayfl.data.batches import Batch
 from rayfl.data.datasets import Dataset
 from rayfl.errors import RayflError
+from rayfl.models.flops import Uses
 from rayfl.network import Network
 from rayfl.tasks.base import Task
 from rayfl.tree import Tree
@@ -28,7 +29,7 @@ class BoundTask(ABC):
     vmappable: bool = True
     """Whether the loss can run under torch.vmap."""
     stochastic: bool = False
-    """Whether the loss draws random numbers in training (dropout)."""
+    """Whether a pass draws random numbers from global generators (dropout), as far as is known before the run."""
     uses_functorch: bool = False
     constants: Mapping[str, np.ndarray] = MappingProxyType({})
     """Tensors that the loss uses beside the parameters: never trained, sent or counted; saved with the final models."""
@@ -68,17 +69,14 @@ class BoundTask(ABC):
         return self.loss(params, batch)
 
     @property
-    def weight_uses(self) -> Mapping[str, int]:
-        """For each weight by name: the multiplications of an entry in a forward pass of one example (`models.flops`).
-
-        {} if unknown.
-        """
-        return {}
+    def weight_uses(self) -> Uses:
+        """For each weight by name: the multiplications of an entry in an example's forward pass; none if unknown."""
+        return Uses()
 
     @property
     def head(self) -> str:
         """The name of the last linear layer, whose output is the network's (`models.flops`); "" if there is none."""
-        return getattr(self.weight_uses, "head", "")
+        return self.weight_uses.head
 
     def loss_and_features(self, params: Tree, batch: Batch, training: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
         """The mean loss, a scalar, and the representation of each example, float32 [batch, D]: the input of `head`.
@@ -135,7 +133,10 @@ class NetworkTask(BoundTask):
 
     def __init__(self, network: Network, task: Task) -> None:
         self.network, self.task = network, task
-        self.stochastic = network.stochastic
+
+    @property
+    def stochastic(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.network.stochastic
 
     @property
     def vmappable(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -150,7 +151,7 @@ class NetworkTask(BoundTask):
         return self.network.local
 
     @property
-    def weight_uses(self) -> Mapping[str, int]:
+    def weight_uses(self) -> Uses:
         return self.network.weight_uses
 
     def init(self, seed: int) -> Tree:

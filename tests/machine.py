@@ -147,7 +147,8 @@ def _opened(folder: Path, path: Any, _mode: str | None, flags: int) -> str:
 
 def _is_own(path: str) -> bool:
     """Whether tests may write there."""
-    place = os.path.abspath(path)
+    # A folder itself is made too, on the first run.
+    place = f"{os.path.abspath(path)}/"
     return place.startswith(OWN) or "/__pycache__" in place
 
 

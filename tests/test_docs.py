@@ -5,15 +5,18 @@ Blocks with a title, as ```toml title="compare.toml", are whole files of their p
 """
 
 import ast
+import contextlib
 import functools
 import inspect
 import re
 import shlex
 import tomllib
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import click
@@ -54,7 +57,6 @@ BASE: dict[str, Any] = {
 """What the pieces of experiments are pieces of."""
 OTHER_FILES = ("pyproject.toml", "claims.toml")
 """TOML files that are no experiments."""
-each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
 @dataclass(frozen=True)
@@ -76,16 +78,28 @@ def text_of(page: Path) -> str:
     return page.read_text(encoding="utf-8")
 
 
-@pytest.fixture
-def folder(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current directory: it has the files of the tutorials and of the page, in their last form, and `jobs`."""
-    (tmp_path / "jobs").symlink_to(ROOT / "jobs")
-    for one in (*sorted((DOCS / "tutorials").glob("*.md")), page):
-        for block in blocks(text_of(one)):
-            if block.title:
-                (tmp_path / block.title).write_text(block.text)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+@contextmanager
+def naming(page: Path) -> Iterator[None]:
+    """Add the page to whatever fails."""
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(str(page.relative_to(ROOT)))
+        raise
+
+
+@contextmanager
+def folder_of(page: Path) -> Iterator[Path]:
+    """The current directory meanwhile: it has the files of the tutorials and of the page, in their last form, and
+    `jobs`."""
+    with naming(page), TemporaryDirectory() as name, contextlib.chdir(name):
+        folder = Path(name)
+        (folder / "jobs").symlink_to(ROOT / "jobs")
+        for source in (*sorted((DOCS / "tutorials").glob("*.md")), page):
+            for block in blocks(text_of(source)):
+                if block.title:
+                    (folder / block.title).write_text(block.text)
+        yield folder
 
 
 # Links.
@@ -99,18 +113,19 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[\s-]+", "-", one) for one in words}
 
 
-@each_page
-def test_every_link_leads_somewhere(page: Path):
-    made = {DOCS / pages.METHODS / f"{name}.md" for name in named(Method)}
-    prose = re.sub(r"^```.*?^```$", "", text_of(page), flags=re.MULTILINE | re.DOTALL)
-    for link in re.findall(r"\]\(([^)\s]+)\)", prose):
-        target, _, anchor = link.partition("#")
-        if re.match(r"https?://", link):
-            continue
-        there = (page.parent / target).resolve() if target else page
-        assert there in made or there.is_file(), link
-        if anchor:
-            assert anchor in anchors(there), link
+def test_every_link_leads_somewhere():
+    for page in PAGES:
+        with naming(page):
+            made = {DOCS / pages.METHODS / f"{name}.md" for name in named(Method)}
+            prose = re.sub(r"^```.*?^```$", "", text_of(page), flags=re.MULTILINE | re.DOTALL)
+            for link in re.findall(r"\]\(([^)\s]+)\)", prose):
+                target, _, anchor = link.partition("#")
+                if re.match(r"https?://", link):
+                    continue
+                there = (page.parent / target).resolve() if target else page
+                assert there in made or there.is_file(), link
+                if anchor:
+                    assert anchor in anchors(there), link
 
 
 def test_what_leads_out_of_the_documentation_has_a_page_on_the_site():
@@ -171,24 +186,25 @@ def test_commands_are_found_in_blocks_and_in_sentences():
     assert list(commands(text)) == found
 
 
-@each_page
-def test_every_command_shown_is_one(page: Path, folder: Path):
-    for words in commands(text_of(page)):
-        if words[:1] in ([], ["--help"]):
-            continue
-        known = {**main.commands} | {f"benchmarks {name}": one for name, one in benchmarks.commands.items()}
-        named_by = 2 if words[0] == "benchmarks" else 1
-        command = known.get(" ".join(words[:named_by]))
-        assert command is not None, words
-        context = click.Context(command, info_name=words[0])
-        # What click's parser makes of options is not converted yet: N and DIR stand for numbers and folders.
-        _, arguments, _ = command.make_parser(context).parse_args(list(words[named_by:]))
-        assert arguments == [], words
-        if isinstance(command, WithSettings) and "key=value" not in words:
-            settings_exist(command, context, words[1:])
-        elif words[0] in pages.COMMANDS.values() and words[1:] and words[1] != "NAME":
-            kind = next(kind for kind, name in pages.COMMANDS.items() if name == words[0])
-            assert find(kind, words[1]) is not None
+def test_every_command_shown_is_one():
+    for page in PAGES:
+        with folder_of(page):
+            for words in commands(text_of(page)):
+                if words[:1] in ([], ["--help"]):
+                    continue
+                known = {**main.commands} | {f"benchmarks {name}": one for name, one in benchmarks.commands.items()}
+                named_by = 2 if words[0] == "benchmarks" else 1
+                command = known.get(" ".join(words[:named_by]))
+                assert command is not None, words
+                context = click.Context(command, info_name=words[0])
+                # What click's parser makes of options is not converted yet: N and DIR stand for numbers and folders.
+                _, arguments, _ = command.make_parser(context).parse_args(list(words[named_by:]))
+                assert arguments == [], words
+                if isinstance(command, WithSettings) and "key=value" not in words:
+                    settings_exist(command, context, words[1:])
+                elif words[0] in pages.COMMANDS.values() and words[1:] and words[1] != "NAME":
+                    kind = next(kind for kind, name in pages.COMMANDS.items() if name == words[0])
+                    assert find(kind, words[1]) is not None
 
 
 def experiments(file: Path, overrides: Sequence[str] = ()) -> list[Experiment]:
@@ -264,18 +280,19 @@ def merged(piece: dict[str, Any]) -> dict[str, Any]:
     return {"topology": "ring", **whole} if kind.gather and issubclass(kind, PeerHalf) else whole
 
 
-@each_page
-def test_every_table_of_settings_is_valid(page: Path, folder: Path):
-    for block in blocks(text_of(page), "toml"):
-        piece = tomllib.loads(block.text)
-        if block.title == "claims.toml":
-            assert Paper(**piece).claim
-        if block.title in OTHER_FILES:
-            continue
-        file = folder / (block.title or "piece.toml")
-        if not block.title:
-            file.write_text(toml.dumps(merged(piece)))
-        assert experiments(file), block.text
+def test_every_table_of_settings_is_valid():
+    for page in PAGES:
+        with folder_of(page) as folder:
+            for block in blocks(text_of(page), "toml"):
+                piece = tomllib.loads(block.text)
+                if block.title == "claims.toml":
+                    assert Paper(**piece).claim
+                if block.title in OTHER_FILES:
+                    continue
+                file = folder / (block.title or "piece.toml")
+                if not block.title:
+                    file.write_text(toml.dumps(merged(piece)))
+                assert experiments(file), block.text
 
 
 def test_the_experiment_shown_is_valid_with_its_commented_settings_too():
@@ -298,34 +315,36 @@ def small(function: Any, given: Any = None, *overrides: str, **settings: Any) ->
     return function(given, *overrides, progress=False, **{**settings, **tiny})
 
 
-@each_page
-def test_every_program_shown_is_one(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(rayfl, "run", partial(small, rayfl.run))
-    monkeypatch.syspath_prepend(folder)
-    for block in blocks(text_of(page), "python"):
-        tree = ast.parse(block.text)
-        if not block.title:
-            continue
-        (folder / block.title).write_text(block.text)
-        names: dict[str, Any] = {"__name__": block.title.removesuffix(".py")}
-        exec(compile(tree, block.title, "exec"), names)
-        for name, found in names.items():
-            if name.startswith("test_") and inspect.isfunction(found):
-                found()
+def test_every_program_shown_is_one():
+    for page in PAGES:
+        with folder_of(page) as folder, pytest.MonkeyPatch.context() as monkeypatch:
+            monkeypatch.setattr(rayfl, "run", partial(small, rayfl.run))
+            monkeypatch.syspath_prepend(folder)
+            for block in blocks(text_of(page), "python"):
+                tree = ast.parse(block.text)
+                if not block.title:
+                    continue
+                (folder / block.title).write_text(block.text)
+                names: dict[str, Any] = {"__name__": block.title.removesuffix(".py")}
+                exec(compile(tree, block.title, "exec"), names)
+                for name, found in names.items():
+                    if name.startswith("test_") and inspect.isfunction(found):
+                        found()
 
 
-@each_page
-def test_every_experiment_shown_plays_a_round(page: Path, folder: Path):
-    for block in blocks(text_of(page), "python"):
-        # It makes the data of one of the experiments.
-        if "np.savez(" in block.text:
-            exec(block.text, {})
-    for block in blocks(text_of(page), "toml"):
-        if not block.title or block.title in OTHER_FILES or "fashion" in block.text:
-            continue
-        # The first of a sweep stands for the others, which are valid.
-        records, _ = play(prepare(experiments(folder / block.title, ["rounds=1"])[0]))
-        assert len(records) == 1 and records[0].metrics
+def test_every_experiment_shown_plays_a_round():
+    for page in PAGES:
+        with folder_of(page) as folder:
+            for block in blocks(text_of(page), "python"):
+                # It makes the data of one of the experiments.
+                if "np.savez(" in block.text:
+                    exec(block.text, {})
+            for block in blocks(text_of(page), "toml"):
+                if not block.title or block.title in OTHER_FILES or "fashion" in block.text:
+                    continue
+                # The first of a sweep stands for the others, which are valid.
+                records, _ = play(prepare(experiments(folder / block.title, ["rounds=1"])[0]))
+                assert len(records) == 1 and records[0].metrics
 
 
 # What there is.

@@ -62,10 +62,12 @@ def test_a_test_that_would_change_the_machine_fails(code: str, fact: str):
         "subprocess.run([sys.executable, '-c', ''])",
         "subprocess.run(['true'])",
         "subprocess.run(['true'], env=os.environ)",
+        "sys.audit('os.mkdir', os.path.abspath('.hypothesis'), 0o777, -1)",
+        "sys.audit('os.mkdir', os.path.abspath('.pytest_cache'), 0o777, -1)",
     ],
 )
-def test_other_programs_may_run(code: str):
-    done = tried(f"{code}.check_returncode()")
+def test_other_programs_may_run_and_caches_be_made(code: str):
+    done = tried(code if "audit" in code else f"{code}.check_returncode()")
     assert (done.returncode, done.stderr) == (0, "")
 
 

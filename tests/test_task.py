@@ -169,9 +169,13 @@ def recurrent() -> nn.Module:
 
 def test_what_cannot_run_under_vmap_says_so():
     facts = {build: classification(build) for build in (logistic, dropping, recurrent)}
+    for task in facts.values():
+        task.network.observe(task.init(0), examples().inputs)
     assert [task.stochastic for task in facts.values()] == [False, True, False]
     assert [task.vmappable for task in facts.values()] == [True, False, False]
-    assert classification(lambda: nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.0))).vmappable
+    never = classification(lambda: nn.Sequential(nn.Flatten(), nn.Linear(3, 2), nn.Dropout(0.0)))
+    never.network.observe(never.init(0), examples().inputs)
+    assert never.vmappable
 
 
 def test_dropout_drops_in_training_and_not_while_judging():

@@ -7,7 +7,8 @@
 
 A file runs once per process, as a module whose name has a digest of the content, so a copy of the file is the same
 module. It may import other files of its folder. They become such modules too, so helper.py of one folder is not that of
-another. Other processes never read a file: they get its source before any object of its classes (`loaded_files`).
+another. The files that it reads beside itself are kept with it (beside.py). Other processes never read a file: they get
+its source before any object of its classes (`loaded_files`).
 """
 
 import ast
@@ -27,6 +28,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from rayfl.choices.beside import placed, read_beside, watch
 from rayfl.errors import PLUGIN_MODULES, RayflError, did_you_mean, plugin_line
 from rayfl.limits.regular_files import read_bytes, reading
 
@@ -41,12 +43,16 @@ MEMORY = "in memory: "
 class PluginFile:
     """A plugin file: its path, its source when it was read, and the files of its folder that it imports, by module.
 
-    Unpickling a file that the sender has run runs it, once per process.
+    files: the contents of those that it reads, by path; None if it reads none (`beside.read_beside`). alias: the name
+    under which it sees itself, whatever the file is called. Unpickling a file that the sender has run runs it, once per
+    process.
     """
 
     path: str
     source: str
     beside: Mapping[str, "PluginFile"] = field(default_factory=dict)
+    files: Mapping[str, bytes] | None = None
+    alias: str = "plugin"
 
     @classmethod
     def read(cls, path: Path, above: tuple[str, ...] = ()) -> "PluginFile":
@@ -55,6 +61,7 @@ class PluginFile:
         Raise OSError; SyntaxError or ValueError if it is not Python.
         """
         source = read_bytes(path).decode("utf-8")
+        alias = above[-1] if above else "plugin"
         names = {
             getattr(node, "module", None) or one.name
             for node in ast.walk(ast.parse(source, str(path)))
@@ -69,23 +76,37 @@ class PluginFile:
                 for name in sorted(names - {path.stem, *above, *sys.stdlib_module_names})
                 if (file := module_path(path, name)).is_file()
             },
+            read_beside(folder_of(path), source, path.stem if folder_of(path) == path.parent else alias, alias),
+            alias,
         )
 
     @property
     def digest(self) -> str:
         """A short name of the content, with that of the files that it imports."""
-        return digest("\n".join((self.source, *(f"{name} {one.digest}" for name, one in self.beside.items()))).encode())
+        imported = [f"{name} {one.digest}" for name, one in self.beside.items()]
+        read = [f"{name} {digest(content)}" for name, content in (self.files or {}).items()]
+        return digest("\n".join((self.source, *imported, *read)).encode())
 
     @property
     def module(self) -> str:
         """The name of the module that the file becomes."""
         return f"{PLUGIN_MODULES}{self.digest}"
 
-    def copies(self, path: Path) -> Iterator[tuple[str, str]]:
-        """The paths of the copies of the file and of those that it imports, with their sources. `path`: its own."""
-        yield str(path), self.source
+    def copies(self, path: Path) -> Iterator[tuple[str, bytes]]:
+        """The paths of the copies of the file and of those that it imports and reads, with their contents. `path`: its
+        own."""
+        yield str(path), self.source.encode()
+        for name, content in (self.files or {}).items():
+            yield str(folder_of(path) / name), content
         for name, file in self.beside.items():
             yield from file.copies(module_path(path, name))
+
+    def placed(self) -> str:
+        """The path at which the file runs: its own, or that of a copy beside the files that it reads."""
+        if self.files is None:
+            return self.path
+        name = f"{self.alias}.py"
+        return str(placed(folder_of(Path(self.path)), self.digest, {**self.files, name: self.source.encode()}) / name)
 
     # Any: Python's own signature.
     def imported(self, name: str, *arguments: Any, **more: Any) -> Any:
@@ -93,23 +114,29 @@ class PluginFile:
         return _module(self.beside[name]) if name in self.beside else builtins.__import__(name, *arguments, **more)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _arrived, (self.path, self.source, self.beside, self.module in _files)
+        return _arrived, (vars(self), self.module in _files)
+
+
+def folder_of(path: Path) -> Path:
+    """The folder of the files that the plugin file at `path` reads; that of a copy in a run directory is beside it."""
+    copy = re.match("plugin-[0-9a-f]{12}(?=[-.])", path.name)
+    return path.parent / copy[0] if copy else path.parent
 
 
 def module_path(path: Path, name: str) -> Path:
     """The file that the plugin file at `path` imports as `name`. If `path` is a copy in a run directory, so is it."""
-    return path.with_name(
-        f"{copy[0]}-{name}.py" if (copy := re.match("plugin-[0-9a-f]{12}(?=[-.])", path.name)) else f"{name}.py"
-    )
+    folder = folder_of(path)
+    return path.with_name(f"{name}.py" if folder == path.parent else f"{folder.name}-{name}.py")
 
 
 _files: dict[str, PluginFile] = {}
 """Every plugin file of this process by its module's name."""
 
 
-def _arrived(path: str, source: str, beside: Mapping[str, PluginFile], run: bool) -> PluginFile:
+# Any: the fields of a PluginFile.
+def _arrived(fields: Mapping[str, Any], run: bool) -> PluginFile:
     """A file that another process sent; run it if that process has."""
-    file = PluginFile(path, source, beside)
+    file = PluginFile(**fields)
     if run:
         _run(file)
     return file
@@ -167,19 +194,25 @@ def _run(file: PluginFile) -> ModuleType:
 
 def _module(file: PluginFile) -> ModuleType:
     """The module of a plugin file, which runs the first time. Raise what the file raises."""
+    # Whoever only reads names of plugins needs no torch.
+    from rayfl.determinism.global_draws import seeded
+
     if file.module in _files:
         # Keep the newest path: there may be another file at the old one by now.
         _files[file.module] = file
         return sys.modules[file.module]
     module = ModuleType(file.module)
-    module.__file__ = file.path
+    module.__file__ = file.placed()
+    watch(file.path, file.source)
     if file.beside:
         vars(module)["__builtins__"] = {**vars(builtins), "__import__": file.imported}
     # So that tracebacks show its lines even if this machine lacks the file.
     linecache.cache[file.path] = (len(file.source), None, file.source.splitlines(keepends=True), file.path)
     sys.modules[file.module] = module
     try:
-        exec(compile(file.source, file.path, "exec", dont_inherit=True), module.__dict__)
+        # What the file draws as it runs is the same in every process.
+        with seeded(int(file.digest, 16)):
+            exec(compile(file.source, file.path, "exec", dont_inherit=True), module.__dict__)
     except BaseException:
         del sys.modules[file.module]
         raise
@@ -261,8 +294,10 @@ def is_in_memory(name: object) -> bool:
 def place_of(found: Any) -> str:
     """The file and line of a class or a function, or else its module."""
     try:
-        return f"{inspect.getsourcefile(found) or inspect.getfile(found)}:{inspect.getsourcelines(found)[1]}"
-    except (OSError, TypeError):
+        own = _files.get(found.__module__)
+        path = own.path if own else inspect.getsourcefile(found) or inspect.getfile(found)
+        return f"{path}:{inspect.getsourcelines(found)[1]}"
+    except (OSError, TypeError, AttributeError):
         return getattr(found, "__module__", "") or type(found).__name__
 
 

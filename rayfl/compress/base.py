@@ -199,7 +199,7 @@ class Opened(Packet):
 
     @cached_property
     def _decoded(self) -> Tree:
-        return self.codec.decode(self.parts)
+        return _unwritten(self.codec.decode(self.parts))
 
     @cached_property
     def _presence(self) -> Tree:
@@ -207,6 +207,11 @@ class Opened(Packet):
 
     def opened(self) -> Packet:
         return self
+
+
+def _unwritten(x: Tree) -> Tree:
+    """The same memory in tensors that have counted no write yet (`rounds.given`)."""
+    return {name: tensor.data for name, tensor in x.items()}
 
 
 @dataclass(frozen=True)
@@ -221,7 +226,7 @@ class OnDevice(Opened):
 
     @cached_property
     def _decoded(self) -> Tree:
-        return to_device(self.codec.decode(self.parts), self.device)
+        return _unwritten(to_device(self.codec.decode(self.parts), self.device))
 
     @cached_property
     def _support(self) -> Tree:

@@ -114,7 +114,8 @@ def steps_within(limit: int, num_examples: int, *, batch_size: int | None, batch
 class Order:
     """A client's batches in one stage, as positions of samples.
 
-    positions: of each batch, int64 [batch], in the client's split; indices: of the split in the dataset's samples.
+    positions: of each batch, int64 [batch], in `indices`; indices: of the split in the dataset's samples, or of the
+    part of the split that all passes are over.
     crops: `draw_crops` of each batch, if the stage is augmented.
     """
 
@@ -178,12 +179,17 @@ class ClientData:
         batches_per_step: int = 1,
         generator: np.random.Generator,
         num_steps: int | None = None,
+        num_examples: int | None = None,
     ) -> Order:
         """The batches of `schedule`, or of its first `num_steps` steps; only the train split is cropped and flipped.
+
+        With `num_examples` all passes are over this number of the split's samples, which are drawn first.
 
         Raise RayflError if the client has no sample in `split`.
         """
         indices = self._held(split)
+        if num_examples is not None and num_examples < len(indices):
+            indices = indices[np.sort(generator.permutation(len(indices))[:num_examples])]
         positions = schedule(
             len(indices),
             epochs=epochs,

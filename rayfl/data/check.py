@@ -4,12 +4,15 @@ Large arrays are checked piece by piece: a memory-mapped file is read once and n
 """
 
 from collections.abc import Callable
+from logging import WARNING
 from weakref import WeakValueDictionary
 
 import numpy as np
 
 from rayfl.data.datasets import Dataset, RayflError, Samples, Source
 from rayfl.data.file_digest import source_digests
+from rayfl.errors import log_once
+from rayfl.settings import shown
 
 _CHUNK_BYTES = 16 << 20
 MOST_CLASSES = 1_000_000
@@ -35,7 +38,9 @@ def read_dataset(source: Source) -> Dataset:
 
 def checked_dataset(dataset: Dataset) -> Dataset:
     """The dataset, if models can train on it. RayflError, with its files and the first bad row, if it is empty, has
-    unequal lengths or shapes, numbers that are not finite, or labels or tokens out of range."""
+    unequal lengths or shapes, numbers that are not finite, or labels or tokens out of range. A notice names
+    classes that only the test has."""
+    held = list[np.ndarray]()
     for split, samples in (("train", dataset.train), ("test", dataset.test)):
         place = samples.place or f"dataset {dataset.name!r}"
         check_lengths(place, split, samples)
@@ -45,12 +50,19 @@ def checked_dataset(dataset: Dataset) -> Dataset:
                 raise RayflError(
                     f"{place} has {split} labels of type {samples.labels.dtype}; classes are whole numbers"
                 )
-            whole_labels(place, split, samples.labels, dataset.num_classes)
+            classes = whole_labels(place, split, samples.labels, dataset.num_classes).ravel()
+            held.append(np.bincount(classes, minlength=dataset.num_classes) > 0)
         else:
             check_targets(place, split, samples.labels)
         if dataset.kind == "text":
             _check_tokens(place, split, samples.inputs, dataset.vocabulary)
     check_shapes(dataset.train.place or dataset.name, dataset.train, dataset.test)
+    if untrained := np.flatnonzero(held[1] > held[0]).tolist() if held else ():
+        log_once(
+            WARNING,
+            f"{dataset.name} has test samples of {shown([*map(dataset.class_name, untrained)])}, classes that no train "
+            "sample has",
+        )
     return dataset
 
 

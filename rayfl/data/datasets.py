@@ -18,8 +18,6 @@ from rayfl.errors import RayflError
 from rayfl.limits.regular_files import expanded
 from rayfl.settings import shown
 
-MOMENTS_CHUNK = 4096
-"""Images counted at once, so that a dataset of gigabytes needs only megabytes more."""
 PADDING = 4
 """Pixels of black on each side before the random crop of CIFAR-like augmentation."""
 
@@ -55,6 +53,8 @@ class Dataset:
     white: the grey value that counts as 1 (16 for `digits`, whose pixels are counts from 0 to 16).
     vocabulary: the number of different tokens, which are all below it; None if the source does not give it.
     columns: names of a table's columns by their use: "inputs", or why they are not inputs; {} for other data.
+    classes: the user's names of classes, labels or numbers to predict, in their order; () if they have only numbers.
+    input_names: the name of each input of a table, such as "age" or "ward=A"; () for other data.
     """
 
     name: str
@@ -68,10 +68,18 @@ class Dataset:
     white: int = 255
     vocabulary: int | None = None
     columns: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    classes: Sequence[str] = ()
+    input_names: Sequence[str] = ()
 
-    def columns_in_words(self, most: int) -> list[str]:
-        """A line for each use of a table's columns, with the names of at most `most`; [] for other data."""
-        lines = []
+    def class_name(self, label: int) -> str:
+        """The name of a class, or its number if it has no other."""
+        return self.classes[label] if label < len(self.classes) else str(label)
+
+    def in_words(self, most: int) -> list[str]:
+        """A line on the shape of an input, and one for each use of a table's columns, with the names of at most `most`
+        columns."""
+        kind = "an image [channels, height, width]" if self.kind == "image" else f"a {self.kind} of shape"
+        lines = [f"an input is {kind} {list(self.input_shape)}"]
         for use, names in self.columns.items():
             left_out = f" and {len(names) - most:,} more" if len(names) > most else ""
             words = "inputs" if use == "inputs" else f"no inputs ({use})"
@@ -186,20 +194,3 @@ def cropped(images: torch.Tensor, crops: torch.Tensor) -> torch.Tensor:
     places = (rows[:, :, None] * framed.shape[-1] + columns[:, None, :]).view(batch, 1, height * width)
     flat = framed.view(batch, channels, -1).gather(2, places.expand(batch, channels, height * width))
     return flat.view(batch, channels, height, width)
-
-
-def moments(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and population standard deviation of each channel on the [0, 1] scale, from exact counts of grey values.
-
-    images: uint8 [n, channels, height, width], n at least 1. A channel with only one value gets a deviation of 1.
-    """
-    channels = images.shape[1]
-    counts = np.zeros((channels, 256), np.int64)
-    for start in range(0, len(images), MOMENTS_CHUNK):
-        for channel in range(channels):
-            counts[channel] += np.bincount(images[start : start + MOMENTS_CHUNK, channel].ravel(), minlength=256)
-    grey = np.arange(256) / 255
-    shares = counts / counts.sum(axis=1, keepdims=True)
-    means = shares @ grey
-    deviations = [float(np.sqrt(share @ (grey - mean) ** 2)) or 1.0 for share, mean in zip(shares, means, strict=True)]
-    return tuple(map(float, means)), tuple(deviations)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rayfl.errors import RayflError, reason
+from rayfl.limits.folders import files_below
 from rayfl.limits.regular_files import require_regular
 
 # Settings are read before torch is loaded.
@@ -38,9 +39,9 @@ Found = tuple[str, Path, os.stat_result]
 def content_digest(path: Path) -> str:
     """The first 12 hexadecimal digits of a file's SHA-256, or of that of the names and digests of a folder's files.
 
-    Hidden files and those called cache-*.arrow do not count. Of more than 10 GB only names, sizes and a sample of each
-    file count, and the digest begins with "sample-". Raise OSError if `path` is neither a regular file nor a folder,
-    and RayflError if a file in the folder cannot be read.
+    Hidden files, those called cache-*.arrow, and links to a folder around them do not count. Of more than 10 GB only
+    names, sizes and a sample of each file count, and the digest begins with "sample-". Raise OSError if `path` is
+    neither a regular file nor a folder, and RayflError if a file in the folder cannot be read.
     """
     found = list(_files(path))
     size = sum(status.st_size for _, _, status in found)
@@ -60,18 +61,10 @@ def _files(path: Path) -> Iterator[Found]:
         require_regular(path, most=1 << 62)
         yield "", path, path.stat()
         return
-    seen: set[tuple[int, int]] = set()
-    for folder, inner, names in os.walk(path, followlinks=True):
-        # A link may lead back into a folder above it.
-        here = os.stat(folder)
-        is_new = (here.st_dev, here.st_ino) not in seen
-        seen.add((here.st_dev, here.st_ino))
-        inner[:] = sorted(name for name in inner if not name.startswith(".")) if is_new else []
-        for name in sorted(names) if is_new else ():
-            file = Path(folder, name)
-            cached = name.startswith("cache-") and name.endswith(".arrow")
-            if not name.startswith(".") and not cached and file.is_file():
-                yield str(file.relative_to(path)), file, file.stat()
+    for file in files_below(path, lenient=True):
+        cached = file.name.startswith("cache-") and file.suffix == ".arrow"
+        if not cached and file.is_file():
+            yield str(file.relative_to(path)), file, file.stat()
 
 
 def _digest(found: Sequence[Found], size: int) -> str:

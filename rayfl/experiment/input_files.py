@@ -69,7 +69,7 @@ def kept_files(table: Mapping[str, Any]) -> KeptFiles:
 
 
 def _copies(key: tuple[str, ...], path: Path) -> dict[str, bytes]:
-    """The content of a file by the path of its copy, followed by those of the files that a plug-in imports.
+    """The content of a file by the path of its copy, followed by those of the files that a plug-in imports or reads.
 
     The copy keeps the ending, which tells the format of a graph. Raise OSError; SyntaxError or UnicodeDecodeError if a
     plug-in is not Python.
@@ -77,7 +77,7 @@ def _copies(key: tuple[str, ...], path: Path) -> dict[str, bytes]:
     if key in KINDS:
         return {input_name(KINDS[key], plugins.digest(content := read_bytes(path)), path.suffix): content}
     file = plugins.PluginFile.read(path)
-    return {name: text.encode() for name, text in file.copies(Path(input_name("plugin", file.digest, path.suffix)))}
+    return dict(file.copies(Path(input_name("plugin", file.digest, path.suffix))))
 
 
 # Any: settings of any type.
@@ -99,7 +99,7 @@ def require_copies(began: Mapping[str, Any], table: Mapping[str, Any], directory
             if key in names and key not in STAYING:
                 copy = next(iter(_copies(key, Path(path))))
                 if Path(copy).stem not in [Path(name).stem for name in names[key]]:
-                    imported = "" if key in KINDS else " (its own, or that of files that it imports)"
+                    imported = "" if key in KINDS else " (its own, or that of files that it imports or reads)"
                     raise RayflError(
                         f"{'.'.join(key)} names a file with other content than {names[key][0]}{imported}, with which "
                         f"the run in {directory} began; give {'.'.join(key)}=FILE with a copy of that file"

@@ -19,6 +19,7 @@ from rayfl.data.check import read_dataset
 from rayfl.data.datasets import Dataset, Samples
 from rayfl.data.partition import Partition, Shards
 from rayfl.determinism import seeding, torch_flags
+from rayfl.determinism.global_draws import key, preserved
 from rayfl.determinism.process import prepare_process
 from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Experiment
@@ -48,6 +49,7 @@ STORE_SHARE = 0.3
 
 
 @torch_flags.own_flags()
+@preserved()
 def prepare(experiment: Experiment) -> Setup:
     """The setup, which is the same in all rounds.
 
@@ -57,7 +59,10 @@ def prepare(experiment: Experiment) -> Setup:
     with _naming_failed_code(experiment):
         require_installed(experiment.output.track)
         prepare_process()
+        key(seed, purpose="data")
         dataset = read_dataset(experiment.data)
+        # Files that have been read before may be read without draws.
+        key(seed, purpose="preparation")
         dataset, partition = split_data(experiment, dataset)
         dataset = with_flipped_labels(experiment, dataset, partition)
         task = make_task(experiment, dataset)
@@ -65,7 +70,7 @@ def prepare(experiment: Experiment) -> Setup:
         for one in experiment.wrap:
             method = checked(one.around, "a method", lambda found: callable(found.plan))(method)
         topology = None if experiment.topology is None else experiment.topology.read(experiment.clients.num_seen)
-        weights = task.network.first_weights(seeding.torch_seed(seed, purpose="initial parameters"))
+        weights = task.network.first_weights(task.network.seed)
         if model.start is not None and experiment.adapters is None:
             weights = read_weights(Path(model.start), weights, model.name)
         elif model.start is not None:
@@ -154,7 +159,8 @@ def make_task(experiment: Experiment, dataset: Dataset) -> NetworkTask:
     try:
         build = model.builder(dataset.input_shape, task.num_outputs(dataset))
         build = build if experiment.adapters is None else experiment.adapters.builder(build)
-        network = Network(build, dataset.input_shape, model.memory_format, experiment.runtime.precision)
+        seed = seeding.torch_seed(experiment.seed, purpose="initial parameters")
+        network = Network(build, dataset.input_shape, model.memory_format, experiment.runtime.precision, seed)
     except (RuntimeError, OverflowError, TypeError):
         if not options:
             raise
@@ -208,17 +214,14 @@ def check_inputs(task: NetworkTask, model: str, dataset: Dataset) -> None:
 def check_outputs(task: NetworkTask, model: str, dataset: Dataset, params: tree.Tree) -> None:
     """Raise RayflError unless the model returns outputs for two train samples, and the task losses for these.
 
-    It runs in evaluation mode (first in training mode, if there are buffers that it could change) and restores torch's
-    generator, so that no bit of a run depends on it.
+    It runs in training and in evaluation mode, and the network notes whether it draws random numbers.
     """
     batch = first_two(dataset)
     shape, wanted = list(batch.inputs.shape), [len(batch.inputs), *task.task.output_shape(dataset)]
     given = f"model {model!r} gets inputs {shape}, {len(batch.inputs)} samples of dataset {dataset.name!r}"
     try:
-        with torch.random.fork_rng(devices=()), torch.no_grad():
-            if task.network.buffer_slots:
-                task.outputs(params, batch)
-            found = task.evaluated(params, batch)
+        with torch.no_grad():
+            found = task.network.observe(params, batch.inputs)
     except (KeyboardInterrupt, RayflError):
         raise
     except BaseException as error:

@@ -218,6 +218,19 @@ class Method(Kind, ABC):
     def plan(self, round: int, coin: float) -> Plan:
         """The plan of round `round`; `coin` in [0, 1) is the shared coin of that round."""
 
+    def stages(self, state: State, plan: Plan, ctx: Context) -> tuple[Stage, ...]:
+        """The stages of one client in a round with this plan, by default those of the plan.
+
+        Called on the actors, where the client's state is: for work that only some clients do, such as a longer first
+        fit, or labels that each client counts once. `Context.plan` has these stages from `begin` on.
+        """
+        return plan.stages
+
+    @property
+    def has_own_stages(self) -> bool:
+        """Whether a client's stages depend on more than the plan, so that only the actors know them."""
+        return type(self).stages is not Method.stages
+
     def init_params(self, params: Tree, draws: FirstDraws) -> Tree:
         """The common parameters of round 0, from the model's initial ones. Only `draws.common` may be used."""
         return params
@@ -271,7 +284,8 @@ class Method(Kind, ABC):
     def trains_under(self, state: State, stage: Stage) -> Tree | None:
         """The mask under which a client that begins a round with `state` does a stage; None: all entries are used.
 
-        With `clients.sparse_speedup` an example then costs only the operations that the mask leaves.
+        An example then counts only the operations that the mask leaves, and with `clients.sparse_speedup` takes only
+        their time. Tensors that the mask does not name are whole.
         """
         return self.mask(state) if stage.split == "train" else None
 
@@ -287,7 +301,8 @@ class Method(Kind, ABC):
         """
         own = state["params"] if self.personalized and carry is None else model
         params = carry["params"] if carry is not None else own
-        assert params is not None, f"{type(self).__name__} must say which model is evaluated"
+        if params is None:
+            raise RayflError(f"{type(self).__name__} has no global model to evaluate; set personalized, or eval_begin")
         return {"params": params}
 
     def final_model(self, state: State, server: State) -> Tree | None:

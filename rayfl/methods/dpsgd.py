@@ -38,7 +38,6 @@ from rayfl.methods.base import (
 )
 from rayfl.methods.shared import masks
 from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, LocalWork
-from rayfl.models import flops
 
 
 class DPSGDHyper(LocalWork):
@@ -113,12 +112,9 @@ class DPSGD(GradientMethod, PeerHalf, on_device=True, keeps_parts=True):
         if lian:
             new["begun"] = begun
         change = tree.sub(begun if lian else trained, ctx.initial)
-        metrics = self.train_loss(carry, ctx)
         if "mask" in state:
             change = {name: tensor[state["mask"][name]] for name, tensor in change.items()}
-            num_examples = sum(work.num_examples for work in ctx.work.values())
-            metrics |= flops.training_metrics(self.task.weight_uses, state["mask"], num_examples)
-        return Finished(new, {"change": change}, 1.0, metrics)
+        return Finished(new, {"change": change}, 1.0, self.train_loss(carry, ctx))
 
     def mix(self, state: DPSGDState, received: Received, ctx: Context) -> DPSGDState:
         state = state.copy()

@@ -7,18 +7,19 @@ t = u_i + (x - u_i) o W_i,   W_i <- clip(W_i - eta_w g(t) o (x - u_i), 0, 1), ba
 
 with all else frozen. Then it trains from t as in FedAvg, keeps the result as u_i, and sends x - u_i.
 
-- A round has one pass, over the first `share` of the batches of a fresh permutation of the train split (the authors'
-  code: a fixed window of the examples). Round 0 has none, as u_i = x.
-- In round 1, when clients first get an x that differs from their own model, the pass is repeated until the standard
-  deviation of the last 10 losses is below 0.1, as in the authors' code. There these are losses of passes, here of
-  batches. Every client has `first_passes` passes planned; one that stops earlier does not change W_i in the rest. Work
-  and simulated time count all planned passes. A client that comes for the first time in a later round does one pass per
-  round, like the others.
+- A round has one pass, over a share of the train split that is drawn for the round (the authors' code: a window of the
+  examples that begins at a drawn place). Round 0 has none, as u_i = x.
+- When a client first gets an x that differs from its own model, in whichever round, it repeats the pass over one and
+  the same share until the standard deviation of the last 10 losses is below 0.1, as in the authors' code. There these
+  are losses of passes, here of batches. `first_passes` passes are planned; a client that stops earlier does not change
+  W_i in the rest. Work and simulated time count all planned passes.
 - After the exchange a client is evaluated with t for the new x and its last W_i, which the evaluation does not train.
   Right after its training it is evaluated with u_i. The global model is x.
-- A client that is not selected, or whose round is lost, keeps u_i and W_i.
+- A client that is not selected, or whose round is lost, keeps u_i and W_i, and still has its first fit before it.
 - Entries in which x = u_i have no gradient, and their W_i do not move. W_i = 1 is FedAvg.
 """
+
+from dataclasses import replace
 
 import torch
 
@@ -39,26 +40,31 @@ from rayfl.methods.base import (
 from rayfl.methods.fedavg import FedAvg
 from rayfl.methods.shared.local_training import LocalCarry, LocalTraining, OwnModel
 
+FIT = "weights"
+"""The stage that fits W_i."""
+
 
 class FedALAHyper(LocalTraining):
     """Hyper-parameters of FedALA."""
 
     num_mixed: int = Field(default=2, ge=1, description="tensors at the end of the model that are mixed entry by entry")
     weights_lr: float = Field(default=1.0, ge=0, description="step size of the weights, eta_w")
-    share: float = Field(default=0.8, gt=0, le=1, description="share of the train split's batches in a pass")
-    first_passes: int = Field(default=20, ge=1, description="most passes in round 1; later rounds have one pass")
+    share: float = Field(default=0.8, gt=0, le=1, description="share of the train split that a pass is over")
+    first_passes: int = Field(default=20, ge=1, description="most passes of a client's first fit; later ones have one")
 
 
 class FedALAState(ModelState):
     """Client state; "params" are u_i."""
 
     weights: Tree  # W_i, of the tensors that are mixed
+    fitted: torch.Tensor  # bool: whether W_i has been fitted
 
 
-class FedALACarry(LocalCarry, FedALAState):
+class FedALACarry(LocalCarry):
     """A client's carry."""
 
     own: Tree  # u_i
+    weights: Tree  # W_i
     losses: torch.Tensor  # float32 [10]: the last ones of the stage; NaN where there were fewer
 
 
@@ -69,13 +75,17 @@ class FedALA(OwnModel, FedAvg, on_device=True, takes_stale=True):
     paper = "Zhang et al., AAAI 2023"
 
     def plan(self, round: int, coin: float) -> Plan:
-        hyper, passes = self.hyper, self.hyper.first_passes if round == 1 else 1
-        fitting = Stage("weights", epochs=passes, batch_size=hyper.batch_size or None, share=hyper.share)
+        hyper = self.hyper
+        fitting = Stage(FIT, epochs=1, batch_size=hyper.batch_size or None, subset=hyper.share)
         return Plan(stages=(fitting, hyper.stage(round)) if round else (hyper.stage(round),))
+
+    def stages(self, state: FedALAState, plan: Plan, ctx: Context) -> tuple[Stage, ...]:
+        passes = 1 if state["fitted"] else self.hyper.first_passes
+        return tuple(replace(stage, epochs=passes) if stage.name == FIT else stage for stage in plan.stages)
 
     def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> FedALAState:
         last = dict(list(params.items())[-self.hyper.num_mixed :])
-        return {"params": params, "weights": tree.map(torch.ones_like, last)}
+        return {"params": params, "weights": tree.map(torch.ones_like, last), "fitted": torch.tensor(False)}
 
     def begin(self, state: FedALAState, received: Message, ctx: Context) -> FedALACarry:
         carry, own, weights = super().begin(state, received, ctx), state["params"], state["weights"]
@@ -88,7 +98,7 @@ class FedALA(OwnModel, FedAvg, on_device=True, takes_stale=True):
         }
 
     def step(self, carry: FedALACarry, batch: Batch, *, stage: Stage) -> FedALACarry:
-        if stage.name != "weights":
+        if stage.name != FIT:
             return super().step(carry, batch, stage=stage)
         params, x, own, eta = carry["params"], carry["received"], carry["own"], self.hyper.weights_lr
         loss, gradient = self.task.value_and_grad(
@@ -110,9 +120,11 @@ class FedALA(OwnModel, FedAvg, on_device=True, takes_stale=True):
         }
 
     def finish(self, state: FedALAState, carry: FedALACarry, ctx: Context) -> Finished:
-        return self.finished(
-            {"params": carry["params"], "weights": carry["weights"]}, {"delta": self.delta(carry)}, carry, ctx, "train"
-        )
+        new: FedALAState = {"params": carry["params"], "weights": carry["weights"], "fitted": state["fitted"]}
+        if FIT in ctx.work:
+            differs = [(carry["received"][name] != carry["own"][name]).any() for name in carry["weights"]]
+            new["fitted"] = state["fitted"] | torch.stack(differs).any()
+        return self.finished(new, {"delta": self.delta(carry)}, carry, ctx, "train")
 
     def eval_begin(self, state: FedALAState, model: Tree | None, carry: FedALACarry | None, ctx: Context) -> ModelState:
         x, weights = (model or {}, state["weights"]) if carry is None else (carry["params"], {})

@@ -8,7 +8,8 @@ h_i <- h_i + alpha delta_i,   h <- h + (alpha / N) sum_S delta_i,   x <- x - mea
 with S those who delivered and N all clients. At the fixed point h = 0 and each h_i is the gradient of f_i at x, the
 minimiser of the plain mean of the f_i. So the mean is uniform, and there is no `weighting`.
 
-- States hold h_i / alpha and h / alpha, sums of deltas, as "shift". The paper's h has the other sign.
+- States hold h_i / alpha and h / alpha, sums of deltas, as "shift". Both have the paper's sign: h moves by -alpha / N
+  times a sum of y_i - x. The authors' code keeps sums of y_i - x, -h_i / alpha, and adds their mean to x.
 - h = mean_i h_i over all N after every round, whoever took part: a client that is absent, or whose upload is lost,
   keeps its h_i. A lossy uplink sends C(delta_i), with error feedback or without, and h_i moves by alpha C(delta_i).
 - A round in which nothing arrives changes nothing.

@@ -56,13 +56,18 @@ from rayfl.methods.base import (
     tree,
 )
 from rayfl.methods.shared import masks
-from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, LocalTraining
+from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, LocalWork, weighed
 from rayfl.methods.shared.stored_packets import buffers, packet_of
 
 
-class FedPSEHyper(LocalTraining):
+class FedPSEHyper(LocalWork):
     """Hyper-parameters of FedPSE; the paper's sparsity p is 1 - keep_ratio."""
 
+    weighting: Literal["seen", "samples", "uniform"] = Field(
+        default="seen",
+        description="weight of a client in the average: examples seen in the round (Algorithm 1's n_i), samples held, "
+        "or uniform",
+    )
     keep_ratio: float = Field(
         default=0.1,
         gt=0,
@@ -138,15 +143,15 @@ class FedPSE(GradientMethod, ServerHalf, on_device=True, keeps_parts=True, takes
         top_k = TopK(keep_ratio=self.keep_ratio(ctx.traits), scope=self.hyper.scope)
         packet, _ = top_k.encode(update, {}, ctx.generator)
         residual = tree.sub(update, packet.decode_beside(update))
-        num_samples = sum(work.num_examples for work in ctx.work.values())
         state = {"base": carry["received"], "residual": residual}
         if ctx.round == ctx.num_rounds - 1:
             state["trained"], state["round"] = carry["params"], torch.tensor(ctx.round)
-        metrics = self.train_loss(carry, ctx)
-        if self.hyper.weighting == "uniform":
-            return Finished(state, {"update": packet}, 1.0, metrics)
-        message = {"update": packet, "num_samples": count_packet("num_samples", num_samples)}
-        return Finished(state, message, float(num_samples), metrics)
+        num_seen = sum(work.num_examples for work in ctx.work.values())
+        if self.hyper.weighting == "seen":
+            message, weight = {"update": packet, "num_seen": count_packet("num_seen", num_seen)}, float(num_seen)
+        else:
+            message, weight = weighed({"update": packet}, self.hyper.weighting, ctx)
+        return Finished(state, message, weight, self.train_loss(carry, ctx))
 
     def receive_reply(self, state: FedPSEState, received: Message, ctx: Context) -> FedPSEState:
         return {**state, "base": tree.sub(state["base"], received["update"].decode())}

@@ -91,13 +91,12 @@ class FedSCRHyper(LocalTraining):
             raise RayflError(
                 " chooses normalized thresholds; leave out threshold, adaptive and raw scores", key=("keep_ratio",)
             )
-        # Raises if the threshold is out of range.
-        assert self.compressor
+        # Raises RayflError for a threshold that is out of range.
+        self.make_compressor()
         return self
 
-    @property
-    def compressor(self) -> Structured:
-        """The uplink's compressor; if adaptive, at a client's first threshold."""
+    def make_compressor(self) -> Structured:
+        """The uplink's compressor; if adaptive, at a client's first threshold. Raise RayflError if it is impossible."""
         if self.threshold is not None or self.adaptive or self.scores == "raw":
             return Structured(threshold=self.threshold, scores=self.scores)
         return Structured(keep_ratio=0.1 if self.keep_ratio is None else self.keep_ratio)
@@ -142,13 +141,13 @@ class FedSCR(Broadcasting, FedAvg, on_device=True, keeps_parts=True):
     @property
     def honours_retention(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Whether tensors are cut to a share; a threshold is none."""
-        return not self.hyper.adaptive and self.hyper.compressor.keeping(1.0) is not None
+        return not self.hyper.adaptive and self.hyper.make_compressor().keeping(1.0) is not None
 
     def compressor_of(self, client: Traits) -> Structured:
         """The compressor of a client, which may have a retention ratio of its own."""
         if not client.retention_given:
-            return self.hyper.compressor
-        return self.hyper.compressor.keeping(client.retention_ratio) or self.hyper.compressor
+            return self.hyper.make_compressor()
+        return self.hyper.make_compressor().keeping(client.retention_ratio) or self.hyper.make_compressor()
 
     @property
     def cuts_down(self) -> bool:
@@ -160,7 +159,7 @@ class FedSCR(Broadcasting, FedAvg, on_device=True, keeps_parts=True):
 
     @property
     def step_compressor(self) -> Structured:
-        return self.hyper.compressor
+        return self.hyper.make_compressor()
 
     def step_codec(self, like: Tree) -> StructuredCodec:
         return StructuredCodec(shapes_of(like))
@@ -208,14 +207,14 @@ class FedSCR(Broadcasting, FedAvg, on_device=True, keeps_parts=True):
         """The compressor at the client's threshold in this round."""
         assert "divergence" in state and "significance" in state and "variance" in carry
         if state["divergence"] < 0:
-            return self.hyper.compressor
+            return self.hyper.make_compressor()
         exponent = (
             self.hyper.divergence_factor * float(state["divergence"])
             + self.hyper.significance_factor * float(state["significance"])
             + self.hyper.variance_factor * float(carry["variance"])
         )
-        return self.hyper.compressor.model_copy(
-            update={"threshold": self.hyper.compressor.limit / (1 + math.exp(-exponent))}
+        return self.hyper.make_compressor().model_copy(
+            update={"threshold": self.hyper.make_compressor().limit / (1 + math.exp(-exponent))}
         )
 
     def init_server(self, params: Tree) -> FedSCRServer:

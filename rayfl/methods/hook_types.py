@@ -3,6 +3,7 @@
 Methods import these names from `rayfl.methods.base`.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NotRequired, Self, TypedDict, TypeVar, cast
@@ -49,7 +50,10 @@ Newcomer = Literal["model", "round", "undefined"]
 class Stage:
     """Local work on one split: `epochs` or `steps`, in batches of `batch_size` (None: the whole split).
 
-    On the train split a client takes only the first `share` of these steps, rounded, and at least one.
+    On the train split a client takes only the first `share` of these steps, rounded, and at least one. All passes are
+    over the same share `subset` of the split, drawn for this stage of this round. A stage that is `free`, because it
+    computes nothing with the model (it counts labels), counts no steps and no examples, takes no simulated time, and is
+    done whole by slow clients too.
     """
 
     name: str = "train"
@@ -60,6 +64,12 @@ class Stage:
     batches_per_step: int = 1
     lr: float = 0.0
     share: float = 1.0
+    subset: float = 1.0
+    free: bool = False
+
+    def num_examples(self, held: int) -> int:
+        """The number of examples in a pass, if the client holds `held` in the split: rounded, and at least one."""
+        return held if self.subset == 1 else max(1, math.floor(self.subset * held + 0.5))
 
 
 @dataclass(frozen=True)
@@ -89,7 +99,8 @@ class Work:
 class Context:
     """All that a method may read besides its own states.
 
-    `client` is None on the server. `num_clients` does not count the unseen clients, whose numbers follow. `num_rounds`,
+    `plan` is the round's; in a client's own hooks it has the client's stages (`Method.stages`). `client` is None on the
+    server. `num_clients` does not count the unseen clients, whose numbers follow. `num_rounds`,
     T, is the length of the experiment, for schedules over all of it. `coin` is the shared coin of any round, in [0, 1).
     `links` [num_clients, num_clients] are the weights a_kl of the round's graph, for the server of a method that
     `uses_graph`. `retention_given`: whether the experiment gives each client a retention ratio, of which `least_ratio`

@@ -22,4 +22,4 @@ class IndMask(HiddenMasks, on_device=True):
     def finish(self, state: ScoredModel, carry: GradientCarry, ctx: Context) -> Finished:
         _, z = self.descend(state, carry, ctx)
         new: ScoredModel = {"scores": z, **self.masked_by(z, ctx.traits, ctx.initial)}
-        return Finished(new, None, 1.0, self.trained(state, carry, ctx))
+        return Finished(new, None, 1.0, self.trained(carry))

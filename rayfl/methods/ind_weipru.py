@@ -15,4 +15,4 @@ class IndWeipru(PrunedWeights, on_device=True):
     paper = "Tian et al., MCE-PL, real weights without communication"
 
     def finish(self, state: WeightsState, carry: GradientCarry, ctx: Context) -> Finished:
-        return Finished(self.stepped(state, carry, ctx), None, 1.0, self.trained(state, carry, ctx))
+        return Finished(self.stepped(state, carry, ctx), None, 1.0, self.trained(carry))

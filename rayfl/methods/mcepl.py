@@ -104,7 +104,7 @@ class MCEPL(HiddenMasks, on_device=True):
         # One vector, so that no layer's bits are filled up to whole bytes.
         bits = tree.vector(own["mask"])
         bill = {"comm/link_megabytes": bits.numel() / 8e6, "comm/link_ones_megabytes": int(bits.sum()) / 8e6}
-        return Finished(new, {"mask": mask_packet({"mask": bits})}, 1.0, self.trained(state, carry, ctx) | bill)
+        return Finished(new, {"mask": mask_packet({"mask": bits})}, 1.0, self.trained(carry) | bill)
 
     def mix(self, state: MCEPLState, received: Received, ctx: Context) -> MCEPLState:
         state = state.copy()

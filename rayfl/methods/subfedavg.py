@@ -28,7 +28,6 @@ from rayfl.methods.base import Context, Field, Finished, FirstDraws, Message, Pl
 from rayfl.methods.shared import masks
 from rayfl.methods.shared.accuracy_gate import GATE, GatedCarry, GatedPruning, GateHyper
 from rayfl.methods.shared.masked_server import WEIGHTS, MaskedServer, weights_packet
-from rayfl.models import flops
 
 FIRST, REST = "first epoch", "train"
 
@@ -102,8 +101,6 @@ class SubFedAvg(GatedPruning, MaskedServer, on_device=True):
 
     def finish(self, state: masks.MaskedModel, carry: SubFedAvgCarry, ctx: Context) -> Finished:
         params, mask = carry["params"], carry["mask"]
-        num_trained = sum(work.num_examples for name, work in ctx.work.items() if name != GATE)
-        metrics = flops.training_metrics(self.task.weight_uses, state["mask"], num_trained)
-        metrics |= self.train_loss(carry, ctx, FIRST, REST)
+        metrics = self.train_loss(carry, ctx, FIRST, REST)
         message = {WEIGHTS: weights_packet(params, mask, state["mask"])}
         return Finished({"params": params, "mask": mask}, message, 1.0, metrics)

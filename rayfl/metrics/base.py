@@ -3,7 +3,7 @@
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal, Protocol, Self
 
 import numpy as np
@@ -76,6 +76,10 @@ class Metric(Choice, ABC):
 
     def for_data(self, task: LossOf, targets: Tensor) -> Self:
         """The metric for an experiment: its task and its training targets [n, ...]. The same by default."""
+        return self
+
+    def with_names(self, classes: Sequence[str]) -> Self:
+        """The metric for data whose classes or labels have names, () if they have none. The same by default."""
         return self
 
     @property

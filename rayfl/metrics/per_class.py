@@ -2,14 +2,34 @@
 confusion matrix of classes."""
 
 from abc import abstractmethod
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import ClassVar, Self
 
 import torch
+from pydantic import PrivateAttr
 
 from rayfl.metrics.base import Metric, Sums, Values, are_labels, flat, ratio
 
 
-class PerClass(Metric):
+class ByName(Metric):
+    """Base of metrics whose parts are named after classes: by their names in the data, or by their numbers."""
+
+    _classes: Sequence[str] = PrivateAttr(default=())
+
+    def with_names(self, classes: Sequence[str]) -> Self:
+        if not classes:
+            return self
+        bound = self.model_copy()
+        # A slash separates the parts of a value's name.
+        bound._classes = [name.replace("/", "%2F") for name in classes]
+        return bound
+
+    def names(self, count: int) -> Sequence[str]:
+        """The names of `count` classes."""
+        return self._classes if len(self._classes) == count else [*map(str, range(count))]
+
+
+class PerClass(ByName):
     """Counts of each class: right (tp), occurring (support), predicted; int64 [classes] each."""
 
     unit = "%"
@@ -37,7 +57,7 @@ class PerClass(Metric):
         counts = (sums[name].tolist() for name in ("right", "support", "predicted"))
         values = [self.of_class(*counted) for counted in zip(*counts, strict=True)]
         defined = [value for value in values if value is not None]
-        parts = {f"{self.name}/{place}": value for place, value in enumerate(values)}
+        parts = {f"{self.name}/{name}": value for name, value in zip(self.names(len(values)), values, strict=True)}
         return {self.name: ratio(sum(defined), len(defined)), **(parts if self.has_parts else {})}
 
 
@@ -77,7 +97,7 @@ class F1(PerClass):
         return 2 * right / (support + predicted) if support else None
 
 
-class Confusion(Metric):
+class Confusion(ByName):
     """The number of test examples by their class and by the predicted class, as confusion/CLASS/PREDICTED. The report
     draws it as a matrix."""
 
@@ -97,8 +117,10 @@ class Confusion(Metric):
         return {"cells": cells.reshape(size, size)}
 
     def value(self, sums: Sums) -> Values:
+        cells = sums["cells"].tolist()
+        names = self.names(len(cells))
         return {
             f"{self.name}/{true}/{said}": float(cell)
-            for true, row in enumerate(sums["cells"].tolist())
-            for said, cell in enumerate(row)
+            for true, row in zip(names, cells, strict=True)
+            for said, cell in zip(names, row, strict=True)
         }

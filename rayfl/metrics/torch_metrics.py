@@ -12,13 +12,14 @@ from pydantic import Field
 
 from rayfl.data.torchvision import torchvision
 from rayfl.errors import RayflError, one_line
-from rayfl.metrics.base import Facts, Metric, Sums, Targets, Values
+from rayfl.metrics.base import Facts, Sums, Targets, Values
+from rayfl.metrics.per_class import ByName
 
 _NEW_WORD = r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])"
 """Where a word begins inside the name of a class."""
 
 
-class TorchMetrics(Metric):
+class TorchMetrics(ByName):
     """A metric of the package torchmetrics, as {name = "torchmetrics", metric = "classification.MulticlassCohenKappa",
     options = {num_classes = 10}}.
 
@@ -69,7 +70,7 @@ class TorchMetrics(Metric):
         return made.set_dtype(torch.float64)
 
     def check(self, targets: Targets, outputs: torch.Tensor) -> None:
-        assert self.made
+        self.made.reset()
 
     def measure(self, outputs: torch.Tensor, targets: torch.Tensor) -> Sums:
         made = self.made.to(outputs.device)
@@ -97,9 +98,9 @@ class TorchMetrics(Metric):
         found = torch.as_tensor(computed).detach().double().reshape(-1)
         numbers = [None if torch.isnan(number) else float(number) for number in found]
         name = self.value_name
-        return (
-            {name: numbers[0]} if len(numbers) == 1 else {f"{name}/{place}": one for place, one in enumerate(numbers)}
-        )
+        if len(numbers) == 1:
+            return {name: numbers[0]}
+        return {f"{name}/{part}": one for part, one in zip(self.names(len(numbers)), numbers, strict=True)}
 
     @property
     def value_name(self) -> str:

@@ -16,7 +16,6 @@ from torch import nn
 
 from rayfl.data.torchvision import torchvision
 from rayfl.errors import RayflError, did_you_mean
-from rayfl.models.flops import is_linear
 from rayfl.settings import Settings, shown
 from rayfl.tree import Tree
 
@@ -59,6 +58,12 @@ class Adapters(Settings):
         for name, parameter in module.named_parameters():
             parameter.requires_grad_(LORA in name or name in trained)
         return module
+
+
+def is_linear(layer: nn.Module) -> bool:
+    """Whether the layer is linear. In transformers, GPT-2's are called Conv1D, and their weight is [in, out]."""
+    kind = type(layer)
+    return isinstance(layer, nn.Linear) or f"{kind.__module__}.{kind.__name__}" == "transformers.pytorch_utils.Conv1D"
 
 
 def plain_names(weights: Tree) -> dict[str, str]:

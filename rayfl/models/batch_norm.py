@@ -1,10 +1,13 @@
 """BatchNorm as a pure function of a batch, without padding: running statistics are replaced, not changed in place.
 
-Ioffe and Szegedy, Batch Normalization, ICML 2015. The layers are torch's own, with another forward pass.
+Ioffe and Szegedy, Batch Normalization, ICML 2015. Torch's own layers get another forward pass. Other layers that keep
+running statistics, such as subclasses with an activation inside, keep theirs: where a batch must not teach them, they
+run in evaluation mode.
 """
 
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,18 +37,22 @@ def layers(module: nn.Module) -> Iterator[tuple[str, nn.modules.batchnorm._Batch
 
 
 def count_rows(module: nn.Module, rows: Rows) -> None:
-    """Give the BatchNorm layers of `module` a forward pass that reads `rows`.
+    """Give the BatchNorm layers of `module`, and others with running statistics, a forward pass that reads `rows`.
 
-    Raise RayflError for a layer without running statistics: its output for an example would depend on which others are
-    evaluated beside it.
+    Raise RayflError for a BatchNorm without running statistics: its output for an example would depend on which others
+    are evaluated beside it.
     """
-    for name, layer in layers(module):
-        if layer.running_mean is None:
+    by_torch = {layer for _, layer in layers(module)}
+    for name, layer in module.named_modules():
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.running_mean is None:
             raise RayflError(
                 f"layer {name!r} is {type(layer).__name__} with track_running_stats=False, so that an example's output "
                 "depends on the others that are evaluated beside it; set it to True, or use GroupNorm"
             )
-        layer.forward = partial(_forward, layer, rows)  # pyright: ignore[reportAttributeAccessIssue] (a method's name)
+        if layer in by_torch:
+            layer.forward = partial(_forward, layer, rows)  # pyright: ignore
+        elif isinstance(layer._buffers.get("running_mean"), Tensor):
+            layer.forward = partial(_in_its_mode, layer, rows, name)
 
 
 def _forward(layer: nn.modules.batchnorm._BatchNorm, rows: Rows, inputs: Tensor) -> Tensor:
@@ -66,6 +73,32 @@ def _forward(layer: nn.modules.batchnorm._BatchNorm, rows: Rows, inputs: Tensor)
         layer.num_batches_tracked = layer.num_batches_tracked + 1
         factor = 1.0 / float(layer.num_batches_tracked) if factor is None else factor
     return functional.batch_norm(inputs, mean, var, layer.weight, layer.bias, learns, factor or 0.0, layer.eps)
+
+
+# Any: whatever the layer takes and returns.
+def _in_its_mode(layer: nn.Module, rows: Rows, name: str, *args: Any, **kwargs: Any) -> Any:
+    """The layer's own forward pass: in evaluation mode where `_forward` would not learn. Its children keep their modes.
+
+    Raise RayflError if it changes its running statistics in evaluation mode.
+    """
+    mean, mode, inputs = layer._buffers["running_mean"], layer.training, next(iter((*args, *kwargs.values())))
+    assert mean is not None, "see count_rows"
+    learns = mode and not rows.fixed and inputs.numel() > mean.numel()
+    # On a GPU a comparison would wait for it; a run begins with a pass on the CPU.
+    before = None if learns or mean.device.type != "cpu" else mean.clone()
+    layer.training = learns
+    try:
+        found = type(layer).forward(layer, *args, **kwargs)
+    finally:
+        layer.training = mode
+    # torch's batch_norm does not raise the version of what it changes.
+    now = layer._buffers["running_mean"]
+    if before is not None and now is not None and not torch.equal(now, before):
+        raise RayflError(
+            f"layer {name!r} ({type(layer).__name__}) changes its running statistics in evaluation mode, so that an "
+            "example's output depends on the others that are evaluated beside it; read self.training in its forward"
+        )
+    return found
 
 
 def _by_hand(layer: nn.modules.batchnorm._BatchNorm, weights: Tensor | None, inputs: Tensor, learns: bool) -> Tensor:

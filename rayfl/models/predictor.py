@@ -9,6 +9,9 @@ from rayfl.data.datasets import Dataset
 from rayfl.determinism.process import Precision
 from rayfl.models.base import MemoryFormat, RayflError, laid_out
 
+WHITEST = 255
+"""The largest pixel that a run's images can have."""
+
 
 class Predictor(nn.Module):
     """A network that carries the preprocessing of its run.
@@ -47,11 +50,19 @@ class Predictor(nn.Module):
         if data.kind != "vector" and (inputs.is_floating_point() or inputs.dtype == torch.bool):
             what = f"pixels from 0 to {data.white:g}, not scaled" if data.kind == "image" else "tokens"
             raise RayflError(f"inputs are {inputs.dtype}, and the model takes whole numbers: {what}")
+        if data.kind == "image" and inputs.dtype != torch.uint8 and inputs.numel():
+            low, high = (int(extreme) for extreme in inputs.long().aminmax())
+            if not 0 <= low <= high <= WHITEST:
+                raise RayflError(
+                    f"inputs have pixels from {low} to {high}, and the model takes pixels of 8 bits, from 0 to "
+                    f"{data.white:g}; divide deeper ones by a power of 2, as 16 bits by 256"
+                )
         if given == shape:
             if data.kind != "vector" or not data.mean:
                 return inputs
             mean, std = torch.tensor([data.mean, data.std], dtype=torch.float64).to(inputs.device)
-            return (inputs.float() - mean) / std
+            # Large numbers with small differences would become equal as float32.
+            return (inputs.double() - mean) / std
         if data.kind == "image" and given == (*shape[1:], shape[0]):
             return inputs.movedim(-1, 1)
         if data.kind == "image" and (1, *given) == shape:

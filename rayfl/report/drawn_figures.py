@@ -2,6 +2,7 @@
 confidence; of masks, their distances compared with the similarity of labels (Dis-PFL, Figure 5), and drawings of some
 clients' masks (MCE-PL, Figures 8 and 9)."""
 
+import json
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
@@ -60,13 +61,11 @@ def _drawn(run: Run) -> dict[str, dict[tuple[str, ...], float]]:
 
 def _matrix(title: str, parts: Parts) -> list[Figure]:
     """Rows are true classes, columns predicted ones; each row is in shares of its class."""
-    size = 1 + max(int(true) for true, _ in parts)
-    counts = np.zeros((size, size))
-    for (true, said), count in parts.items():
-        counts[int(true), int(said)] = count
+    names = [*dict.fromkeys(true for true, _ in parts)]
+    counts = np.array([[parts[true, said] for said in names] for true in names])
     totals = counts.sum(axis=1, keepdims=True)
     shares = np.divide(counts, totals, out=np.full_like(counts, np.nan), where=totals > 0)
-    chart = cells_chart(shares, "Predicted class", "True class", 1.0, percent=True)
+    chart = cells_chart(shares, "Predicted class", "True class", 1.0, percent=True, names=names)
     caption = (
         f"The share of each class's examples (row) that the model predicts as each class (column); the darkest cell is "
         f"all of them. {int(np.trace(counts)):,} of {int(counts.sum()):,} examples lie on the diagonal."
@@ -189,10 +188,14 @@ def _picture(mask: np.ndarray) -> np.ndarray:
     return few.transpose(1, 2, 0, 3).reshape(inputs * height, outputs * width)[:-1, :-1]
 
 
-def cells_chart(values: np.ndarray, x: str, y: str, most: float, percent: bool = False) -> Spec:
-    """Values [rows, columns] in [0, most] as shades, the first row on top; NaN stays blank."""
+def cells_chart(
+    values: np.ndarray, x: str, y: str, most: float, percent: bool = False, names: Sequence[object] | None = None
+) -> Spec:
+    """Values [rows, columns] in [0, most] as shades, the first row on top; NaN stays blank. names: of rows and columns;
+    by default their numbers."""
     height, width = values.shape
-    place = {"type": "ordinal", "scale": {"round": True, "paddingInner": 0}}
+    names = names or range(max(height, width))
+    place = {"type": "ordinal", "sort": None, "scale": {"round": True, "paddingInner": 0}}
     axis = {"labelOverlap": True, "ticks": False, "domain": False, "grid": False, "labelAngle": 0}
     shade = {"type": "quantitative", "legend": None, "scale": {"domain": [0, most or 1], "scheme": "blues"}}
     return {
@@ -200,11 +203,11 @@ def cells_chart(values: np.ndarray, x: str, y: str, most: float, percent: bool =
         "height": max(90, min(340, round(350 * height / width))),
         "layer": [
             {
-                **data([{"row": row, "value": line} for row, line in enumerate(values)], values.size),
+                **data([{"row": row, "value": line} for row, line in zip(names, values, strict=False)], values.size),
                 "transform": [
                     {"flatten": ["value"]},
                     {"window": [{"op": "row_number", "as": "number"}], "groupby": ["row"]},
-                    {"calculate": "datum.number - 1", "as": "column"},
+                    {"calculate": f"{json.dumps([*names])}[datum.number - 1]", "as": "column"},
                     {"filter": "isValid(datum.value)"},
                 ],
                 "mark": "rect",

@@ -56,18 +56,19 @@ def table(dataset: Dataset, partition: Partition, max_rows: int = 100, unseen: S
     sums = {split: str(sizes[split].sum()) for split in splits}
     for head, footer in {"client": "all", **sums, "classes": str(np.count_nonzero(counts.sum(axis=0)))}.items():
         result.add_column(head, footer=footer, justify="right")
-    result.add_column("labels", footer=_label_text(counts.sum(axis=0)), overflow="fold", ratio=1)
+    result.add_column("labels", footer=_label_text(dataset, counts.sum(axis=0)), overflow="fold", ratio=1)
     result.add_column("distance", footer=f"mean {far.mean():.2f}", justify="right")
     for client in range(shown):
         place = client - len(counts) + len(unseen)
         name = f"{client} unseen ({unseen[place]} in the partition)" if place >= 0 else str(client)
         numbers = [*(sizes[split][client] for split in splits), np.count_nonzero(counts[client])]
-        result.add_row(name, *map(str, numbers), _label_text(counts[client]), f"{far[client]:.2f}")
+        result.add_row(name, *map(str, numbers), _label_text(dataset, counts[client]), f"{far[client]:.2f}")
     return result
 
 
-def _label_text(counts: np.ndarray) -> str:
+def _label_text(dataset: Dataset, counts: np.ndarray) -> str:
     """The classes held, the most frequent first, at most twelve of them."""
-    order = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]
-    text = " ".join(f"{label}:{counts[label]}" for label in order[:12])
+    name = dataset.class_name if dataset.has_classes else str
+    order = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)].tolist()
+    text = " ".join(f"{name(label)}:{counts[label]}" for label in order[:12])
     return text if len(order) <= 12 else f"{text} and {len(order) - 12} more"

@@ -125,7 +125,8 @@ class RunResults:
         return sorted({re.sub(r"-[0-9]{4,}$", "", path.stem) for path in files})
 
     def predict(self, inputs: "ArrayLike", client: int | None = None) -> np.ndarray:
-        """Return the most likely class of each input, int64 [n], by the global model or by that of one client.
+        """Return the most likely class of each input, by the global model or by that of one client: their names [n], if
+        the data name their classes, otherwise their numbers, int64 [n].
 
         inputs: raw ones [n, ...], as `Predictor.forward` takes them. Raise RayflError as that and `model` do, and
         without a client if each client has parts of its own.
@@ -142,15 +143,17 @@ class RunResults:
                 "or call results.model() for what they share, with the initial values of their parts"
             )
         model = self.model() if client is None else self.personal_model(client)
-        if not read_model_inputs(self.directory).has_classes:
+        described = read_model_inputs(self.directory)
+        if not described.has_classes:
             raise RayflError(f"the run in {self.directory} predicts no classes; call results.model() for its outputs")
         rows = np.asarray(inputs)
         if rows.dtype.kind not in "biuf":
             raise RayflError(f"inputs={shown(inputs)} are not numbers; give an array of raw inputs [n, ...]")
         with own_flags(), torch.no_grad():
-            return torch.cat(
+            numbers = torch.cat(
                 [model(part).argmax(1) for part in torch.from_numpy(rows).split(_PREDICTED_AT_ONCE)]
             ).numpy()
+        return np.array(described.classes)[numbers] if described.classes else numbers
 
     def model(self) -> "Predictor":
         """The final global model with its weights, in evaluation mode, on the CPU. Of `[parts]` that clients keep it

@@ -14,7 +14,7 @@ from typing import Any, NoReturn, ParamSpec, TypeVar
 from torch import Tensor
 
 from rayfl.errors import RayflError, did_you_mean, plugin_line
-from rayfl.methods.base import Finished, Packet, Plan, Reply, ServerHalf
+from rayfl.methods.base import Finished, Packet, Plan, Reply, ServerHalf, Stage
 from rayfl.rounds.errors import ClientError, HookError, error_text, out_of_memory
 from rayfl.tree import Difference
 
@@ -145,6 +145,12 @@ def _evaluated(found: Any, method: object, args: tuple[Any, ...]) -> None:
         raise _WrongAnswerError('returns a carry without "params", which is the model to evaluate; put it there')
 
 
+def _stages(found: Any, method: object, args: tuple[Any, ...]) -> None:
+    names = [stage.name if isinstance(stage, Stage) else _refuse(stage, "stages alone") for stage in found]
+    if again := [name for name in names if names.count(name) > 1]:
+        raise _WrongAnswerError(f"returns two stages with the name {again[0]!r}; give each a name of its own")
+
+
 def _tree(found: Any, method: object, args: tuple[Any, ...]) -> None:
     _require_state(found, "tensors by name")
 
@@ -234,7 +240,8 @@ _UPDATE = "the new server state and metrics: return {...}, {}"
 
 _CHECKS: Mapping[str, tuple[type | UnionType, str, Callable[[Any, Any, tuple[Any, ...]], None] | None]] = {
     "check_model": (object, "anything", None),
-    "plan": (Plan, "a Plan", None),
+    "plan": (Plan, "a Plan", lambda found, method, args: _stages(found.stages, method, args)),
+    "stages": (tuple | list, "a tuple of stages", _stages),
     "init_params": (dict, _MODEL, _tree),
     "init_client": (dict, _STATE, _tree),
     "has_work": (bool, "True or False", None),

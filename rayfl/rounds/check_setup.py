@@ -36,9 +36,9 @@ def check_setup(setup: Setup) -> None:
             f"=true compares masks, but clients of {name} keep none; remove it",
             ("evaluation", "masks"),
         )
-    if clients.sparse_speedup and (
-        not setup.forward_flops or setup.method.trains_under(setup.first_state(0), Stage()) is None
-    ):
+    # Counted whatever the settings are: a warning comes before the run, and no step counts under vmap.
+    is_counted = setup.forward_flops > 0
+    if clients.sparse_speedup and (not is_counted or setup.method.trains_under(setup.first_state(0), Stage()) is None):
         raise RayflError(
             f"=true makes training under a mask faster, but clients of {name} have no mask, or the model "
             "has no convolution or linear layer; remove it",
@@ -76,7 +76,8 @@ def check_setup(setup: Setup) -> None:
             raise RayflError(f"{name} has a graph over its clients; add a [topology] table")
     else:
         check_graph(setup, setup.topology, name)
-    assert setup.metric_facts
+    if not setup.metric_facts:
+        raise RayflError(" names no metric, and the task has none of its own; name one", ("evaluation", "metrics"))
     setup.method.check(setup.num_clients, setup.topology, setup.seed)
     checked_hook(setup.method.check_model)(setup.initial)
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from rayfl import tree
+from rayfl.rounds.errors import HookError
 
 OBJECT_BYTES = 1_000_000
 """States of several clients share an object up to this size: to fetch it takes hardly longer than to fetch one of them,
@@ -49,9 +50,10 @@ class ClientOutputs:
 
     @classmethod
     def of(cls, slots: Slots, state: tree.State, memory: tree.State, **sent: Any) -> Self:
-        """The outputs with state and memory as arrays."""
-        assert slots.state or not state, "the method's init_client must say what clients keep"
-        assert slots.memory or not memory, "the method's init_server_memory must say what the server keeps"
+        """The outputs with state and memory as arrays. Raise HookError for one that the method did not begin with."""
+        firsts = ((state, slots.state, "init_client"), (memory, slots.memory, "init_server_memory"))
+        if lost := [hook for kept, has_slot, hook in firsts if kept and not has_slot]:
+            raise HookError(f"a hook returns a state to keep, and {lost[0]} returned none; return the first one there")
         return cls(tree.to_arrays(state), tree.to_arrays(memory), **sent)
 
     def pack(self, slots: Slots) -> list[Any]:

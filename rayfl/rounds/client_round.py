@@ -1,5 +1,6 @@
 """One client in one training job: its download, its local work for the engine, its upload, and its result."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -8,6 +9,7 @@ from typing import Any
 from rayfl.compress.base import Message, Packet, encode_trees, message_bits
 from rayfl.compress.dense import Dense
 from rayfl.data.transfer import to_memory
+from rayfl.determinism import global_draws
 from rayfl.errors import NotFinite, plugin_line
 from rayfl.methods.base import Carry, Context, Reply, State, Upload, Work
 from rayfl.models import flops
@@ -50,6 +52,7 @@ class ClientRound:
         self.round_inputs, self.client, self.fate = round_inputs, client, fate
         self.state, self.uplink_memory = without_memory(state)
         self.round, self.plan, self.key = round_inputs.round, round_inputs.plan, key
+        self._key("download")
         with naming_round_and_client(self.round, client):
             self.personal = Reply({}, server_memory)
             if server is not None and self.plan.down:
@@ -64,6 +67,9 @@ class ClientRound:
         self.ctx = setup.context_for_hooks(self.round, self.plan, client, "client", key)
         with naming_round_and_client(self.round, client):
             self.has_work = checked_hook(self.method.has_work)(self.received, self.ctx)
+            stages = checked_hook(self.method.stages)(self.state, self.plan, self.ctx) if self.has_work else ()
+        self.plan = replace(self.plan, stages=tuple(stages))
+        self.ctx = replace(self.ctx, plan=self.plan)
 
     def untrained(self) -> tuple[ClientResult, ClientOutputs] | None:
         """The result and the objects of a client that need not train, because it has no work, drops out or misses the
@@ -72,13 +78,11 @@ class ClientRound:
             return self.idle()
         if self.fate.trains and self.setup.population.settings.deadline_s is None:
             return None
-        work: dict[str, Work] = {}
-        costs: dict[str, float] = {}
-        if self.fate is not Fate.DROPPED_AFTER_DOWNLOAD:
-            task = self.local_task()
-            with naming_round_and_client(self.round, self.client):
-                work = {stage.name: task.planned(stage) for stage in task.stages}
-                costs = example_costs(self.setup, replace(self.ctx, work=work), self.state)
+        task = self.local_task()
+        with naming_round_and_client(self.round, self.client):
+            stages = () if self.fate is Fate.DROPPED_AFTER_DOWNLOAD else task.stages
+            work = {stage.name: task.planned(stage) for stage in stages}
+            costs = example_costs(self.setup, replace(self.ctx, work=work), self.state)
         result = ClientResult(
             self.client,
             self.fate,
@@ -87,6 +91,7 @@ class ClientRound:
             begins_s=self.round_inputs.begins.get(self.client, 0.0),
             work=work,
             costs=costs,
+            stages=self.plan.stages,
         )
         result = cut_off_if_late(self.setup, self.plan, result)
         return None if result.fate.trains else (result, ClientOutputs())
@@ -121,6 +126,7 @@ class ClientRound:
 
     def begin(self) -> Carry:
         """The client's carry before its first step."""
+        self._key("begin")
         with naming_round_and_client(self.round, self.client):
             return checked_hook(self.method.begin)(self.state, self.received, self.ctx)
 
@@ -128,6 +134,7 @@ class ClientRound:
         """End the client's round; returns its result and the objects that are kept of it."""
         setup, sends = self.setup, self.fate.uploads and self.plan.up
         ctx = replace(self.ctx, work=work, sends=sends)
+        self._key("finish")
         finished = checked_hook(self.method.finish)(self.state, carry, ctx)
         message: Message = {}
         fate, uplink_memory, server_memory = self.fate, self.uplink_memory, self.personal.server_memory
@@ -152,6 +159,7 @@ class ClientRound:
             num_received=self.num_received,
             begins_s=self.round_inputs.begins.get(self.client, 0.0),
             costs=example_costs(setup, ctx, self.state),
+            stages=self.plan.stages,
         )
         result = cut_off_if_late(setup, self.plan, result)
         added = result.fate is Fate.DELIVERED and not setup.keeps_messages
@@ -173,16 +181,23 @@ class ClientRound:
         )
         return result, outputs
 
+    def _key(self, purpose: str) -> None:
+        """Key the global generators for the hooks that follow."""
+        global_draws.key(self.setup.seed, self.round if self.key is None else self.key, self.client, purpose)
+
     def operations(self, ctx: Context) -> dict[str, float]:
-        """The metric `flops/training` of the dense model; {} if unknown. A method that trains less reports its own."""
-        forward = self.setup.forward_flops
-        if not forward or not self.plan.stages:
-            return {}
-        passes = sum(
-            ctx.work[stage.name].num_examples * self.method.gradients_per_example(stage, ctx)
-            for stage in self.plan.stages
+        """The metric `flops/training`, of each stage under the client's mask; {} if unknown."""
+        uses, dense, gradients = (
+            self.method.task.weight_uses,
+            self.setup.forward_flops,
+            defaultdict[float, float](float),
         )
-        return {"flops/training": flops.gradient_flops(self.setup.method.task.weight_uses, forward) * passes}
+        for stage in self.plan.stages if dense else ():
+            mask = self.method.trains_under(self.state, stage)
+            forward = dense if mask is None else flops.forward_flops(uses, mask, self.setup.initial)
+            per_example = self.method.gradients_per_example(stage, ctx)
+            gradients[flops.gradient_flops(uses, forward)] += ctx.work[stage.name].num_examples * per_example
+        return {"flops/training": sum(cost * number for cost, number in gradients.items())} if gradients else {}
 
 
 @contextmanager

@@ -8,7 +8,6 @@ one in the stack.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -19,8 +18,10 @@ from rayfl.data.batches import Batch, ClientData, Order, amount
 from rayfl.data.stacks import StackBatches
 from rayfl.data.transfer import stack, to_device, to_memory, unstack
 from rayfl.determinism import seeding
+from rayfl.determinism.global_draws import drawn_by, keyed
 from rayfl.methods.base import Carry, Method, Stage, Work
 from rayfl.rounds.check_hooks import checked_hook
+from rayfl.rounds.errors import HookError
 
 
 @dataclass(frozen=True)
@@ -41,17 +42,8 @@ class LocalTask:
     """Whether the trained carry stays on the device (`Setup.hooks_on_device`)."""
 
     def planned(self, stage: Stage) -> Work:
-        """The amount of work in a stage."""
-        return Work(
-            *amount(
-                self.data.num_examples(stage.split),
-                epochs=stage.epochs,
-                steps=stage.steps,
-                batch_size=stage.batch_size,
-                batches_per_step=stage.batches_per_step,
-                share=self._share(stage),
-            )
-        )
+        """The amount of work in a stage; none in a free one."""
+        return Work() if stage.free else Work(*self._amount(stage))
 
     def order(self, stage: Stage) -> Order:
         """The order of the stage's batches for this (seed, round, client); only the first if `share` is below 1."""
@@ -61,19 +53,30 @@ class LocalTask:
         """Yield the batches of `order`."""
         return self.data.batches(stage.split, **self._drawn(stage))
 
+    def _amount(self, stage: Stage) -> tuple[int, int]:
+        """Steps and examples."""
+        return amount(
+            stage.num_examples(self.data.num_examples(stage.split)),
+            epochs=stage.epochs,
+            steps=stage.steps,
+            batch_size=stage.batch_size,
+            batches_per_step=stage.batches_per_step,
+            share=self._share(stage),
+        )
+
     def _share(self, stage: Stage) -> float:
-        return self.share * stage.share if stage.split == "train" else 1.0
+        return self.share * stage.share if stage.split == "train" and not stage.free else 1.0
 
     # Any: arguments of `ClientData.order`.
     def _drawn(self, stage: Stage) -> dict[str, Any]:
-        generator = seeding.generator(self.seed, self.round, self.client, f"{self.purpose}/{stage.name}/batches")
         return {
             "epochs": stage.epochs,
             "steps": stage.steps,
             "batch_size": stage.batch_size,
             "batches_per_step": stage.batches_per_step,
-            "generator": generator,
-            "num_steps": self.planned(stage).num_steps if self._share(stage) < 1 else None,
+            "generator": seeding.generator(self.seed, self.round, self.client, f"{self.purpose}/{stage.name}/batches"),
+            "num_steps": self._amount(stage)[0] if self._share(stage) < 1 else None,
+            "num_examples": stage.num_examples(self.data.num_examples(stage.split)),
         }
 
 
@@ -93,29 +96,26 @@ def run_loop(method: Method, tasks: Sequence[LocalTask], width: int = 1) -> Iter
     for task in tasks:
         carry = to_device(task.begin(), task.device)
         work: dict[str, Work] = {}
-        with _forked(method, task):
+        with keyed(task.seed, task.round, task.client, f"{task.purpose}/dropout"):
             for stage in task.stages:
-                num_steps = num_examples = 0
                 for batch in task.batches(stage):
                     carry = one_step(carry, batch, stage=stage)
-                    num_steps += 1
-                    num_examples += _size(batch)
                 carry = _ended(method, carry, stage, task)
-                work[stage.name] = Work(num_steps, num_examples)
+                work[stage.name] = task.planned(stage)
         yield carry if task.on_device else to_memory(carry, task.device), work
 
 
 def run_vmap(method: Method, tasks: Sequence[LocalTask], width: int = 1) -> Iterator[tuple[Carry, dict[str, Work]]]:
-    """Train one stack of clients at once under torch.vmap; all must have the same stages.
+    """Train one stack of clients at once under torch.vmap.
 
-    Clients whose carries differ in shape (other candidates, other layers) form separate stacks. A stack of fewer
-    clients than `width` is filled with copies of its first carry, whose results are dropped.
+    Clients with other stages, or whose carries differ in shape (other candidates, other layers), form separate stacks.
+    A stack of fewer clients than `width` is filled with copies of its first carry, whose results are dropped.
     """
     twin = method.with_task(method.task.functional())
     alike: dict[Hashable, dict[int, Carry]] = {}
     for row, task in enumerate(tasks):
         carry = task.begin()
-        alike.setdefault(shape_of(carry), {})[row] = carry
+        alike.setdefault((shape_of(carry), task.stages), {})[row] = carry
     done: dict[int, tuple[Carry, dict[str, Work]]] = {}
     for own in alike.values():
         if max(width, len(own)) > 1:
@@ -137,19 +137,18 @@ def _together(
     stages = tasks[0].stages
     if not stages:
         return list(zip(own, work, strict=True))
-    on_device = tasks[0].on_device
 
     def rows() -> list[Carry]:
-        return unstack(carry if on_device else to_memory(carry, device), len(tasks))
+        return unstack(carry if tasks[0].on_device else to_memory(carry, device), len(tasks))
 
     carry = stack(own, width, device)
     for number, stage in enumerate(stages, 1):
         orders = [task.order(stage) for task in tasks]
-        carry = run_stage(method, carry, stage_batches(tasks, stage, orders, width), stage)
-        for row, order in enumerate(orders):
-            work[row][stage.name] = Work(len(order.positions) // stage.batches_per_step, sum(order.sizes))
+        carry = _undrawn(method, carry, stage_batches(tasks, stage, orders, width), stage)
+        for task, done in zip(tasks, work, strict=True):
+            done[stage.name] = task.planned(stage)
         if type(method).end_stage is not Method.end_stage:
-            ended = [checked_hook(method.end_stage)(one, stage=stage) for one in rows()]
+            ended = [_end_stage(method, one, stage, task) for one, task in zip(rows(), tasks, strict=True)]
             if number == len(stages):
                 return list(zip(ended, work, strict=True))
             carry = stack(ended, width, device)
@@ -159,7 +158,7 @@ def _together(
 def stage_batches(tasks: Sequence[LocalTask], stage: Stage, orders: Sequence[Order], width: int) -> StackBatches:
     """The batches of a stage for a stack; their size does not depend on the clients in the stack."""
     data = tasks[0].data
-    size = stage.batch_size and min(stage.batch_size, data.most_examples(stage.split))
+    size = stage.batch_size and min(stage.batch_size, stage.num_examples(data.most_examples(stage.split)))
     group = stage.batches_per_step
     return StackBatches(data.store, stage.split, orders, width=width, size=size, batches_per_step=group)
 
@@ -175,24 +174,34 @@ def run_stage(method: Method, carry: Carry, batches: StackBatches, stage: Stage)
     return carry
 
 
+def _undrawn(method: Method, carry: Carry, batches: StackBatches, stage: Stage) -> Carry:
+    """`run_stage`. Raise HookError if a step has drawn random numbers: numpy would draw once for the whole stack."""
+    try:
+        advanced, drawn = drawn_by(lambda: run_stage(method, carry, batches, stage))
+    except HookError as error:
+        if "randomness error mode" not in str(error.__cause__):
+            raise
+        drawn = ["torch's"]
+    if drawn:
+        raise HookError(
+            f"{type(method.innermost).__name__}.step, or the model in it, draws from {' and '.join(drawn)} global "
+            "generator, which a stack of clients cannot do: set runtime.engine='loop'"
+        )
+    return advanced
+
+
 def _ended(method: Method, carry: Carry, stage: Stage, task: LocalTask) -> Carry:
     """One client's carry after a stage. `end_stage` gets it on the same device as the other hooks."""
-    end_stage = checked_hook(method.end_stage)
-    if task.on_device or type(method).end_stage is Method.end_stage:
-        return end_stage(carry, stage=stage)
-    return to_device(end_stage(to_memory(carry, task.device), stage=stage), task.device)
+    if type(method).end_stage is Method.end_stage:
+        return carry
+    if task.on_device:
+        return _end_stage(method, carry, stage, task)
+    return to_device(_end_stage(method, to_memory(carry, task.device), stage, task), task.device)
 
 
-@contextmanager
-def _forked(method: Method, task: LocalTask) -> Iterator[None]:
-    """Context manager: a model that draws random numbers gets its own torch state, keyed by client and round."""
-    if not method.task.stochastic:
-        yield
-        return
-    # Without their names every GPU of the node would begin, and torch warns if there are two.
-    with torch.random.fork_rng([task.device] if task.device.type == "cuda" else (), device_type="cuda"):
-        torch.manual_seed(seeding.torch_seed(task.seed, task.round, task.client, f"{task.purpose}/dropout"))
-        yield
+def _end_stage(method: Method, carry: Carry, stage: Stage, task: LocalTask) -> Carry:
+    with keyed(task.seed, task.round, task.client, f"{task.purpose}/{stage.name}/end"):
+        return checked_hook(method.end_stage)(carry, stage=stage)
 
 
 # Any: a carry, or a part of it.
@@ -208,12 +217,6 @@ def shape_of(carry: Any) -> Hashable:
 def _where(active: torch.Tensor, new: Carry, old: Carry) -> Carry:
     """The new carry of clients that are active, bool [width], and the old one of the others."""
     return tree_map(lambda a, b: torch.where(active.reshape(-1, *[1] * (a.dim() - 1)), a, b), new, old)
-
-
-def _size(batch: Batch | tuple[Batch, ...]) -> int:
-    if isinstance(batch, Batch):
-        return len(batch.labels)
-    return sum(len(part.labels) for part in batch)
 
 
 def _stacked(batch: Batch | tuple[Batch, ...]) -> Any:

@@ -29,6 +29,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import numpy as np
 
 from rayfl.data.transfer import to_memory
+from rayfl.determinism.global_draws import key
 from rayfl.methods.base import Carry, Context, State, Tree
 from rayfl.metrics.facts import PLACES
 from rayfl.metrics.fairness import RECORDED, fairness
@@ -47,6 +48,7 @@ MOST_GROUPS = 12
 def evaluate_client(setup: Setup, state: State, model: Tree | None, carry: Carry | None, ctx: Context) -> ClientResult:
     """The metrics of one client's model; `carry` is given if it is evaluated right after local training."""
     suffix = "" if carry is None else "_after_training"
+    key(*ctx.draws.key)
     params = _adapted(setup, state, model, carry, ctx)
     adapts = setup.method.personalized or bool(setup.method.eval_stages(ctx.round))
     is_unseen = ctx.traits.id in setup.unseen
@@ -103,7 +105,9 @@ def over_clients(setup: Setup, results: Sequence[ClientResult]) -> dict[str, flo
         found |= {f"{where}_merged/{name}": value for name, value in merged.items()}
         if setup.evaluation.merged:
             weighted = [(metrics, split.num_examples) for metrics, split in splits]
-            for name in dict.fromkeys(name for metrics, _ in weighted for name in metrics if _place(name) == where):
+            for name in dict.fromkeys(
+                name for metrics, _ in weighted for name in metrics if name.partition("/")[0] == where
+            ):
                 known = [(value, n) for metrics, n in weighted if (value := metrics.get(name)) is not None]
                 mean = sum(value * n for value, n in known) / sum(n for _, n in known) if known else None
                 found[f"{where}_weighted/{name.partition('/')[2]}"] = mean
@@ -175,7 +179,3 @@ def _adapted(setup: Setup, state: State, model: Tree | None, carry: Carry | None
     )
     ((adapted, _),) = run_loop(method, [task])
     return adapted["params"]
-
-
-def _place(name: str) -> str:
-    return name.partition("/")[0]

@@ -6,8 +6,12 @@ flight ends depends on the bits that it sends, which are known after its trainin
 Flights end in the order of (second, client): if the first of them is not trained yet, all flights under way are trained
 in one wave. A client's state and the server's memory of it are replaced when its flight ends.
 
+At one moment flights end before others begin. After each end the schedule says whether the server updates, so a client
+that begins downloads the model of the last of these updates.
+
 A client begins at most one flight between two updates, and none before it has received the reply to its last one. If no
-flight is under way and no client can begin, the server updates with what has arrived.
+flight is under way and no client can begin, the server updates with what has arrived. A client that drops out before
+the download is never under way: another one begins in its place.
 """
 
 from dataclasses import dataclass, field, replace
@@ -37,31 +41,21 @@ from rayfl.schedules.base import AT_ONCE, NOT_YET, Now
 
 def fly(round: Round) -> dict[str, Aggregate]:
     """Simulate flights until the schedule's next update. Returns the aggregates of what arrived, by message name."""
-    setup, before = round.setup, round.run_state.air
+    before = round.run_state.air
     window = Window(round, before.second, before.next_number, dict(before.flights))
     while True:
-        lacks = window.begin()
-        due = checked(setup.schedule.due, "a number of seconds", lambda s: not np.isnan(s))(window.now)
-        first = window.first(due)
-        ends_s = NOT_YET if first is None else first.ends_s
-        ready_s = min((s for s in before.busy_s.values() if s > window.second), default=NOT_YET) if lacks else NOT_YET
-        opens_s = setup.population.next_slot_s(window.second) if lacks else NOT_YET
-        if first is None and ready_s == due == NOT_YET:
-            due, opens_s = (AT_ONCE if opens_s == NOT_YET else opens_s), NOT_YET
-        next_s = min(ends_s, ready_s, opens_s)
-        if due < next_s:
-            window.second = max(window.second, due)
-            return window.close()
-        window.second = next_s
-        if first is not None and ends_s == next_s:
+        due, first = window.due(), window.first(window.second)
+        if first is not None and first.ends_s <= window.second <= due:
             window.end(first)
+        elif due <= window.second or window.go_on():
+            return window.close()
 
 
 def await_replies(round: Round) -> None:
     """Mark clients that get a reply after the update as busy until they have downloaded it."""
     traits, air = round.setup.population.traits, round.run_state.air
-    replied = {client: one for client, one in sorted(round.ledger.results.items()) if one.reply_bits}
-    busy_s = {client: moment(air.second + reply_s(traits(client), one)) for client, one in replied.items()}
+    results = sorted(round.ledger.results.items())
+    busy_s = {client: moment(air.second + reply_s(traits(client), one)) for client, one in results if one.reply_bits}
     still = {client: until for client, until in air.busy_s.items() if until > air.second}
     round.run_state = replace(round.run_state, air=replace(air, busy_s={**still, **busy_s}))
 
@@ -115,39 +109,64 @@ class Window:
         reachable[[*self.flights, *self.ended, *busy]] = False
         return np.flatnonzero(reachable)
 
+    def due(self) -> float:
+        """The second of the next update, if nothing else happens.
+
+        An update without a message is later than the update before it, so that no schedule makes them for ever.
+        """
+        due = moment(checked(self.round.setup.schedule.due, "a number of seconds", lambda s: not np.isnan(s))(self.now))
+        return due if due > self.before.second or self._messages() else NOT_YET
+
+    def go_on(self) -> bool:
+        """Let clients begin, and move the clock to what happens next. Returns whether that is the update."""
+        lacks, due = self.begin(), self.due()
+        first = self.first(due)
+        ends_s = NOT_YET if first is None else first.ends_s
+        busy_s = self.before.busy_s.values() if lacks else ()
+        ready_s = min((s for s in busy_s if s > self.second), default=NOT_YET)
+        opens_s = self.round.setup.population.next_slot_s(self.second) if lacks else NOT_YET
+        if first is None and ready_s == due == NOT_YET:
+            due, opens_s = (AT_ONCE if opens_s == NOT_YET else opens_s), NOT_YET
+        next_s = min(ends_s, ready_s, opens_s)
+        self.second = max(self.second, min(due, next_s))
+        return due < next_s
+
     def begin(self) -> bool:
         """Let idle clients begin, as many as the schedule wants. Returns whether there were too few of them."""
         setup, state = self.round.setup, self.round.run_state.selection
         begins = checked(setup.schedule.begins, "a whole number", lambda found: isinstance(found, int | np.integer))
-        wanted, idle, choose = begins(self.now), self._idle(), setup.selection.choose
-        if wanted <= 0 or not len(idle):
-            return wanted > 0
-        seen = setup.population.seen(self.round.number)
-        draws = seeding.generator(setup.seed, self.next_number, purpose="participants")
-        chosen = clients_named(choose, state, seen, idle, wanted, draws)
-        for number, client in enumerate(chosen, self.next_number):
-            self.flights[client] = self._begun(number, client)
-        # If a selection draws nobody, the number still moves on, so that the next draw is a new one.
-        self.next_number += max(1, len(chosen))
-        return len(chosen) < wanted
+        while (wanted := begins(self.now)) > 0 and len(idle := self._idle()):
+            draws = seeding.generator(setup.seed, self.next_number, purpose="participants")
+            seen = setup.population.seen(self.round.number)
+            chosen = clients_named(setup.selection.choose, state, seen, idle, wanted, draws)
+            for number, client in enumerate(chosen, self.next_number):
+                fate = self._fate(number, client)
+                into = self.ended if fate is Fate.DROPPED_BEFORE_DOWNLOAD else self.flights
+                into[client] = self._begun(number, client, fate)
+            # If a selection draws nobody, the number still moves on, so that the next draw is a new one.
+            self.next_number += max(1, len(chosen))
+            if self.ended.keys().isdisjoint(chosen):
+                return len(chosen) < wanted
+        return wanted > 0
 
-    def _begun(self, number: int, client: int) -> Flight:
+    def _begun(self, number: int, client: int, fate: Fate) -> Flight:
         """A flight that begins now, with the earliest second at which it can end."""
-        setup, fate = self.round.setup, self._fate(number, client)
+        setup = self.round.setup
         flight = Flight(number, client, self.round.number, self.second, self.second, self.second)
         if fate is Fate.DROPPED_BEFORE_DOWNLOAD:
             return flight._replace(result=ClientResult(client, fate))
         plan, traits = self.round.inputs.plan, setup.population.traits(client)
         result = ClientResult(client, downlink_bits=message_bits(self.round.inputs.message))
-        # A client that drops out after the download does no work; a mask (sparse_speedup) may shorten any work.
-        if fate is not Fate.DROPPED_AFTER_DOWNLOAD and not setup.population.settings.sparse_speedup:
+        # A client that drops out after the download does no work; its state may shorten any work.
+        may_be_less = setup.method.has_own_stages or setup.population.settings.sparse_speedup
+        if fate is not Fate.DROPPED_AFTER_DOWNLOAD and not may_be_less:
             data, share = setup.data(client), traits.work_share
             task = LocalTask(client, number, setup.seed, dict, data, plan.stages, setup.device, share=share)
             work = {stage.name: task.planned(stage) for stage in plan.stages}
             ctx = replace(setup.context(self.round.number, plan, client, "client"), work=work)
             result = replace(result, work=work, costs=example_costs(setup, ctx, {}))
-        deadline_s = setup.population.settings.deadline_s or NOT_YET
-        earliest_s = moment(self.second + min(deadline_s, arrival_s(traits, result)))
+        most_s = setup.population.settings.deadline_s or NOT_YET
+        earliest_s = moment(self.second + min(most_s, arrival_s(traits, result)))
         return flight._replace(earliest_s=earliest_s, ends_s=earliest_s)
 
     def _fate(self, number: int, client: int) -> Fate:
@@ -156,7 +175,7 @@ class Window:
     def first(self, due: float) -> Flight | None:
         """The flight that ends next, trained if it may end by `due`; None if no flight is under way."""
         while self.flights:
-            first = min(self.flights.values(), key=lambda one: one.place)
+            first = min(self.flights.values(), key=lambda one: (one.ends_s, one.client))
             if first.result is not None or first.ends_s > due:
                 return first
             self._train()
@@ -173,19 +192,20 @@ class Window:
             own = () if version == round.number else (self._put_inputs(version),)
             for run in cut_into_calls(round, fates):
                 part = {client: fates[client] for client in [*fates][slice(*run)]}
-                own_numbers = {client: numbers[client] for client in part}
-                work = TrainJob(((0, len(part)),), part, numbers=own_numbers, own_inputs=bool(own))
+                part_numbers = {client: numbers[client] for client in part}
+                work = TrainJob(((0, len(part)),), part, numbers=part_numbers, own_inputs=bool(own))
                 inputs = (*own, *round.run_state.inputs(setup.memory_slots, work.clients))
-                kept = setup.output_slots.kept(len(work.trained))
-                jobs.append(Job(work, inputs, len(setup.output_slots) * len(work.trained), kept, setup.together))
+                size, slots = len(work.trained), setup.output_slots
+                jobs.append(Job(work, inputs, len(slots) * size, slots.kept(size), setup.together))
         for job, answer in zip(jobs, round.run(jobs), strict=True):
             outputs = ClientOutputs.unpack(setup.output_slots, job.work.trained, answer.outputs)
             for result in answer.result.results:
                 flight, traits = self.flights[result.client], setup.population.traits(result.client)
                 # A client without work may be done sooner, but its flight does not end before `earliest_s`.
                 ends_s = max(flight.ends_s, moment(flight.began_s + arrival_s(traits, result)))
-                left = outputs.get(result.client)
-                self.flights[result.client] = flight._replace(ends_s=ends_s, result=result, outputs=left)
+                self.flights[result.client] = flight._replace(
+                    ends_s=ends_s, result=result, outputs=outputs.get(result.client)
+                )
 
     def _server(self, version: int) -> tree.State:
         """The server's state of a version."""
@@ -241,16 +261,15 @@ class Window:
         evaluates; if not, these metrics are dropped here.
         """
         assert flight.result is not None
-        about = {
-            "version": flight.version,
-            "began_s": flight.began_s,
-            "ended_s": flight.ends_s,
-            "staleness": self._staleness(flight),
+        evaluated, metrics = self.round.inputs.evaluated, flight.result.metrics.items()
+        kept = {name: value for name, value in metrics if evaluated or "_after_training/" not in name}
+        kept |= {
+            "flight/version": float(flight.version),
+            "flight/began_s": flight.began_s,
+            "flight/ended_s": flight.ends_s,
+            "flight/staleness": float(self._staleness(flight)),
         }
-        metrics = {f"flight/{name}": float(value) for name, value in about.items()}
-        evaluated, found = self.round.inputs.evaluated, flight.result.metrics.items()
-        own = {name: value for name, value in found if evaluated or "_after_training/" not in name}
-        return replace(flight.result, metrics={**own, **metrics}, sums=flight.result.sums if evaluated else {})
+        return replace(flight.result, metrics=kept, sums=flight.result.sums if evaluated else {})
 
     def _received(self) -> dict[str, Aggregate]:
         """The aggregates of the messages, by name, with each message scaled by its staleness."""

@@ -15,6 +15,7 @@ import torch
 
 from rayfl import tree
 from rayfl.compress.base import message_bits
+from rayfl.determinism.global_draws import key, keyed, preserved
 from rayfl.determinism.seeding import NOBODY
 from rayfl.determinism.torch_flags import fixed
 from rayfl.errors import NotFinite
@@ -25,6 +26,7 @@ from rayfl.rounds.check_hooks import A_STATE, checked, checked_hook
 from rayfl.rounds.errors import Diverged, HookError, MethodError
 from rayfl.rounds.executor import Executor, Job, Ref
 from rayfl.rounds.flights import await_replies, fly
+from rayfl.rounds.given import Given
 from rayfl.rounds.ledger import Ledger, RoundRecord, record
 from rayfl.rounds.mask_comparison import compared
 from rayfl.rounds.model_sums import BATCH, ModelSums, joined, values
@@ -53,7 +55,7 @@ AT_ONCE = 4
 
 def first_run_state(setup: Setup) -> RunState:
     """The run state before round 0."""
-    with naming_round(0):
+    with naming_round(0), keyed(setup.seed, purpose="first server state"):
         server = {} if setup.is_peer else checked_hook(setup.server_half.init_server)(setup.initial)
     return RunState(server=server, selection=checked(setup.selection.init, *A_STATE)(setup.num_clients))
 
@@ -70,13 +72,13 @@ def simulate(
     Raise UnusedSetting after the first round that evaluates, if a setting of `Setup.unread` is still unread.
     """
     one_round = peer_round if setup.is_peer else server_round
-    with fixed(setup.threads, torch.device("cpu")):
+    with fixed(setup.threads, torch.device("cpu")), preserved():
         # After a resume it is not known which settings the earlier rounds have read.
         unread = setup.unread if run_state is None else ()
         run_state = run_state or first_run_state(setup)
         while run_state.round < (setup.rounds if rounds is None else rounds):
             begun = time.perf_counter()
-            with naming_round(run_state.round):
+            with naming_round(run_state.round), keyed(setup.seed, run_state.round, purpose="round"):
                 run_state, record = one_round(setup, executor, run_state)
             record = replace(record, row=replace(record.row, wall_s=time.perf_counter() - begun))
             on_round(record, run_state)
@@ -119,7 +121,12 @@ def server_round(setup: Setup, executor: Executor, run_state: RunState) -> tuple
     reached = [client for client, bits in whole.items() if ledger.result(client).downlink_bits >= bits > 0]
     round.run_state = replace(round.run_state, downlink=downlinks.received(round.run_state.downlink, reached))
     delivered = sorted(client for client, result in ledger.results.items() if result.fate is Fate.DELIVERED)
+    # Sums that were added here may have drawn, and workers decide where sums are added.
+    key(setup.seed, number, purpose="server update")
+    given = Given(setup.method)
+    given.note("the server's state", server)
     server, metrics = checked_hook(half.server_update)(server, received, delivered, context)
+    given.require_unchanged()
     ledger.metrics |= metrics
     round.run_state = replace(round.run_state, server=server)
     if half.overrides("reply") and plan.down:
@@ -288,7 +295,7 @@ def personal_models(setup: Setup, executor: Executor, run_state: RunState) -> It
     inputs = RoundInputs(number, setup.plan(number))
     round = Round(setup, executor, run_state, inputs, Ledger(setup.population.sample_round(number)))
     keeps_own = setup.method.personalized and setup.stateful
-    with naming_round(number):
+    with naming_round(number), keyed(setup.seed, number, purpose="models"):
         ship_model(round)
         round.change_inputs(server=None if setup.is_peer else tree.to_arrays(run_state.server))
         clients = sorted(run_state.states) if keeps_own else range(setup.num_clients)

@@ -8,6 +8,7 @@ import numpy as np
 
 from rayfl import tree
 from rayfl.determinism.addition_order import runs
+from rayfl.determinism.global_draws import apart
 from rayfl.errors import RayflError
 from rayfl.methods.base import Context, Message, State
 from rayfl.rounds.client_outputs import ClientOutputs, Slots
@@ -33,11 +34,6 @@ class Flight(NamedTuple):
     ends_s: float
     result: ClientResult | None = None
     outputs: ClientOutputs | None = None
-
-    @property
-    def place(self) -> tuple[float, int]:
-        """Its place in the order in which flights end."""
-        return self.ends_s, self.client
 
 
 @dataclass(frozen=True)
@@ -166,7 +162,9 @@ class Round:
         """Run one wave of jobs. All waves with the same `inputs` share one object."""
         if self._put is None:
             self._put = self.executor.put(self.inputs)
-        return self.executor.run(self._put, jobs)
+        # Whoever runs them, the round's own draws go on afterwards.
+        with apart():
+            return self.executor.run(self._put, jobs)
 
     @property
     def calls_per_wave(self) -> int:

@@ -20,6 +20,7 @@ from rayfl.data.device import DeviceData
 from rayfl.data.partition import Partition
 from rayfl.data.transfer import to_device
 from rayfl.determinism import seeding
+from rayfl.determinism.global_draws import keyed
 from rayfl.determinism.process import Precision
 from rayfl.errors import RayflError
 from rayfl.gather import Relay, RobustMean
@@ -206,7 +207,10 @@ class Setup:
         if not isinstance(task, NetworkTask):
             return (Loss(),)
         targets = tree.tensor_over(self.dataset.train.labels)
-        return tuple(one.for_data(task.task, targets) for one in self.evaluation.metrics or task.task.default_metrics())
+        return tuple(
+            one.for_data(task.task, targets).with_names(self.dataset.classes)
+            for one in self.evaluation.metrics or task.task.default_metrics()
+        )
 
     @cached_property
     def metric_facts(self) -> Mapping[str, Facts]:
@@ -214,7 +218,7 @@ class Setup:
         task = self.method.task
         if not isinstance(task, NetworkTask):
             return {"loss": LOSS}
-        with torch.random.fork_rng(devices=()), torch.no_grad():
+        with keyed(self.seed, purpose="facts"), torch.no_grad():
             outputs = task.evaluated(self.first_model, first_two(self.dataset))
         return checked_facts(self.metrics, outputs, tree.tensor_over(self.dataset.train.labels))
 
@@ -325,11 +329,13 @@ class Setup:
     def first_state(self, client: int) -> tree.State:
         """A client's state before its first round."""
         draws = seeding.FirstDraws(self.seed, client)
-        return checked_hook(self.method.init_client)(self.population.traits(client), self.initial, draws)
+        with keyed(self.seed, client=client, purpose="first state"):
+            return checked_hook(self.method.init_client)(self.population.traits(client), self.initial, draws)
 
     def first_server_memory(self, client: int) -> tree.State:
         """The server's memory of a client before the client's first round."""
-        return checked_hook(self.server_half.init_server_memory)(self.population.traits(client), self.initial)
+        with keyed(self.seed, client=client, purpose="first server memory"):
+            return checked_hook(self.server_half.init_server_memory)(self.population.traits(client), self.initial)
 
     def data(self, client: int) -> ClientData:
         """The client's examples."""
@@ -385,7 +391,8 @@ class Setup:
 
     def plan(self, round: int) -> Plan:
         """The method's plan for a round, made with the round's shared coin."""
-        return checked_hook(self.method.plan)(round, seeding.coin(self.seed, round))
+        with keyed(self.seed, round, purpose="plan"):
+            return checked_hook(self.method.plan)(round, seeding.coin(self.seed, round))
 
     def evaluated(self, round: int) -> bool:
         """Whether models are evaluated at the end of this round."""

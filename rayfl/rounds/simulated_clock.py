@@ -34,7 +34,7 @@ def example_costs(setup: Setup, ctx: Context, state: State) -> dict[str, float]:
         costs[stage.name] = setup.method.gradients_per_example(stage, ctx) or FORWARD
         mask = setup.method.trains_under(state, stage) if setup.population.settings.sparse_speedup else None
         if mask is not None:
-            costs[stage.name] *= forward_flops(setup.method.task.weight_uses, mask) / setup.forward_flops
+            costs[stage.name] *= forward_flops(setup.method.task.weight_uses, mask, setup.initial) / setup.forward_flops
     return costs
 
 
@@ -87,7 +87,7 @@ def cut_off_if_late(setup: Setup, plan: Plan, result: ClientResult) -> ClientRes
     if deadline_s is None or not plan.up or not result.fate.awaited:
         return result
     in_time = moment(arrival_s(setup.population.traits(result.client), result)) <= deadline_s
-    return result if in_time else _cut_off(setup, plan, result, deadline_s, Fate.LATE)
+    return result if in_time else _cut_off(setup, result, deadline_s, Fate.LATE)
 
 
 def cut_off_surplus(setup: Setup, plan: Plan, results: Iterable[ClientResult]) -> dict[int, ClientResult]:
@@ -107,11 +107,11 @@ def cut_off_surplus(setup: Setup, plan: Plan, results: Iterable[ClientResult]) -
         return by_client
     close, last = back[wanted - 1]
     surplus = {client for _, client in back[wanted:]} | {c for c in awaited if moment(times[c]) > close}
-    cut = {client: _cut_off(setup, plan, by_client[client], times[last], Fate.SURPLUS) for client in surplus}
+    cut = {client: _cut_off(setup, by_client[client], times[last], Fate.SURPLUS) for client in surplus}
     return by_client | cut
 
 
-def _cut_off(setup: Setup, plan: Plan, result: ClientResult, close_s: float, fate: Fate) -> ClientResult:
+def _cut_off(setup: Setup, result: ClientResult, close_s: float, fate: Fate) -> ClientResult:
     """The result of a client after `close_s` seconds, when the server stops waiting: whole bytes and whole steps."""
     traits = setup.population.traits(result.client)
     busy_s = close_s - result.begins_s - result.downlink_bits / traits.downlink_bps
@@ -121,7 +121,7 @@ def _cut_off(setup: Setup, plan: Plan, result: ClientResult, close_s: float, fat
         fate=fate,
         billed_bits=min(result.billed_bits, 8 * _whole(sending_s * traits.uplink_bps / 8)),
         downlink_bits=min(result.downlink_bits, 8 * _whole(close_s * traits.downlink_bps / 8)),
-        work=_work_within(setup, plan, result, busy_s * traits.examples_per_s),
+        work=_work_within(setup, result, busy_s * traits.examples_per_s),
         metrics={},
         relayed=(),
         cut_s=close_s,
@@ -133,15 +133,16 @@ def _whole(amount: float) -> int:
     return max(0, math.floor(round(amount, 3)))
 
 
-def _work_within(setup: Setup, plan: Plan, result: ClientResult, left: float) -> dict[str, Work]:
+def _work_within(setup: Setup, result: ClientResult, left: float) -> dict[str, Work]:
     """The part of the work that costs at most `left` gradients, stage by stage and in whole examples."""
     done = {}
-    for stage in (stage for stage in plan.stages if stage.name in result.work):
-        planned, size = result.work[stage.name], setup.data(result.client).num_examples(stage.split)
+    for stage in (stage for stage in result.stages if stage.name in result.work):
+        planned = result.work[stage.name]
+        size = stage.num_examples(setup.data(result.client).num_examples(stage.split))
         cost = result.costs.get(stage.name, 1.0)
         examples = min(planned.num_examples, _whole(left / cost)) if cost else planned.num_examples
         # A stage begins after the one before it has ended.
         left = left - examples * cost if examples == planned.num_examples else 0.0
-        sizes = {"batch_size": stage.batch_size, "batches_per_step": stage.batches_per_step}
-        done[stage.name] = Work(min(planned.num_steps, steps_within(examples, size, **sizes)), examples)
+        steps = steps_within(examples, size, batch_size=stage.batch_size, batches_per_step=stage.batches_per_step)
+        done[stage.name] = Work(min(planned.num_steps, steps), examples)
     return done

@@ -25,20 +25,18 @@ def choose(name: str, method: Method, device: torch.device, params: Tree) -> Eng
     """The engine of a run: "loop", "vmap" or "auto". `params`: the shapes of one client's model.
 
     "auto" is vmap on a GPU, because small models alone leave it idle, and the loop on a CPU, because vmap makes
-    convolutions slower there. It is the loop also for models that cannot run under vmap (LSTM, dropout), and for models
-    that would be slower in stacks (large convolutions, and models of which fewer than two fit into a stack). Raise
-    RayflError if "vmap" is impossible.
+    convolutions slower there. It is the loop also for models that cannot run under vmap (LSTM, or random numbers in
+    training, as for dropout), and for models that would be slower in stacks (large convolutions, and models of which
+    fewer than two fit into a stack). Raise RayflError if "vmap" is impossible.
     """
     vmappable = method.task.vmappable
     if name == "vmap" and not vmappable:
         raise RayflError(
-            "engine='vmap' cannot run a model with dropout, recurrent layers, or buffers that other layers than "
-            "BatchNorm change; use engine='loop'"
+            "engine='vmap' cannot run a model with dropout or other random numbers in training, recurrent layers, or "
+            "buffers that other layers than BatchNorm change; use engine='loop'"
         )
-    if name == "vmap":
-        return run_vmap
-    stacks = name == "auto" and device.type == "cuda" and vmappable
-    return run_vmap if stacks and _fits(method, params) > 1 else run_loop
+    stacks = name == "auto" and device.type == "cuda" and vmappable and _fits(method, params) > 1
+    return run_vmap if name == "vmap" or stacks else run_loop
 
 
 def width(given: int | None, method: Method, device: torch.device, params: Tree) -> int:
@@ -55,7 +53,7 @@ def width(given: int | None, method: Method, device: torch.device, params: Tree)
 def convolution_flops(method: Method, params: Tree) -> int:
     """Operations of the convolutions in one example's forward pass; 0 if unknown."""
     uses = {name: times for name, times in method.task.weight_uses.items() if params[name].dim() > 2}
-    return flops.forward_flops(uses, params=params)
+    return flops.forward_flops(flops.Uses(uses), params=params)
 
 
 def _fits(method: Method, params: Tree) -> int:

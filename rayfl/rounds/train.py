@@ -135,8 +135,8 @@ def planned_examples(setup: Setup, plan: Plan, fates: Mapping[int, Fate]) -> np.
     """The approximate number of examples that each participant trains on, float64, in the order of `fates`."""
     clients = list(fates)
     total, shares = np.zeros(len(clients)), setup.population.work_shares[clients]
-    for stage in plan.stages:
-        held = setup.partition.split(stage.split).sizes[clients]
+    for stage in (stage for stage in plan.stages if not stage.free):
+        held = stage.subset * setup.partition.split(stage.split).sizes[clients]
         a_step = np.minimum(held, stage.batch_size or held) * stage.batches_per_step
         examples = held * stage.epochs if stage.epochs else a_step * (stage.steps or 0)
         total += examples * (shares * stage.share if stage.split == "train" else 1.0)

@@ -6,6 +6,7 @@ nothing but the setup between calls.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import singledispatchmethod
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from rayfl import tree
 from rayfl.compress.base import message_bits
 from rayfl.data.transfer import to_device
+from rayfl.determinism.global_draws import Drawn, key, watched
 from rayfl.determinism.process import trim
 from rayfl.determinism.seeding import generator
 from rayfl.gather import RobustMean
@@ -24,6 +26,8 @@ from rayfl.rounds import evaluation
 from rayfl.rounds.check_hooks import checked, checked_hook
 from rayfl.rounds.client_outputs import ClientOutputs
 from rayfl.rounds.client_round import ClientRound, naming_round_and_client, with_memory, without_memory
+from rayfl.rounds.errors import HookError, MethodError
+from rayfl.rounds.given import Given
 from rayfl.rounds.mask_comparison import mask_bits
 from rayfl.rounds.mix import gather_rows
 from rayfl.rounds.model_sums import ModelSums, cut_up, mean_loss, model_sums
@@ -65,18 +69,45 @@ class Worker:
         self.method = setup.method
         self.summing = Summing(setup)
         self._on_client = on_client
+        self._draws, self._given = setup.method.task.stochastic, Given(setup.method)
+        if setup.device.type == "cuda" and torch.cuda.is_available():
+            # A generator that a watched job finds only when it is under way may have drawn.
+            torch.cuda.init()
 
     # Any: inputs and outputs are states, memories or messages; each class of job says which.
-    @singledispatchmethod
     def do(self, job: WorkerJob, round_inputs: RoundInputs, inputs: Sequence[Any]) -> tuple[Any, Iterable[Any]]:
-        """Do one job with the method for its class; returns its result and its outputs.
+        """Do one job; returns its result and its outputs.
 
         The outputs may be an iterator that makes each of them when it is asked for it, so that they need not all be in
-        memory.
+        memory. A job that turns out to draw from global generators is done again with keys, and so are all later ones.
         """
+        if not self._draws:
+            with suppress(Drawn):
+                return watched(lambda: self._done(job, round_inputs, inputs))
+            self._draws = True
+        return self._done(job, round_inputs, inputs)
+
+    # Any: see `do`.
+    def _done(self, job: WorkerJob, round_inputs: RoundInputs, inputs: Sequence[Any]) -> tuple[Any, Iterable[Any]]:
+        """What the job returns. Raise MethodError if a hook has written to what clients share."""
+        self._given.note("ctx.initial", self.setup.initial)
+        done = self.by_class(job, round_inputs, inputs)
+        self._require_unchanged(round_inputs.round)
+        return done
+
+    def _require_unchanged(self, round: int) -> None:
+        given, self._given = self._given, Given(self.method)
+        try:
+            given.require_unchanged()
+        except HookError as error:
+            raise MethodError(f"round {round}: {error}") from None
+
+    @singledispatchmethod
+    def by_class(self, job: WorkerJob, round_inputs: RoundInputs, inputs: Sequence[Any]) -> tuple[Any, Iterable[Any]]:
+        """Do one job with the method for its class."""
         raise TypeError(f"a worker has no method for {type(job).__name__}")
 
-    @do.register
+    @by_class.register
     def train(self, job: TrainJob, round_inputs: RoundInputs, inputs: Sequence[Any]) -> tuple[Trained, list[Any]]:
         """Download, local work, upload, for every client of the job."""
         if job.own_inputs:
@@ -107,7 +138,8 @@ class Worker:
         """Train the clients of the job in order, one after another or a stack at a time."""
         # Each packet is decoded at most once, even if several clients read it.
         message = self.setup.for_hooks({name: packet.opened() for name, packet in round_inputs.message.items()})
-        server = None if round_inputs.server is None else tree.to_tensors(round_inputs.server)
+        self._given.note_message(message)
+        server = self._shared("the server's state", round_inputs.server)
         width, clients = self.setup.work_width, job.clients
         for first in range(0, len(clients), width):
             group = clients[first : first + width]
@@ -148,7 +180,7 @@ class Worker:
         with naming_round_and_client(one.round, one.client):
             return one.finish(*next(trained))
 
-    @do.register
+    @by_class.register
     def add(self, job: AddJob, round_inputs: RoundInputs, inputs: Sequence[Any]) -> tuple[Trained, list[Any]]:
         """Add up stored messages as `train` adds those of the clients that it trains. There are no client results."""
         scales = job.scales or (1.0,) * len(job.clients)
@@ -159,17 +191,17 @@ class Worker:
         sent = [self.summing.sent(node, lambda: next(senders), round_inputs.round) for node in job.nodes]
         return Trained(sum_bytes=sum(one.sum_bytes for one in sent)), [*sent]
 
-    @do.register
+    @by_class.register
     def merge(self, job: MergeJob, round_inputs: RoundInputs, inputs: Sequence[Any]) -> tuple[None, list[Any]]:
         """Add up the sums or packets of several nodes."""
         return None, [on_wire(self.summing.summed(job.node, dict(zip(job.parts, inputs, strict=True))))]
 
-    @do.register
+    @by_class.register
     def rewrite(self, job: RewriteJob, round_inputs: RoundInputs, inputs: Sequence[Any]) -> tuple[None, Sequence[Any]]:
         """Return the inputs."""
         return None, inputs
 
-    @do.register
+    @by_class.register
     def robust(
         self, job: RobustJob, round_inputs: RoundInputs, inputs: Sequence[Any]
     ) -> tuple[np.ndarray | None, list[Any]]:
@@ -178,6 +210,7 @@ class Worker:
         assert isinstance(rule, RobustMean), "the round loop asks for no other"
         sent = [message[job.name] for message, _ in inputs if job.name in message]
         rows = torch.stack([tree.between(packet.decode(), job.first, job.last) for packet in sent])
+        key(self.setup.seed, round_inputs.round, job.first, f"slice of {job.name}")
         if rule.measures and job.decision is None:
             measure = checked(
                 rule.measure,
@@ -192,19 +225,20 @@ class Worker:
         )
         return None, [combine(rows, job.decision).numpy()]
 
-    @do.register
+    @by_class.register
     def reply(
         self, job: ReplyJob, round_inputs: RoundInputs, inputs: Sequence[Any]
     ) -> tuple[tuple[ClientResult, ...], list[Any]]:
         """Make the server's replies after its update, and let the clients receive them."""
         slots, half = self.setup.memory_slots, self.setup.server_half
-        assert round_inputs.server is not None
-        server = tree.to_tensors(round_inputs.server)
+        server = self._shared("the server's state", round_inputs.server)
+        assert server is not None
         results: list[ClientResult] = []
         outputs: list[Any] = []
         for client, kept in ClientOutputs.unpack(slots, job.clients, inputs).items():
             with naming_round_and_client(round_inputs.round, client):
                 ctx = self.setup.context(round_inputs.round, round_inputs.plan, client, "reply")
+                key(*ctx.draws.key)
                 answer = checked_hook(half.reply)(server, self._server_memory(client, kept), ctx)
                 state, uplink_memory = without_memory(self._state(client, kept))
                 state = checked_hook(self.method.receive_reply)(state, answer.message, ctx)
@@ -216,7 +250,7 @@ class Worker:
             outputs += ClientOutputs.of(slots, with_memory(state, uplink_memory), answer.server_memory).pack(slots)
         return tuple(results), outputs
 
-    @do.register
+    @by_class.register
     def mix(self, job: MixJob, round_inputs: RoundInputs, inputs: Sequence[Any]) -> tuple[None, Iterable[Any]]:
         """Let every receiver gather its neighbours' messages. Outputs: the receivers' new states."""
         return None, self._mixed(round_inputs, job, inputs) if self.setup.stateful else ()
@@ -224,20 +258,25 @@ class Worker:
     def _mixed(self, round_inputs: RoundInputs, job: MixJob, inputs: Sequence[Any]) -> Iterator[Any]:
         slots, receivers = self.setup.state_slots, tuple(job.rows)
         gathered = gather_rows(self.method.gather, job, dict(zip(job.senders, inputs[len(receivers) :], strict=True)))
+        for name, one in ((name, one) for row in gathered.values() for name, one in row.items()):
+            self._given.note(f"what arrived as {name!r}", one.known or {})
         for client, kept in ClientOutputs.unpack(slots, receivers, inputs).items():
             with naming_round_and_client(round_inputs.round, client):
                 ctx = self.setup.context(round_inputs.round, round_inputs.plan, client, "mix")
+                # By now `do` has returned, so nothing watches.
+                key(*ctx.draws.key)
                 state, uplink_memory = without_memory(self._state(client, kept))
                 # Removed here, so that sums of this receiver alone are freed.
                 state = checked_hook(self.setup.peer_half.mix)(state, gathered.pop(client), ctx)
             yield from ClientOutputs.of(slots, with_memory(state, uplink_memory), {}).pack(slots)
+        self._require_unchanged(round_inputs.round)
 
-    @do.register
+    @by_class.register
     def evaluate(
         self, job: EvaluateJob, round_inputs: RoundInputs, inputs: Sequence[Any]
     ) -> tuple[tuple[ClientResult, ...], list[Any]]:
         """Evaluate every client's model after the exchange; a newcomer's after its first round, if it takes one."""
-        model = None if round_inputs.model is None else tree.to_tensors(round_inputs.model)
+        model = self._shared("the model", round_inputs.model)
         found = ClientOutputs.unpack(self.setup.state_slots, job.clients, inputs)
         takes_a_round = self.method.for_newcomers() == "round"
         newcomers = {client: Fate.NOT_SELECTED for client in found if takes_a_round and client in self.setup.unseen}
@@ -255,57 +294,60 @@ class Worker:
             self._on_client()
         return tuple(results), []
 
-    @do.register
+    @by_class.register
     def poll(
         self, job: PollJob, round_inputs: RoundInputs, inputs: Sequence[Any]
     ) -> tuple[tuple[ClientResult, ...], list[Any]]:
         """Compute the loss of the server's model on train examples of every client: all of them, or one batch."""
-        assert round_inputs.model is not None
-        model, setup = tree.to_tensors(round_inputs.model), self.setup
+        model, setup = self._shared("the model", round_inputs.model), self.setup
+        assert model is not None
         most, found = setup.selection.polled_examples(), list[ClientResult]()
         for client in job.clients:
             rows = setup.partition.train[client]
             if most != "all" and most < len(rows):
                 rows = generator(setup.seed, round_inputs.round, client, "poll").choice(rows, most, replace=False)
             with naming_round_and_client(round_inputs.round, client):
+                key(setup.seed, round_inputs.round, client, "poll")
                 loss = mean_loss(setup, model, rows) if len(rows) else 0.0
             done, costs = {"poll": Work(0, len(rows))}, {"poll": FORWARD}
             found.append(ClientResult(client, work=done, costs=costs, metrics={"poll/loss": loss}))
         return tuple(found), []
 
-    @do.register
+    @by_class.register
     def personal_models(
         self, job: PersonalModelJob, round_inputs: RoundInputs, inputs: Sequence[Any]
     ) -> tuple[None, list[Any]]:
         """Make every client's model at the end of the run."""
-        model, server = (
-            None if arrays is None else tree.to_tensors(arrays) for arrays in (round_inputs.model, round_inputs.server)
-        )
+        model = self._shared("the model", round_inputs.model)
+        server = self._shared("the server's state", round_inputs.server)
         models: list[Any] = []
         for client, kept in ClientOutputs.unpack(self.setup.state_slots, job.clients, inputs).items():
             with naming_round_and_client(round_inputs.round, client):
                 ctx = self.setup.context(round_inputs.round, round_inputs.plan, client, "judge")
+                key(*ctx.draws.key)
                 own = evaluation.personal_model(self.setup, self._state(client, kept), server or {}, model, ctx)
             models.append(tree.to_arrays(own))
         return None, models
 
-    @do.register
+    @by_class.register
     def mean_model(self, job: MeanModelJob, round_inputs: RoundInputs, inputs: Sequence[Any]) -> tuple[None, list[Any]]:
         """Add up the clients' own models in the clients' order. Output: their mean."""
         total: tree.Tree = {}
         for client, kept in ClientOutputs.unpack(self.setup.state_slots, job.clients, inputs).items():
             ctx = self.setup.context(round_inputs.round, round_inputs.plan, client, "judge")
+            key(*ctx.draws.key)
             own = checked_hook(self.method.eval_begin)(self._state(client, kept), None, None, ctx)["params"]
             total = tree.add(total, own) if total else own
         return None, [tree.to_arrays(tree.scale(total, 1.0 / len(job.clients)))]
 
-    @do.register
+    @by_class.register
     def evaluate_pooled(
         self, job: PooledJob, round_inputs: RoundInputs, inputs: Sequence[Any]
     ) -> tuple[ModelSums, list[Any]]:
         """Evaluate the global model on a part of the pooled test set or of all train splits."""
-        assert round_inputs.model is not None
-        model = tree.to_tensors(round_inputs.model)
+        model = self._shared("the model", round_inputs.model)
+        assert model is not None
+        key(self.setup.seed, round_inputs.round, job.first, f"pooled {job.split}")
         if job.split == "test":
             rows = np.arange(job.first, job.last)
             found = model_sums(self.setup, model, "test", rows, job.by_client and self.setup.needs_outputs)
@@ -313,7 +355,7 @@ class Worker:
         rows = self.setup.judged_rows[job.first : job.last]
         return model_sums(self.setup, model, "train", rows), []
 
-    @do.register
+    @by_class.register
     def masks(
         self, job: MaskJob, round_inputs: RoundInputs, inputs: Sequence[Any]
     ) -> tuple[dict[int, tree.PackedBits], list[Any]]:
@@ -321,18 +363,25 @@ class Worker:
         found: dict[int, tree.PackedBits] = {}
         for client, kept in ClientOutputs.unpack(self.setup.state_slots, job.clients, inputs).items():
             mask = self.method.mask(self._state(client, kept))
-            assert mask is not None, "Setup.check refuses a method without masks"
+            assert mask is not None, "`check_setup` refuses a method without masks"
             found[client] = mask_bits(mask)
         return found, []
+
+    # Any: a state's tensors, or a model's.
+    def _shared(self, what: str, arrays: tree.Arrays | None) -> dict[str, Any] | None:
+        """Tensors over arrays that all clients of the call read."""
+        return None if arrays is None else self._given.note(what, tree.to_tensors(arrays))
 
     def _state(self, client: int, kept: ClientOutputs) -> tree.State:
         """A client's state; before the client's first round, the method's initial state."""
         if not self.setup.stateful:
             return {}
-        return self.setup.first_state(client) if kept.state is None else tree.to_tensors(kept.state)
+        stored = self._shared(f"the state of client {client}", kept.state)
+        return self.setup.first_state(client) if stored is None else stored
 
     def _server_memory(self, client: int, kept: ClientOutputs) -> tree.State:
         """The server's memory of a client; before the client's first round, the method's initial one."""
         if not self.setup.has_server_memory:
             return {}
-        return self.setup.first_server_memory(client) if kept.memory is None else tree.to_tensors(kept.memory)
+        stored = self._shared(f"the server's memory of client {client}", kept.memory)
+        return self.setup.first_server_memory(client) if stored is None else stored

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from rayfl.determinism.addition_order import Node
-from rayfl.methods.base import Message, Plan, Work
+from rayfl.methods.base import Message, Plan, Stage, Work
 from rayfl.population.fate import Fate
 from rayfl.tree import Arrays
 
@@ -200,9 +200,9 @@ class ClientResult:
     that was cut off, and more for a peer with several receivers. `relayed`: names of its packets that the server
     forwards. `num_values`: numbers in its message, which papers count instead of bits; `num_received`: numbers in the
     server's messages to it. `reply_bits`: the part of the downlink that came after the server's update. `cut_s`: when
-    the server stopped waiting, in simulated seconds. `costs`: of an example in each stage, see `example_costs`.
-    `metrics`: None where undefined; `sums`: of metrics that are added over clients, by place ("own").
-    `begins_s`: as in `RoundInputs.begins`.
+    the server stopped waiting, in simulated seconds. `stages`: the client's own; `costs`: of an example in each of
+    them, see `example_costs`. `metrics`: None where undefined; `sums`: of metrics that are added over clients, by place
+    ("own"). `begins_s`: as in `RoundInputs.begins`.
     """
 
     client: int
@@ -219,6 +219,7 @@ class ClientResult:
     reply_bits: int = 0
     cut_s: float | None = None
     costs: Mapping[str, float] = field(default_factory=dict)
+    stages: tuple[Stage, ...] = ()
     begins_s: float = 0.0
 
     @property

@@ -42,10 +42,10 @@ ORIGIN = ("command", "started", "host", "commit")
 _GIT_TIMEOUT_S = 5
 _Content = TypeVar("_Content")
 INPUT_FILES = Part(
-    (r"files/[a-z]+-[0-9a-f]{12}(-\w+)?(\..*)?",),
+    (r"files/[a-z]+-[0-9a-f]{12}(-\w+)?(\..*)?", "files/plugin-[0-9a-f]{12}/.+"),
     {
         "`files/`": "copies of the files that the experiment names: its trace, its graph, the weights that it begins "
-        "with, your code and what it imports from its folder; a resumed run reads these and not the originals"
+        "with, your code and what it imports and reads from its folder; a resumed run reads these and not the originals"
     },
 )
 
@@ -77,7 +77,7 @@ def describe_run(
         (directory / TOML).unlink(missing_ok=True)
         for name, content in (inputs or {}).items():
             copy = directory / name
-            copy.parent.mkdir(exist_ok=True)
+            copy.parent.mkdir(parents=True, exist_ok=True)
             if not copy.is_file() or copy.read_bytes() != content:
                 write_whole(copy, lambda partial, content=content: partial.write_bytes(content))
         if platform is not None:

@@ -36,6 +36,8 @@ class Part(NamedTuple):
 
 LOCK = "lock"
 PART = Part((LOCK,), {"`lock`": "held by the process that writes to the directory"})
+_OWNERS = 0o600
+"""The mode of a file that its owner alone may open."""
 _RETRY_S = 1.0
 """Seconds for which a taken lock is tried again: a killed process holds it until the kernel has freed its memory."""
 _CURES = {
@@ -146,13 +148,17 @@ def portions(
 def locked(directory: Path) -> Iterator[None]:
     """Context manager: make a run directory if it is missing, and keep other processes from writing to it.
 
-    Raise RayflError if another process writes to it, and still does after `_RETRY_S`. Raise OSError if the lock cannot
-    be opened or is a link. A file system without locks locks nothing.
+    Only this user may open the lock, because whoever can open a file can hold it. Raise RayflError if another process
+    writes to the directory, and still does after `_RETRY_S`. Raise OSError if the lock cannot be opened or is a link. A
+    file system without locks locks nothing.
     """
     directory.mkdir(parents=True, exist_ok=True)
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     until = time.monotonic() + _RETRY_S
-    with os.fdopen(os.open(directory / LOCK, flags, 0o666), "ab") as file:
+    with os.fdopen(os.open(directory / LOCK, flags, _OWNERS), "ab") as file:
+        # Of an older run, or under an unusual umask, it has another mode; that of another user stays as it is.
+        with suppress(OSError):
+            os.fchmod(file.fileno(), _OWNERS)
         while _is_taken(file, fcntl.LOCK_EX):
             if time.monotonic() > until:
                 raise RayflError(f"another process is writing to {directory}; wait until it ends, or end it")

@@ -160,10 +160,7 @@ def read_manifest(place: Path) -> Manifest:
     """
     try:
         about = dict(read_json(place / MANIFEST))
-        checksum = about.pop(_CHECKSUM, None)
-        # The first formats had no checksum.
-        older = checksum is None and about.get("format") in range(1, FORMAT)
-        if not older and checksum != _checksum(about):
+        if about.pop(_CHECKSUM, None) != _checksum(about):
             raise DamagedFile("it is not what was written")
     except (OSError, ValueError) as error:
         raise DamagedFile(f"its manifest cannot be read: {error}") from None

@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
 from rayfl.errors import RayflError, reason
@@ -21,6 +22,8 @@ _SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:[/:]|data:[^/]*,")
 """A scheme and a slash; simplecache::s3://bucket/folder and data:,content are URLs too, which are refused."""
 _SECRET = re.compile(r"secret|token|password|key", re.IGNORECASE)
+REQUEST_S = 10.0
+"""Seconds in which S3 must connect, and in which it may send nothing, until a request fails; each has three tries."""
 _PIECE_BYTES = 8 << 20
 _LONGEST = 200
 """The number of letters of a library's error that are shown."""
@@ -55,6 +58,8 @@ def require_url(url: str) -> None:
             f"{shown(url)}: no run can be kept in {parts.scheme}://; known are s3, gs and abfs, and a folder of this "
             "machine is given as its path"
         )
+    if "tls_verify_certificates" in names:
+        raise RayflError(f"{shown(url)}: certificates are always verified; give tls_ca_file_path=FILE with your own")
     whole = url.startswith(f"{parts.scheme}://") and parts.netloc
     if not whole or parts.fragment or "::" in url or ".." in parts.path.split("/"):
         raise RayflError(f"{shown(url)} names no folder of a bucket: write it as s3://bucket/folder")
@@ -93,6 +98,8 @@ class Storage:
             parts = parts._replace(query="&".join(filter(None, (parts.query, "retry_limit_seconds=60"))))
         with self._refusals():
             self._files, path = FileSystem.from_uri(urlunsplit(parts))
+            if parts.scheme == "s3":
+                self._files = _limited(self._files)
         self._path = path.rstrip("/")
 
     def files(self) -> set[str]:
@@ -140,8 +147,8 @@ class Storage:
             self.put(name, Path(os.devnull))
         except StorageError as error:
             raise RayflError(
-                f"{self.url} cannot be written to ({error}): make the bucket, give an account that may write there, "
-                "or name another place in output.directory"
+                f"{self.url} cannot be written to ({error}): check the address, make the bucket, give an account that "
+                "may write there, or name another place in output.directory"
             ) from None
         # An account may be allowed to write and not to delete.
         with suppress(StorageError):
@@ -160,6 +167,17 @@ class Storage:
         # pyarrow raises OSError and errors of its own.
         except Exception as error:
             raise StorageError(_words(error)) from error
+
+
+# Any: a file system of pyarrow.
+def _limited(files: Any) -> Any:
+    """The same S3 with limits of time, which a URL cannot have: pyarrow's own are 31 tries of a request."""
+    from pyarrow.fs import AwsStandardS3RetryStrategy, S3FileSystem
+
+    # What pickle would keep. Accounts found in the environment are not among these options.
+    _, (options,) = files.__reduce__()
+    limits = {"connect_timeout": REQUEST_S, "request_timeout": REQUEST_S}
+    return S3FileSystem(**{**options, **limits, "retry_strategy": AwsStandardS3RetryStrategy(max_attempts=3)})
 
 
 @contextmanager

@@ -29,7 +29,7 @@ PART = Part(
         "`models/*.safetensors`": "the final global model, the final personal models; personal ones of more than "
         "128 MiB in several files, `personal-0000.safetensors` and so on",
         "`models/inputs.json`": "what the models take and return: the shape of an input, how pixels are scaled, the "
-        "number of classes, and the digest of the data",
+        "classes and their names, the names of a table's inputs, and the digest of the data",
     },
 )
 CONSTANTS = "constants"
@@ -107,6 +107,8 @@ class ModelInputs(Settings):
     std: tuple[Annotated[float, Field(gt=0)], ...] = Field(description="the same")
     white: float = Field(gt=0, description="the grey value that counts as 1")
     vocabulary: int | None = Field(description="number of different tokens, if the data give it")
+    classes: tuple[str, ...] = Field(default=(), description="names of the classes, as `Dataset.classes`")
+    columns: tuple[str, ...] = Field(default=(), description="names of a table's inputs, as `Dataset.input_names`")
     precision: Precision = Field(description="runtime.precision")
     digest: Mapping[str, str] | str | None = Field(description="data.digest of experiment.json")
 
@@ -117,8 +119,8 @@ class ModelInputs(Settings):
         from rayfl.data.datasets import Dataset, Samples
 
         none = Samples(np.empty((0, *self.input_shape), np.uint8), np.empty(0, np.int64))
-        kept = self.model_dump(include={"num_classes", "kind", "mean", "std", "white", "vocabulary"})
-        return Dataset(self.dataset, none, none, **kept)
+        kept = self.model_dump(include={"num_classes", "kind", "mean", "std", "white", "vocabulary", "classes"})
+        return Dataset(self.dataset, none, none, input_names=self.columns, **kept)
 
 
 def write_model_inputs(directory: Path, dataset: "Dataset", precision: Precision) -> Path:
@@ -135,6 +137,8 @@ def write_model_inputs(directory: Path, dataset: "Dataset", precision: Precision
         "std": [float(one) for one in dataset.std],
         "white": float(dataset.white),
         "vocabulary": None if dataset.vocabulary is None else int(dataset.vocabulary),
+        "classes": [str(name) for name in dataset.classes],
+        "columns": [str(name) for name in dataset.input_names],
         "precision": precision,
         "digest": data.get("digest") if isinstance(data, Mapping) else None,
     }

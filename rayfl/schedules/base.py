@@ -43,10 +43,11 @@ class Schedule(Choice):
     messages are given to the method."""
 
     def begins(self, now: Now) -> int:
-        """The number of clients that should begin now; fewer begin if fewer are idle. Called at the start, and after
-        each update and each arrival.
+        """The number of clients that should begin now; fewer begin if fewer are idle.
 
-        By default every free place is filled.
+        Called at the start, and when everything has happened that happens at one moment: the arrivals, and the updates
+        that were due with them. Called again for clients that drop out before the download. By default every free place
+        is filled.
         """
         return now.places - now.under_way
 
@@ -54,7 +55,9 @@ class Schedule(Choice):
     def due(self, now: Now) -> float:
         """The second of the next update, if nothing else happens; messages that arrive in that second are in it.
 
-        `AT_ONCE`: now, before anything else. `NOT_YET`: not before another client is back.
+        `AT_ONCE`: now, before anything else. `NOT_YET`: not before another client is back. Called after each arrival,
+        also of several at one moment, and after clients have begun. While no message has arrived, a second that is not
+        later than the last update means `NOT_YET`, because such empty updates would never end.
         """
 
     def scale(self, staleness: int) -> float | None:

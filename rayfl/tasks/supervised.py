@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from rayfl.data.check import first_row
 from rayfl.data.datasets import Dataset
+from rayfl.errors import RayflError
 from rayfl.metrics.accuracy import Accuracy
 from rayfl.metrics.base import Metric
 from rayfl.metrics.loss import Loss, Perplexity
@@ -171,10 +172,22 @@ class Regression(Task):
 
 
 def task_for(dataset: Dataset) -> Task:
-    """The default task for the shape and the type of the data's targets; classification for one class each."""
+    """The default task for the shape and the type of the data's targets; classification for one class each.
+
+    Raise RayflError for whole numbers [n, outputs] that are not 0 and 1: they may be classes, or numbers to predict.
+    """
     labels = dataset.train.labels
     if dataset.has_classes or look_one_hot(labels):
         return Classification()
     if dataset.kind == "text" and labels.shape == dataset.train.inputs.shape:
         return NextToken()
-    return Multilabel() if np.issubdtype(labels.dtype, np.integer) and are_yes_or_no(labels) else Regression()
+    if np.issubdtype(labels.dtype, np.integer):
+        if are_yes_or_no(labels):
+            return Multilabel()
+        if labels.ndim == 2:
+            place, one = dataset.train.place or dataset.name, "labels[:, 0]" if labels.shape[1] == 1 else "one a sample"
+            raise RayflError(
+                f"{place} has labels [n, {labels.shape[1]}] that are whole numbers and not only 0 and 1: if "
+                f"they are classes, give {one}, [n]; to predict numbers, set task='regression'"
+            )
+    return Regression()

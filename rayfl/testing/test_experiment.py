@@ -12,6 +12,8 @@ from rayfl.rounds.setup import Setup
 from rayfl.testing import contracts, task_contract
 from rayfl.testing.conftest import NUM_CLIENTS
 from rayfl.testing.contracts import Make
+from rayfl.testing.executors import play
+from rayfl.testing.watching import watched
 
 
 @pytest.fixture
@@ -36,6 +38,12 @@ def test_several_workers_give_the_bits_of_one(experiment: Make) -> None:
 
 def test_a_run_goes_on_from_its_checkpoint(experiment: Make, tmp_path: Path) -> None:
     contracts.a_run_goes_on_from_its_checkpoint(experiment, NUM_CLIENTS, tmp_path)
+
+
+def test_no_hook_modifies_what_it_was_given(experiment: Make) -> None:
+    here, log = watched(experiment())
+    play(here)
+    assert log.modified == []
 
 
 @pytest.fixture

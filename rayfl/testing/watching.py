@@ -16,9 +16,9 @@ from rayfl.rounds.setup import Setup
 from rayfl.settings import Settings
 
 HOOKS = (
-    *("init_client", "has_work", "begin", "step", "end_stage", "finish", "receive_reply", "eval_begin", "final_model"),
+    *("init_client", "has_work", "stages", "begin", "step", "end_stage", "finish", "receive_reply", "eval_begin"),
     *("init_server", "init_server_memory", "model", "download", "personal_message", "store_uplink", "server_update"),
-    *("update", "reply", "mix"),
+    *("final_model", "update", "reply", "mix"),
 )
 
 
@@ -28,6 +28,7 @@ class Log:
 
     calls: Counter[str] = field(default_factory=Counter)
     modified: list[str] = field(default_factory=list)
+    """Hooks that have changed an argument or the method, as "step: carry", whichever way they wrote to it."""
     undeclared: list[str] = field(default_factory=list)
     """States and carries whose keys are not those of the `TypedDict` that a hook declares for them."""
     down: dict[tuple[int, int], list[Message]] = field(default_factory=dict)
@@ -121,12 +122,13 @@ def _watch(name: str, hook: Callable[..., Any], log: Log) -> Callable[..., Any]:
 
     @functools.wraps(hook)
     def call(self: Method, *args: Any, **kwargs: Any) -> Any:
-        before = fingerprint((args, kwargs, own_values(self)))
+        given = {**dict(zip(parameters, args, strict=False)), **kwargs, "self": own_values(self)}
+        before = {part: fingerprint(value) for part, value in given.items()}
         log.depth += 1
         result = hook(self, *args, **kwargs)
         log.depth -= 1
-        if fingerprint((args, kwargs, own_values(self))) != before:
-            log.modified.append(name)
+        given["self"] = own_values(self)
+        log.modified += [f"{name}: {part}" for part, value in given.items() if fingerprint(value) != before[part]]
         values = {**dict(zip(parameters, args, strict=False)), **kwargs, "return": result}
         log.undeclared += [f"{name}: {part}" for part in values if not fits(part, values[part], declared.get(part))]
         log.note(name, next((arg for arg in args if isinstance(arg, Context)), None), result)
@@ -163,6 +165,9 @@ def fingerprint(value: Any) -> Any:
         return [(key, fingerprint(part)) for key, part in value.items()]
     if isinstance(value, (tuple, list)):
         return [fingerprint(part) for part in value]
+    if isinstance(value, Packet):
+        # The decoded tree, which a packet may keep, is not among its fields.
+        return [fingerprint(value.parts), fingerprint(value.decode())]
     if is_dataclass(value) and not isinstance(value, type):
         return [fingerprint(getattr(value, part.name)) for part in fields(value)]
     return value if isinstance(value, (int, float, str, bool)) else id(value)

@@ -228,7 +228,7 @@ class WrappedPeers(Wrapped, PeerHalf, keeps_parts=True):
 
     def __init__(self, inner: Method, wrapper: MessageWrapper) -> None:
         super().__init__(inner, wrapper)
-        assert isinstance(inner, PeerHalf), "see `wrapped`"
+        assert isinstance(inner, PeerHalf), "see `MessageWrapper.around`"
         self.peers, self.evaluated_from_mean = inner, inner.evaluated_from_mean
         vars(self).update(include_self=inner.include_self, weighs_links=inner.weighs_links)
 

@@ -20,6 +20,7 @@ from rayfl.methods.base import Carry, Context, Finished, Method
 from rayfl.methods.fedavg import FedAvg
 from rayfl.methods.scaffold import Scaffold
 from rayfl.methods.shared.local_training import LocalCarry
+from rayfl.models.flops import Uses
 from rayfl.rounds import client_round
 from rayfl.rounds.errors import MethodError
 from rayfl.rounds.executor import InlineExecutor
@@ -44,7 +45,7 @@ class MadeUp(BoundTask):
         return self.task.init(seed)
 
     @property
-    def weight_uses(self) -> Mapping[str, int]:
+    def weight_uses(self) -> Uses:
         return self.task.weight_uses
 
     def loss(self, params: Tree, batch: Batch) -> Tensor:

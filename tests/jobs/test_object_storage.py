@@ -14,7 +14,7 @@ import pytest
 import rayfl as library
 from rayfl.experiment import toml
 from rayfl.report.results import RunResults
-from rayfl.run_directory import checkpoint
+from rayfl.run_directory import checkpoint, object_storage
 from rayfl.run_directory.copies import reached
 from rayfl.run_directory.object_storage import Storage, below
 from rayfl.run_directory.record import Recorder, read_run
@@ -23,7 +23,7 @@ from rayfl.run_directory.tables import Stream
 from tests.actors.toys import assert_same_run, experiment, logged
 from tests.jobs.commands import rayfl
 from tests.refusals import check_sentence, line_with, refused
-from tests.run_directory.s3_server import KEYS, Server, serving
+from tests.run_directory.s3_server import KEYS, Passage, Server, serving
 from tests.run_directory.test_full_disk import FULL, refuse
 
 ROUNDS = 4
@@ -161,6 +161,36 @@ def test_a_bucket_that_vanishes_costs_nothing(
     result = rayfl("resume", here)
     assert result.exit_code == 0, result.output
     assert set(Storage(url).files()) == set(own_files(here))
+
+
+def test_a_storage_that_never_answers_does_not_hold_the_run(
+    server: Server, folder: str, undisturbed: Path, tmp_path: Path, monkeypatch, caplog
+):
+    monkeypatch.setattr(object_storage, "REQUEST_S", 1.0)
+    passage, record = Passage(server), Recorder.round
+    folder = passage.reached.url("bucket/experiments")
+    file, url = experiment_file(Path("run.toml"), folder), below(folder, "fedpse")
+
+    def falling_silent(self: Recorder, row, clients, metrics):
+        if row.round == ROUNDS - 1:
+            passage.silent.set()
+        record(self, row, clients, metrics)
+
+    monkeypatch.setattr(Recorder, "round", falling_silent)
+    result = rayfl("run", file)
+    monkeypatch.setattr(Recorder, "round", record)
+    here = Path("runs/fedpse").absolute()
+    assert result.exit_code == 1, result.output
+    check_sentence(result.stderr.removesuffix("\n"), [url, "NETWORK_CONNECTION", f"rayfl resume {here}"])
+    line_with(logged(caplog)[:1], [url, here, "continues"])
+    assert_same(undisturbed, here, tmp_path)
+    other = below(folder, "other")
+    refused(rayfl("run", file, "--output", other), names=[other, "NETWORK_CONNECTION"])
+    passage.silent.clear()
+    result = rayfl("resume", here)
+    assert result.exit_code == 0, result.output
+    assert set(Storage(url).files()) == set(own_files(here))
+    passage.close()
 
 
 @pytest.mark.parametrize(("owner", "name", "calls"), [(Stream, "append", 7), (checkpoint, "save_states", 3)])

@@ -158,7 +158,7 @@ def compare_clients(
     for i in delivered:
         close(flat(uplink_of(setup, run_state, i)), -paper.uplink[i])
         assert distances[i] == pytest.approx(paper.distance[i], abs=1e-6)
-        count_bits = 64 if paper.hyper.weighting == "samples" else 0
+        count_bits = 0 if paper.hyper.weighting == "uniform" else 64
         assert rows[i].uplink_bits == bits(paper, paper.sent[i]) + count_bits
         assert rows[i].downlink_bits == bits(paper, paper.downlink[i])
         assert paper.downlink[i].sum() == paper.support.sum(), "exactly |M_s| entries go down"

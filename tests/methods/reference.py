@@ -20,6 +20,7 @@ from rayfl.data.datasets import Dataset, Samples
 from rayfl.data.partition import Partition, Shards
 from rayfl.determinism import seeding
 from rayfl.methods.base import Method
+from rayfl.methods.fedpse import FedPSEHyper
 from rayfl.methods.shared.local_training import LocalTraining, LocalWork
 from rayfl.models.dense import Logistic
 from rayfl.population.sampling import Clients, Population
@@ -151,11 +152,11 @@ def trained(setup: Setup, round: int, client: int, start: Vectors) -> tuple[Vect
     return params, num_samples
 
 
-def weight(setup: Setup, client: int, num_samples: int) -> float:
+def weight(setup: Setup, client: int, num_seen: int) -> float:
     """A client's weight in an average."""
-    hyper = setup.method.hyper
-    assert isinstance(hyper, LocalTraining)
-    return 1.0 if hyper.weighting == "uniform" else float(num_samples)
+    hyper, held = setup.method.hyper, len(setup.partition.train[client])
+    assert isinstance(hyper, LocalTraining | FedPSEHyper)
+    return {"seen": float(num_seen), "samples": float(held), "uniform": 1.0}[hyper.weighting]
 
 
 class TinyCNN(nn.Module):

@@ -7,6 +7,9 @@ import pytest
 import torch
 from torch import nn
 
+from rayfl.methods.base import Context, Finished
+from rayfl.methods.fedavg import FedAvg
+from rayfl.methods.fedpse import FedPSE
 from tests.methods.fedpse_paper import close, compare, flat, uplink_of
 from tests.methods.reference import SIZES, TinyCNN, images, initial, played, setup_of, trained_by_torch, vectors
 from tests.population.fates import with_fate
@@ -24,6 +27,8 @@ BASE = {"lr": 0.3, "batch_size": 0, "steps": 3, "keep_ratio": 0.4, "absent": "no
         {"downstream": "broadcast_topk"},
         {"aggregation": "naive", "downstream": "broadcast_topk", "scope": "model"},
         {"weighting": "uniform"},
+        {"weighting": "samples", "batch_size": 2},
+        {"weighting": "seen", "batch_size": 2},
         {"momentum": 0.9, "lr_decay": 0.5},
         {"optimizer": "adam", "lr": 0.01, "batch_size": 2, "steps": None, "epochs": 2},
         {"batch_size": 4, "steps": None, "epochs": 2, "weight_decay": 0.1},
@@ -141,3 +146,26 @@ class Shifted(nn.Module):
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         return self.linear(inputs) + self.shift * torch.tensor([1.0, 0.0, 0.0])
+
+
+def weights(kind: type[FedAvg] | type[FedPSE], hyper: dict[str, Any]) -> dict[int, float]:
+    """The weights of clients in a round of three steps of two examples."""
+    found = dict[int, float]()
+
+    class Noting(kind):  # pyright: ignore[reportGeneralTypeIssues] (one of two classes)
+        # Any: see Method.
+        def finish(self, state: Any, carry: Any, ctx: Context) -> Finished:
+            finished = super().finish(state, carry, ctx)
+            found[ctx.traits.id] = finished.weight
+            return finished
+
+    played(setup_of(Noting, {"batch_size": 2, "steps": 3, **hyper}, rounds=1))
+    return found
+
+
+def test_samples_are_those_that_a_client_holds_in_every_method():
+    held = {client: float(size) for client, size in enumerate(SIZES)}
+    assert weights(FedPSE, {"weighting": "samples"}) == weights(FedAvg, {"weighting": "samples"}) == held
+    # Algorithm 1's n_i: three batches of two, of which the last one of 9 examples would be smaller.
+    assert weights(FedPSE, {}) == weights(FedPSE, {"weighting": "seen"}) == dict.fromkeys(held, 6.0)
+    assert weights(FedPSE, {"weighting": "uniform"}) == dict.fromkeys(held, 1.0)

@@ -2,15 +2,21 @@
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
+from rayfl import Experiment
 from rayfl.data.batches import Batch
+from rayfl.experiment.prepare import prepare
 from rayfl.methods.shared.own_parts import ClientTask
 from rayfl.models.batch_norm import Rows, count_rows
+from rayfl.rounds.setup import Setup
 from rayfl.task import NetworkTask
+from rayfl.testing.executors import play
 from rayfl.tree import Tree
 from tests.bound_tasks import classification
 from tests.refusals import refused
@@ -150,6 +156,189 @@ class Halved(nn.BatchNorm1d):
 
     def forward(self, input: Tensor) -> Tensor:
         return super().forward(input) / 2
+
+
+class NormAct(nn.BatchNorm2d):
+    """As in some collections of models: torch's lines again, then a dropout and an activation."""
+
+    def __init__(self, num_features: int) -> None:
+        super().__init__(num_features)
+        self.drop, self.act = nn.Dropout(0.5), nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride] (their name)
+        assert self.num_batches_tracked is not None
+        if self.training:
+            self.num_batches_tracked.add_(1)
+        learns = self.training or self.running_mean is None
+        made = functional.batch_norm(
+            x, self.running_mean, self.running_var, self.weight, self.bias, learns, self.momentum or 0.0, self.eps
+        )
+        return self.act(self.drop(made))
+
+
+class Gained(nn.BatchNorm2d):
+    """A layer that takes a second input."""
+
+    def forward(self, input: Tensor, gain: float = 1.0) -> Tensor:
+        return gain * super().forward(input)
+
+
+class LastAxis(nn.Module):
+    """A norm that is no BatchNorm of torch's: channels last, by single operations, statistics replaced."""
+
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(self, num_features: int) -> None:
+        super().__init__()
+        self.register_buffer("running_mean", torch.zeros(num_features))
+        self.register_buffer("running_var", torch.ones(num_features))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        mean, var = self.running_mean, self.running_var
+        if self.training:
+            axes = [*range(inputs.dim() - 1)]
+            mean, var = inputs.mean(axes), inputs.var(axes)
+            self.running_mean = 0.9 * self.running_mean + 0.1 * mean.detach()
+            self.running_var = 0.9 * self.running_var + 0.1 * var.detach()
+        return (inputs - mean) / (var + 1e-5).sqrt()
+
+
+class ByFunction(nn.Module):
+    """A norm that is no BatchNorm of torch's, and changes its statistics by torch's function alone."""
+
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(self, num_features: int) -> None:
+        super().__init__()
+        self.register_buffer("running_mean", torch.zeros(num_features))
+        self.register_buffer("running_var", torch.ones(num_features))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return functional.batch_norm(inputs, self.running_mean, self.running_var, training=self.training)
+
+
+OWN: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
+    "super": (Halved(3), (3,)),
+    "lines again": (NormAct(3), (3, 4, 4)),
+    "second input": (Gained(3), (3, 4, 4)),
+    "no subclass": (LastAxis(3), (4, 3)),
+    "by a function": (ByFunction(3), (3,)),
+    "instances": (nn.InstanceNorm1d(3, track_running_stats=True), (3, 4)),
+}
+
+
+def taught(name: str) -> tuple[nn.Module, Rows, tuple[int, ...]]:
+    """A layer that has seen a batch, and reads rows now."""
+    layer, shape = copy.deepcopy(OWN[name][0]), OWN[name][1]
+    layer(3 + torch.randn(9, *shape))
+    rows = Rows()
+    count_rows(layer, rows)
+    return layer, rows, shape
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_forward_pass_of_its_own_uses_fixed_statistics_too(name: str):
+    layer, rows, shape = taught(name)
+    for child in layer.children():
+        child.eval()
+    rows.fixed, inputs, before = True, torch.randn(5, *shape), copy.deepcopy(dict(layer.named_buffers()))
+    evaluated = type(layer).forward(copy.deepcopy(layer).eval(), inputs)
+    assert torch.equal(layer(inputs), evaluated)
+    assert layer.training
+    assert_near(dict(layer.named_buffers()), before)
+    # The statistics are the batch's again where they are not fixed.
+    rows.fixed = False
+    assert not torch.equal(layer(inputs), evaluated)
+    assert not torch.equal(dict(layer.named_buffers())["running_mean"], before["running_mean"])
+
+
+def test_what_lies_inside_the_layer_keeps_its_mode():
+    layer, rows, shape = taught("lines again")
+    rows.fixed = True
+    found = layer(torch.rand(64, *shape) + 100)
+    assert 0.4 < float((found == 0).float().mean()) < 0.6
+
+
+@pytest.mark.parametrize("name", ["super", "no subclass", "by a function"])
+def test_a_forward_pass_of_its_own_is_not_taught_by_a_single_value(name: str):
+    layer = copy.deepcopy(OWN[name][0])
+    layer(torch.randn(9, 3))
+    count_rows(layer, Rows())
+    before, one = copy.deepcopy(dict(layer.named_buffers())), torch.randn(1, 3)
+    assert torch.equal(layer(one), type(layer).forward(copy.deepcopy(layer).eval(), one))
+    assert_near(dict(layer.named_buffers()), before)
+
+
+def test_a_second_input_and_its_name_reach_the_layer():
+    layer, _, shape = taught("second input")
+    inputs = torch.randn(5, *shape)
+    plain = layer.eval()(inputs)
+    assert torch.equal(layer(inputs, gain=2.0), 2 * plain) and torch.equal(layer(input=inputs, gain=2.0), 2 * plain)
+
+
+def test_statistics_that_a_function_changes_are_no_constants():
+    here = run_of(ByFunction)
+    assert {"2.running_mean", "2.running_var"} <= here.method.task.local.keys()
+    assert not here.method.task.constants
+
+
+class Deaf(nn.BatchNorm1d):
+    """Normalises by the batch in evaluation, too."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return functional.batch_norm(input, self.running_mean, self.running_var, training=True)
+
+
+def small(norm: Callable[[int], nn.Module]) -> Any:
+    def model(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), norm(8), nn.Linear(8, num_classes))
+
+    return model
+
+
+def run_of(norm: Callable[[int], nn.Module], **options: Any) -> Setup:
+    tables: dict[str, Any] = {"data": "digits", "partition": "iid", "clients": {"count": 3}, "rounds": 2, **options}
+    method = {"name": "fedavg", "lr": 0.1, "batch_size": 32}
+    return prepare(Experiment(model=small(norm), method=method, **tables))
+
+
+@pytest.mark.parametrize("buffers", ["frozen", "average", "personal"])
+def test_a_subclass_trains_as_the_layer_and_its_activation(buffers: str):
+    class Fused(nn.BatchNorm1d):
+        def forward(self, input: Tensor) -> Tensor:
+            return super().forward(input).relu()
+
+    class Apart(nn.Module):
+        def __init__(self, num_features: int) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(num_features)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return self.norm(inputs).relu()
+
+    # 479 samples a client: the last of 15 batches has 31.
+    one, two = (play(run_of(norm, parts={"buffers": buffers}))[1][-1].server["params"] for norm in (Fused, Apart))
+    assert all(torch.equal(tensor, two[name.replace("2.", "2.norm.")]) for name, tensor in one.items())
+
+
+def test_a_last_batch_of_one_ends_no_round():
+    sizes = {"clients": {"count": 3}, "method": {"name": "fedavg", "batch_size": 478}}
+    here = prepare(Experiment(model=small(Halved), data="digits", partition="iid", rounds=1, **sizes))
+    assert 1 in {size % 478 for size in here.partition.train.sizes}
+    play(here)
+
+
+def test_a_layer_that_learns_in_evaluation_is_refused_before_a_run():
+    for buffers in ("frozen", "average"):
+        with refused(names=["'2'", "Deaf", "evaluation"]):
+            run_of(Deaf, parts={"buffers": buffers})
+
+
+def test_a_subclass_without_running_statistics_is_refused():
+    with refused(names=["'2'", "Halved", "track_running_stats"]):
+        run_of(lambda width: Halved(width, track_running_stats=False))
 
 
 def test_a_layer_with_a_forward_pass_of_its_own_runs_alone():

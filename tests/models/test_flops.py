@@ -57,7 +57,7 @@ def test_a_model_is_built_once_and_its_memory_is_taken():
     Sharing.built.clear()
     network = Network(Sharing, (6,))
     params = network.init(0)
-    assert network.weight_uses == {"embedding.weight": 1}
+    assert network.weight_uses == {"embedding.weight": 1, "a": 1, "b": 1}
     # The others have no memory.
     (own,) = (dict(one.named_parameters()) for one in Sharing.built if not one.a.is_meta)
     taken = {name for name, tensor in params.items() if tensor.data_ptr() == own[name].data_ptr()}

@@ -72,17 +72,23 @@ def test_stacked_clients_have_the_gradients_of_single_ones(name: str):
             torch.testing.assert_close(found[key][row], wanted, rtol=1e-9, atol=1e-12)
 
 
+def observed(task: NetworkTask, name: str) -> NetworkTask:
+    task.network.observe(task.init(0), batch_of(name, 2).inputs)
+    return task
+
+
 @pytest.mark.parametrize("name", sorted(NOT_STACKED))
 def test_what_cannot_be_stacked_says_so_and_runs_in_the_loop(name: str):
-    assert not task_of(name).vmappable
-    method = setup_of("fedavg", {}).method.with_task(task_of(name))
+    task = observed(task_of(name), name)
+    assert not task.vmappable
+    method = setup_of("fedavg", {}).method.with_task(task)
     assert choose("auto", method, torch.device("cuda"), method.task.init(0)) is run_loop
     with refused(names=["engine='vmap'", "dropout", "recurrent", "engine='loop'"]):
         choose("vmap", method, CPU, {})
 
 
 def test_without_dropout_the_emnist_network_can_be_stacked():
-    task = task_of("emnist-cnn", EMNISTCNN(dropout=(0.0, 0.0)))
+    task = observed(task_of("emnist-cnn", EMNISTCNN(dropout=(0.0, 0.0))), "emnist-cnn")
     assert task.vmappable and not task.stochastic
     method = setup_of("fedavg", {}).method.with_task(task)
     assert choose("auto", method, torch.device("cuda"), method.task.init(0)) is run_vmap

@@ -94,6 +94,20 @@ def test_what_is_no_raw_input_is_refused(played: Any):
         played.predict(TEST.inputs[:1], client=6)
 
 
+def test_pixels_deeper_than_8_bits_are_refused(played: Any):
+    for deep, facts in ((TEST.inputs.astype(np.uint16) * 257, ["4112"]), (TEST.inputs.astype(int) - 1, ["-1"])):
+        with refused(names=["8 bits", *facts]):
+            played.predict(deep)
+    assert np.array_equal(played.predict(TEST.inputs[:5].astype(np.int64)), played.predict(TEST.inputs[:5]))
+
+
+def test_large_numbers_of_a_table_are_scaled_before_they_are_rounded():
+    none = Samples(np.zeros((1, 1), np.float32), np.zeros(1, int))
+    data = Dataset("sensors", none, none, 2, "vector", (10.0**15,), (2.0,))
+    model = Predictor(torch.nn.Identity(), data)
+    assert model(torch.tensor([[10**15 + 4], [10**15 - 1]])).tolist() == [[2.0], [-0.5]]
+
+
 @pytest.mark.parametrize("given", ["abc", None, [["a"]]])
 def test_what_is_no_number_is_refused(played: Any, given: Any):
     with refused(names=["inputs", "not numbers"]):

@@ -86,6 +86,24 @@ def test_who_missed_broadcasts_is_billed_all_of_them_or_the_model():
     assert 1 < 32 * ENTRIES / size < 30
 
 
+def test_the_model_is_sent_where_it_is_smaller_than_the_broadcasts_together():
+    # Each broadcast after the first one has 12 of 40 entries, with their positions: more than a third of the model.
+    models = list(np.random.default_rng(5).standard_normal((5, ENTRIES)).astype(np.float32))
+    setup = quadratic.setup(fedavg(), downlink=TopK(keep_ratio=12 / ENTRIES))
+    *_, (_, message, state) = send(setup, models)
+    size, whole = message_bits(message), 32 * ENTRIES
+    assert 2 * size < whole < 3 * size
+    # Clients that had the last broadcast, the one before it, and so on.
+    had = torch.stack(
+        [state["sent"] - after * torch.tensor([size, message["model"].num_values]) for after in (1, 2, 3, 4)]
+    )
+    owed = downlinks.missed({**state, "had": had}, message, range(4))
+    # Together with the message itself: two messages are smaller than the model, and three are not.
+    assert [size + owed[client].bits for client in range(4)] == [size, 2 * size, whole, whole]
+    values = [message["model"].num_values + owed[client].values for client in range(4)]
+    assert values == [12, 24, ENTRIES, ENTRIES]
+
+
 def test_a_run_bills_each_client_what_it_missed():
     setup = quadratic.setup(
         fedavg(),

@@ -11,6 +11,7 @@ from torch import nn
 from rayfl.data.batches import Batch, ClientData
 from rayfl.data.datasets import Dataset, Samples
 from rayfl.data.partition import Partition, Shards
+from rayfl.determinism import seeding
 from rayfl.methods.base import Carry, Context, Finished, Method, Plan, Stage, Work
 from rayfl.rounds.engines import Engine, LocalTask, run_loop, run_vmap
 from rayfl.task import BoundTask
@@ -240,6 +241,21 @@ def test_dropout_is_drawn_by_seed_round_and_client():
     assert not torch.equal(first[0], trained(task, run_loop, round=1)[0])
     assert not torch.equal(first[0], trained(task, run_loop, seed=2)[0])
     assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_a_client_trains_on_one_sequence_of_torch_draws():
+    """Of the key (seed, round, client, "train/dropout"): the masks of dropout are what torch draws from this seed."""
+    task = classification(dropping)
+    params = task.init(0)
+    work = tasks(lambda client: {"params": params}, Stage("train", epochs=2, batch_size=2), round=4, seed=7)
+    looped = [carry["params"] for carry, _ in run_loop(Descending(task), work)]
+    for one, found in zip(work, looped, strict=True):
+        (stage,), carry = one.stages, one.begin()
+        with torch.random.fork_rng(devices=()):
+            torch.manual_seed(seeding.torch_seed(7, 4, one.client, "train/dropout"))
+            for batch in one.batches(stage):
+                carry = Descending(task).step(carry, batch, stage=stage)
+        assert all(torch.equal(found[name], tensor) for name, tensor in carry["params"].items())
 
 
 def test_dropout_does_not_follow_the_order_of_clients():

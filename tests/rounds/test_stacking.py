@@ -49,6 +49,7 @@ def test_small_models_are_stacked_on_a_gpu_and_never_by_themselves_on_a_cpu():
 def test_what_cannot_be_stacked_runs_one_by_one(build):
     task = classification(build)
     method, params = method_of(task), task.init(0)
+    task.network.observe(params, torch.zeros(2, 6))
     assert choose("auto", method, CUDA, params) is run_loop
     with refused(names=["engine='loop'"]):
         choose("vmap", method, CPU, params)

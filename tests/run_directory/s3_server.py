@@ -5,10 +5,11 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import pytest
@@ -47,6 +48,35 @@ class Server:
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}/{path}", data, headers, method=method)
         with urllib.request.urlopen(request, timeout=30):
             pass
+
+
+class Passage:
+    """A port through which a server is reached, until `silent` is set: then it takes connections and never answers."""
+
+    def __init__(self, server: Server) -> None:
+        self.silent = threading.Event()
+        self._server = server
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.reached = Server(self._listener.getsockname()[1])
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client = self._listener.accept()[0]
+                server = socket.create_connection(("127.0.0.1", self._server.port))
+                for source, target in ((client, server), (server, client)):
+                    threading.Thread(target=self._pass, args=(source, target), daemon=True).start()
+
+    def _pass(self, source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                if not self.silent.is_set():
+                    target.sendall(data)
+            target.close()
 
 
 @contextmanager

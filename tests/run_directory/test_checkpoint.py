@@ -232,9 +232,6 @@ def test_another_format_says_so(setup: Setup, tmp_path: Path):
     path = tmp_path / "checkpoints" / "00000008" / "manifest.json"
     about = json.loads(path.read_text())
     del about["sha256"]
-    path.write_text(json.dumps({**about, "format": 3, "rayfl": "0.3"}))
-    with refused(names=["00000008", "format 3", "rayfl 0.3", "format 5"]):
-        checkpoint.load(tmp_path, executor)
     signed(path, {**about, "format": 99, "rayfl": "7.0"})
     with refused(names=["00000008", "format 99", "rayfl 7.0", "format 5"]):
         checkpoint.load(tmp_path, executor)

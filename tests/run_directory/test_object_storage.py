@@ -1,11 +1,20 @@
 """URLs of object storage: which are taken, and one sentence for the others."""
 
+import os
+import socket
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from rayfl.experiment.experiment import Experiment
-from rayfl.run_directory.object_storage import below, is_url, parted, require_path, require_url
+from rayfl.run_directory import object_storage
+from rayfl.run_directory.object_storage import Storage, StorageError, below, is_url, parted, require_path, require_url
 from tests.actors.toys import experiment
 from tests.refusals import refused
+from tests.run_directory.s3_server import KEYS, Server
 
 
 @pytest.mark.parametrize(
@@ -40,6 +49,7 @@ SECRET = ["key", "password", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"]
         ("s3:/bucket/a", ["s3:/bucket/a", "s3://bucket/folder"]),
         ("s3:///a", ["s3:///a", "s3://bucket/folder"]),
         ("s3://bucket/../a", ["s3://bucket/../a", "s3://bucket/folder"]),
+        ("s3://bucket/a?tls_verify_certificates=false", ["tls_verify_certificates", "tls_ca_file_path"]),
         ("s3://bucket/a#b", ["s3://bucket/a#b", "s3://bucket/folder"]),
         ("s3://key:hidden@bucket/a", SECRET),
         ("s3://bucket/a?secret_key=x", SECRET),
@@ -83,3 +93,41 @@ def test_the_table_takes_a_url_and_gives_it_back():
     url = "s3://bucket/a?region=eu-west-1"
     chosen = experiment(output={"directory": url})
     assert Experiment(**chosen.as_dict()).output.directory == url
+
+
+def test_a_request_to_a_storage_that_never_answers_fails_after_three_tries(monkeypatch: pytest.MonkeyPatch):
+    for name, value in KEYS.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(object_storage, "REQUEST_S", 1.0)
+    taken: list[socket.socket] = []
+
+    def take(listener: socket.socket) -> None:
+        with suppress(OSError):
+            while True:
+                taken.append(listener.accept()[0])
+
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        threading.Thread(target=take, args=(deaf,), daemon=True).start()
+        storage = Storage(Server(deaf.getsockname()[1]).url("bucket/a"))
+        for number, ask in enumerate((storage.files, lambda: storage.put("a", Path(os.devnull))), start=1):
+            with pytest.raises(StorageError, match="NETWORK_CONNECTION"):
+                ask()
+            assert len(taken) == 3 * number
+
+
+def test_the_options_of_a_url_are_kept_beside_the_limits(monkeypatch: pytest.MonkeyPatch):
+    from pyarrow.fs import S3FileSystem
+
+    given: dict[str, Any] = {}
+
+    class Noted(S3FileSystem):
+        def __new__(cls, **options: Any) -> "Noted":
+            given.update(options)
+            return super().__new__(cls)
+
+    monkeypatch.setattr("pyarrow.fs.S3FileSystem", Noted)
+    Storage("s3://bucket/a?region=eu-west-1&endpoint_override=host:9000&scheme=http&allow_delayed_open=true")
+    wanted = {"region": "eu-west-1", "endpoint_override": "host:9000", "scheme": "http", "allow_delayed_open": True}
+    assert wanted.items() <= given.items()
+    # Found in the environment again and again, because those of a role end.
+    assert (given["access_key"], given["connect_timeout"], given["request_timeout"]) == (None, 10.0, 10.0)

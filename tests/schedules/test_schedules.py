@@ -1,6 +1,7 @@
 """Schedules: updates as in an event-driven reference, any number of workers, checkpoints, bills, refusals."""
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,13 +24,14 @@ from rayfl.run_directory.record import read_run
 from rayfl.schedules.asynchronous import Asynchronous, Buffered
 from rayfl.schedules.base import AT_ONCE, NOT_YET, Now, Schedule
 from rayfl.schedules.synchronous import SemiSynchronous
-from rayfl.testing.comparison import assert_same_bits, contents, rows
+from rayfl.selections.base import Seen, Selection, State
+from rayfl.testing.comparison import assert_same_bits, contents, leaves, rows
 from rayfl.testing.executors import Shuffled, play
 from tests.contracts.every_method import experiment
 from tests.contracts.seams import quadratic
-from tests.contracts.seams.closed_form import flat
+from tests.contracts.seams.closed_form import flat, start
 from tests.refusals import refused
-from tests.schedules.reference import simulated
+from tests.schedules.reference import simulated, trained
 
 EXAMPLE = f"{Path(__file__).resolve().parents[2]}/jobs/examples/number_or_time.py:NumberOrTime"
 FLYING = sorted({*named(Schedule)} - {"synchronous"})
@@ -51,24 +53,38 @@ def flown(record: RoundRecord) -> dict[int, dict[str, float]]:
 
 
 PAPERS = (Buffered(buffer=2), Asynchronous(mixing=0.4))
+TOGETHER = {"examples_per_s": [float(size) for size in quadratic.TRAIN], "per_round": 3}
+"""Every client works for one second, so all that begin together are back at the same moment."""
 
 
-# Any: arguments of the reference.
+# Any: arguments of the reference, and of `[clients]`.
 @pytest.mark.parametrize(
-    ("schedule", "reference"),
+    ("schedule", "reference", "clients"),
     [
-        (PAPERS[0], {"buffer": 2}),
-        (Buffered(buffer=1, staleness="hinge", hinge=1, slope=0.5), {"buffer": 1}),
-        (Buffered(buffer=3, staleness="constant"), {"buffer": 3}),
-        (PAPERS[1], {"buffer": 1, "mixes": True}),
-        (SemiSynchronous(period_s=0.7), {"period": 0.7}),
+        (PAPERS[0], {"buffer": 2}, SPEEDS),
+        (PAPERS[0], {"buffer": 2}, {**SPEEDS, "per_round": 2}),
+        (Buffered(buffer=1, staleness="hinge", hinge=1, slope=0.5), {"buffer": 1}, SPEEDS),
+        (Buffered(buffer=3, staleness="constant"), {"buffer": 3}, SPEEDS),
+        (Buffered(buffer=2), {"buffer": 2}, TOGETHER),
+        (Buffered(buffer=1), {"buffer": 1}, TOGETHER),
+        (PAPERS[1], {"buffer": 1, "mixes": True}, SPEEDS),
+        (PAPERS[1], {"buffer": 1, "mixes": True}, TOGETHER),
+        (SemiSynchronous(period_s=0.7), {"period": 0.7}, SPEEDS),
+        # Every fifth update falls on a moment at which all are back.
+        (
+            SemiSynchronous(period_s=(1.0 + 10 * 32 / 50e6 + (10 * 32 + 64) / 10e6) / 5),
+            {"period": 0.2 + 8.96e-6},
+            TOGETHER,
+        ),
     ],
-    ids=["buffered", "by one", "by three", "asynchronous", "semi-synchronous"],
+    ids=lambda value: value.name if isinstance(value, Schedule) else "together" if value is TOGETHER else "",
 )
-def test_two_hundred_updates_are_those_of_the_reference(schedule: Schedule, reference: dict[str, Any]):
+def test_two_hundred_updates_are_those_of_the_reference(
+    schedule: Schedule, reference: dict[str, Any], clients: dict[str, Any]
+):
     method = FedAvg(quadratic.Quadratic(), FedAvg.Hyper(lr=0.05, batch_size=2))
     rounds = 200 if schedule in PAPERS else 50
-    made = replace(quadratic.setup(method, rounds=rounds, clients=SPEEDS), schedule=schedule)
+    made = replace(quadratic.setup(method, rounds=rounds, clients=clients), schedule=schedule)
 
     def factor(staleness: int) -> float:
         if isinstance(schedule, Buffered) and schedule.staleness != "polynomial":
@@ -89,6 +105,56 @@ def test_two_hundred_updates_are_those_of_the_reference(schedule: Schedule, refe
             times = {"version": version, "staleness": number - version, "began_s": began, "ended_s": ended}
             assert own[client] == pytest.approx(times)
     assert stale > 0
+
+
+class First(Selection):
+    """The first of the available clients, so that who begins does not depend on numbers of flights and rounds."""
+
+    def choose(
+        self, state: State, seen: Seen, available: np.ndarray, wanted: int, generator: np.random.Generator
+    ) -> Sequence[int]:
+        return available[:wanted].tolist()
+
+
+@pytest.mark.parametrize("places", [2, 4])
+def test_equal_clients_and_a_buffer_of_all_at_work_are_fedavg_round_by_round(places: int):
+    # With full batches a client draws nothing, so the bits are the same.
+    method = FedAvg(quadratic.Quadratic(), FedAvg.Hyper(lr=0.05, batch_size=0, epochs=2))
+    clients = {**TOGETHER, "per_round": places}
+    rounds = replace(quadratic.setup(method, rounds=6, clients=clients), selection=First())
+    flights = replace(rounds, schedule=Buffered(buffer=places, staleness="constant"))
+    (expected, states), (found, flown_states) = play(rounds), play(flights)
+    for one, other in zip(states, flown_states, strict=True):
+        assert_same_bits(leaves("server", one.server), leaves("server", other.server))
+    for one, other in zip(expected, found, strict=True):
+        assert one.clients == other.clients and {flight["staleness"] for flight in flown(other).values()} == {0.0}
+        assert one.row.simulated_s == pytest.approx(other.row.simulated_s)
+
+
+@pytest.mark.parametrize("mixes", [True, False])
+def test_one_client_at_work_is_sequential(mixes: bool):
+    """A client begins with the model that the one before it has left: x <- (1 - a) x + a y, and a = 1 for FedBuff."""
+    schedule = Asynchronous(mixing=0.4) if mixes else Buffered(buffer=1)
+    method = FedAvg(quadratic.Quadratic(), FedAvg.Hyper(lr=0.05, batch_size=2))
+    made = replace(quadratic.setup(method, rounds=30, clients={**SPEEDS, "per_round": 1}), schedule=schedule)
+    records, run_states = play(made)
+    x = start(made)
+    for number, (record, state) in enumerate(zip(records, run_states, strict=True)):
+        ((client, flight),) = flown(record).items()
+        share = 0.4 if mixes else 1.0
+        x = (1 - share) * x + share * trained(made, number, client, x)
+        assert (flight["staleness"], flight["version"]) == (0.0, number)
+        np.testing.assert_allclose(flat(state.server["params"]), x, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("due", ["AT_ONCE", "now.second", "0.0", "NOT_YET if now.under_way == 3 else AT_ONCE"])
+def test_no_schedule_closes_empty_updates_for_ever(due: str, tmp_path: Path):
+    head = "from rayfl.schedules.base import AT_ONCE, NOT_YET, Schedule"
+    (tmp_path / "mine.py").write_text(f"{head}\n\n\nclass Mine(Schedule):\n    def due(self, now): return {due}\n")
+    records, _ = play(here(f"{tmp_path}/mine.py:Mine", clients={"upload_loss": 0.3}, rounds=12))
+    # A schedule may wait for a second in which only lost messages end.
+    assert all(record.row.delivered or (due == "now.second" and record.row.simulated_s) for record in records)
+    assert {row.status for record in records for row in record.clients} == {"delivered", "upload_lost"}
 
 
 def test_when_updates_are_due():
@@ -121,18 +187,21 @@ def test_a_factor_multiplies_the_message_and_not_its_weight():
     np.testing.assert_allclose(half[1] - x[0], 0.5 * (full[1] - x[0]), atol=1e-6)
 
 
+DROPOUTS = ("before_download", "after_download", "after_training")
 CASES = [
     *((name, "fedavg", {}) for name in (*FLYING, EXAMPLE)),
     ("buffered", "fedpse", {}),
     ({"name": "buffered", "buffer": 2, "most_staleness": 1}, "fedpse", {"dropout_after_training": 0.2}),
     ("semi-synchronous", "ditto", {"deadline_s": 60.0, "dropout_before_download": 0.2, "upload_loss": 0.2}),
     ("buffered", "fedopt", {"availability": {"probability": 0.6}, "availability_s": 2.0}),
+    *(({"name": "buffered", "buffer": 1}, "fedavg", {f"dropout_{when}": 0.4}) for when in DROPOUTS),
+    ("asynchronous", "fedavg", {"dropout_before_download": 0.4, "examples_per_s": 100.0, "downlink_mbps": 0.002}),
 ]
 
 
 @pytest.mark.parametrize(("schedule", "method", "clients"), CASES)
 def test_every_schedule_under_the_engine(schedule: Any, method: str, clients: dict[str, Any], tmp_path: Path):
-    """On one worker, on three and in stacks, and from a checkpoint with flights of several versions: the same bits."""
+    """On one worker, on three, and from the checkpoints of all updates, with flights of several versions: the same."""
     made = here(schedule, method, clients=clients)
     records, run_states = play(made)
     again, later = play(made, Shuffled(made))
@@ -140,15 +209,15 @@ def test_every_schedule_under_the_engine(schedule: Any, method: str, clients: di
     assert_same_bits(contents(InlineExecutor(made), run_states[-1]), contents(Shuffled(made), later[-1]))
     executor = InlineExecutor(made)
     versions = [{one.version for one in state.air.flights.values()} for state in run_states]
-    at = max(range(1, 5), key=lambda number: len(versions[number]))
-    assert len(versions[at]) > 1 or schedule == "semi-synchronous"
-    checkpoint.save(tmp_path, run_states[at], executor)
-    read_back = checkpoint.load(tmp_path, executor)
-    assert read_back is not None
-    assert_same_bits(contents(executor, run_states[at]), contents(executor, read_back))
-    rest, rest_states = play(made, run_state=read_back)
-    assert rows(records[at + 1 :]) == rows(rest)
-    assert_same_bits(contents(executor, run_states[-1]), contents(executor, rest_states[-1]))
+    assert max(map(len, versions)) > 1 or schedule == "semi-synchronous" or clients.get("examples_per_s")
+    for at, state in enumerate(run_states[:-1]):
+        checkpoint.save(tmp_path, state, executor)
+        read_back = checkpoint.load(tmp_path, executor)
+        assert read_back is not None
+        assert_same_bits(contents(executor, state), contents(executor, read_back))
+        rest, rest_states = play(made, run_state=read_back)
+        assert rows(records[at + 1 :]) == rows(rest)
+        assert_same_bits(contents(executor, run_states[-1]), contents(executor, rest_states[-1]))
 
 
 def test_stacks_have_the_bits_of_any_other_stacks(tmp_path: Path):

@@ -79,7 +79,6 @@ def test_a_mean_over_tokens_is_no_mean_over_texts():
     [
         (CLASSES, "classification"),
         (VECTORS, "regression"),
-        (np.arange(40).reshape(20, 2), "regression"),
         (np.ones((20, 2), np.int64), "multilabel"),
     ],
 )

@@ -19,10 +19,12 @@ class Careless(FedAvg):
     paper = "None"
 
     def step(self, carry, batch, *, stage):
-        next(iter(carry["params"].values())).add_(0.01)
+        next(iter(carry["params"].values())).data.add_(0.01)
         return super().step(carry, batch, stage=stage)
 """
 COUNTING = """
+from typing import ClassVar
+
 from rayfl import tree
 from rayfl.wrappers.base import MessageWrapper
 
@@ -33,6 +35,14 @@ class Counting(MessageWrapper):
     def client(self, trees, state, received, ctx):
         calls.append(1)
         return {name: tree.scale(one, 1 / len(calls)) for name, one in trees.items()}, state, {}
+
+
+class Total(MessageWrapper):
+    total: ClassVar[int] = 0
+
+    def client(self, trees, state, received, ctx):
+        Total.total += 1
+        return {name: tree.scale(one, 1 / Total.total) for name, one in trees.items()}, state, {}
 """
 WHOLE = """
 rounds = 1
@@ -81,7 +91,7 @@ def test_the_quantile_keeps_the_contract_of_tasks(tmp_path: Path) -> None:
     for name in ("my_tasks.py", "task.toml"):
         (tmp_path / name).write_text((ROOT / "jobs" / "examples" / name).read_text())
     done = contract("task.toml", tmp_path, option="--experiment")
-    assert done.returncode == 0 and "9 passed" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 0 and "10 passed" in done.stdout, done.stdout + done.stderr
 
 
 @pytest.mark.slow
@@ -116,7 +126,11 @@ def test_a_schedule_and_a_selection_keep_the_contract_and_a_careless_wrapper_doe
         (tmp_path / name).write_text((ROOT / "jobs" / "examples" / name).read_text())
     (tmp_path / "mine.py").write_text(COUNTING)
     rules = 'schedule = "number_or_time.py:NumberOrTime"\nselection = "fastest_first.py:FastestFirst"'
-    for rule, code, count in ((rules, 0, "2 passed"), ('wrap = ["mine.py:Counting"]', 1, "2 failed")):
+    for rule, code, *facts in (
+        (rules, 0, "3 passed"),
+        ('wrap = ["mine.py:Counting"]', 1, "2 failed", "2 workers", "mine.py: calls"),
+        ('wrap = ["mine.py:Total"]', 1, "2 failed", "2 workers", "Total.total"),
+    ):
         (tmp_path / "mine.toml").write_text(f"{WHOLE}{rule}\n")
         done = contract("mine.toml", tmp_path, option="--experiment")
-        assert done.returncode == code and count in done.stdout, done.stdout + done.stderr
+        assert done.returncode == code and all(one in done.stdout for one in facts), done.stdout + done.stderr

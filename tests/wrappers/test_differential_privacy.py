@@ -59,6 +59,32 @@ def test_the_server_adds_noise_to_clipped_sums_and_divides_by_what_it_expects(up
     assert 0 in asked and len({*asked}) > 2
 
 
+def test_the_noise_follows_the_bound_that_follows_the_quantile():
+    wrap = {
+        "name": "central-dp",
+        "norm": 5.0,
+        "noise_multiplier": 0.5,
+        "quantile": 0.5,
+        "count_noise": 0.6,
+        "rate": 1.5,
+    }
+    made = here(Recorder, wrap, rounds=5, **UNIFORM)
+    Recorder.seen.clear()
+    records, states = play(made)
+    before, bounds, multiplier = dict(made.initial), [], (0.5**-2 - (2 * 0.6) ** -2) ** -0.5
+    for record, state in zip(records, states, strict=True):
+        bound = record.means["clip/bound"]
+        sent = [flat(trees) for number, _, trees in Recorder.seen if number == record.row.round]
+        total = sum((one * min(1.0, bound / np.linalg.norm(one)) for one in sent), np.zeros(tree.num_entries(before)))
+        now = dict(state.server["params"])
+        noise = 6 * tree.vector(tree.sub(before, now)).double().numpy() - total
+        assert noise.std() == pytest.approx(multiplier * bound, rel=0.1), record.row.round
+        bounds.append(bound)
+        before = now
+    # Nobody's message is as long as the first bound, so it falls.
+    assert bounds[0] == 5.0 and bounds[-1] < 1.0
+
+
 def test_dropouts_change_nothing_in_epsilon():
     clients = {"count": 6, "per_round": 2, "dropout_after_training": 0.5}
     records, _ = play(here({"name": "central-dp"}, **{**POISSON, "clients": clients}))

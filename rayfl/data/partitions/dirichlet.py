@@ -4,8 +4,9 @@ from typing import Annotated
 
 import numpy as np
 
-from rayfl.data.partition import ByClass, Dataset, Field, Partition, RayflError, Shards, matching_test_split
+from rayfl.data.partition import ByClass, Dataset, Field, Partition, RayflError, Shards
 from rayfl.data.partitions.assign_by_prior import LEAST_SHARE, assign_by_prior, even_sizes, proportional_sizes
+from rayfl.data.partitions.matching_test_split import matching_test_split
 
 MAX_ATTEMPTS = 200
 Concentration = Annotated[

@@ -2,8 +2,9 @@
 
 import numpy as np
 
-from rayfl.data.partition import ByClass, Dataset, Field, Partition, RayflError, Shards, matching_test_split
+from rayfl.data.partition import ByClass, Dataset, Field, Partition, RayflError, Shards
 from rayfl.data.partitions.assign_by_prior import assign_by_prior, even_sizes
+from rayfl.data.partitions.matching_test_split import matching_test_split
 
 
 class Pathological(ByClass):

@@ -1,8 +1,11 @@
 """Splits that need no classes: into equal parts, and that of the data itself, one client per writer or device."""
 
+from logging import WARNING
+
 import numpy as np
 
 from rayfl.data.partition import Dataset, Field, Partition, PartitionScheme, RayflError, Shards
+from rayfl.errors import log_once
 
 
 class Iid(PartitionScheme):
@@ -21,7 +24,7 @@ class Natural(PartitionScheme):
     """One client per group of the dataset, in the order of the group numbers.
 
     Groups with fewer than `min_samples` samples (train and test together) or without train samples are dropped. With
-    fewer clients than groups, a random choice of groups is used.
+    fewer clients than groups, a random choice of groups is used. A notice says how many groups and samples are left.
     """
 
     name = "natural"
@@ -47,7 +50,31 @@ class Natural(PartitionScheme):
             )
         if num_clients < len(groups):
             groups = np.sort(generator.choice(groups, num_clients, replace=False))
-        return self.finish(_members(train_groups, groups), _members(test_groups, groups), "lower clients.count")
+        train, test = _members(train_groups, groups), _members(test_groups, groups)
+        _note_left_out(dataset, train_groups, test_groups, len(groups), len(train.indices) + len(test.indices))
+        return self.finish(train, test, "lower clients.count")
+
+
+def _note_left_out(
+    dataset: Dataset, train_groups: np.ndarray, test_groups: np.ndarray, num_clients: int, num_used: int
+) -> None:
+    """Log which owners and samples no client has. `num_used`: the train and test samples that clients have."""
+    owners = np.unique(train_groups)
+    is_stranger = np.isin(test_groups, owners, invert=True)
+    strangers = np.unique(test_groups[is_stranger])
+    total = len(train_groups) + len(test_groups) - np.count_nonzero(is_stranger)
+    if num_clients < len(owners):
+        log_once(
+            WARNING,
+            f"{dataset.name}: {num_clients} of {len(owners)} owners ({num_used} of {total} samples) are clients, by "
+            "clients.count and partition.min_samples",
+        )
+    if len(strangers):
+        log_once(
+            WARNING,
+            f"{dataset.name}: {np.count_nonzero(is_stranger)} of {len(test_groups)} test samples are from "
+            f"{len(strangers)} owners without train samples: only the pooled test set has them",
+        )
 
 
 def _members(of_samples: np.ndarray, groups: np.ndarray) -> Shards:

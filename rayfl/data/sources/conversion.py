@@ -1,46 +1,70 @@
 """Checks a user's own inputs, labels and owners, and makes a dataset of them."""
 
-from functools import cache
+from collections.abc import Sequence
+from logging import WARNING
 from typing import Literal
 
 import numpy as np
 
 from rayfl.data.check import check_finite, check_lengths, check_shapes, check_targets, first_row, whole_labels
-from rayfl.data.datasets import Dataset, Samples, moments, shown
-from rayfl.errors import RayflError, log
+from rayfl.data.datasets import Dataset, Samples, shown
+from rayfl.data.sources.moments import moments
+from rayfl.errors import RayflError, did_you_mean, log_once
 
 Kind = Literal["auto", "image", "vector", "text"]
 PAD = 0
 """The token that fills short sequences."""
+SPARSE = 10
+"""Labels up to this number of times the classes that occur are refused."""
+COARSE = 1024
+"""A notice names an input whose values lie within this number of neighbouring float32 numbers."""
 
 
 def dataset(
-    name: str, place: str, train: Samples, test: Samples | None, test_share: float, kind: Kind = "auto"
+    name: str,
+    place: str,
+    train: Samples,
+    test: Samples | None,
+    test_share: float,
+    kind: Kind = "auto",
+    *,
+    classes: Sequence[str] = (),
+    scaled: np.ndarray | None = None,
 ) -> Dataset:
     """The dataset of a user's samples, whose labels and groups may be numbers or names.
 
     Without `test` a share of the samples, drawn with a fixed seed, is held out. `place`: the file's name in error
-    messages. Raise RayflError for unequal lengths, NaN, and wrong labels.
+    messages. `classes`: the names of numbered classes. `scaled`: bool [inputs], the columns of float64 inputs that are
+    standardised, in place and before they are rounded to float32. Raise RayflError for unequal lengths, NaN, and wrong
+    labels, and for a class of `test` that `train` has not.
     """
     for rows, split in ((train, "train"), (test, "test")):
         if rows is not None:
             _check(rows.place or place, split, rows)
+    is_given = test is not None
     if test is None:
         train, test = _held_out(place, train, test_share)
     check_shapes(place, train, test)
     if (train.groups is None) != (test.groups is None):
         raise RayflError(f"{place} names the owners of one split only; name those of both, or of none")
-    owners = (None, None) if train.groups is None or test.groups is None else _numbered(train.groups, test.groups)
+    owners = None, None
+    if train.groups is not None and test.groups is not None:
+        owners = _numbered(place, "owners", train.groups, test.groups)[:2]
     kind = _kind(train.inputs) if kind == "auto" else kind
     if train.labels.ndim == 1:
-        train_labels, test_labels, num_classes = _numbered_labels(place, train.labels, test.labels)
+        train_labels, test_labels, names = _numbered_labels(place, train.labels, test.labels)
+        num_classes, names = _classes(place, train_labels, test_labels, tuple(classes) or names)
+        if is_given:
+            _require_trained(test.place or place, train_labels, test_labels, names)
     else:
-        train_labels, test_labels = _targets(train.labels), _targets(test.labels)
+        train_labels, test_labels, names = _targets(train.labels), _targets(test.labels), tuple(classes)
         num_classes = train.labels.shape[-1]
         if kind == "text" and train.labels.shape == train.inputs.shape:
             num_classes = 1 + max(int(tokens.max()) for one in (train, test) for tokens in (one.inputs, one.labels))
+    mean, std = ((), ()) if scaled is None else _standardise(train.inputs, test.inputs, scaled)
     train_inputs, test_inputs = (_inputs(rows.place or place, rows.inputs, kind) for rows in (train, test))
-    mean, std = moments(train_inputs) if kind == "image" else ((), ())
+    if kind == "image":
+        mean, std = moments(train_inputs)
     return Dataset(
         name=name,
         train=Samples(train_inputs, train_labels, owners[0], train.place or place),
@@ -49,6 +73,7 @@ def dataset(
         kind=kind,
         mean=mean,
         std=std,
+        classes=names,
     )
 
 
@@ -95,33 +120,71 @@ def _are_names(labels: np.ndarray) -> bool:
     return labels.dtype.kind in "UO"
 
 
-@cache
-def _notice(place: str, least: int, num_classes: int) -> None:
-    """Warn once per file, since every run of a sweep reads it."""
-    log.warning(
-        "%s has no sample of class 0: its smallest label is %d, and models get %d outputs; if that is not intended, "
-        "subtract the smallest label from all",
-        place,
-        least,
-        num_classes,
-    )
+def _numbered_labels(place: str, train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+    """Labels as int64 from 0, and the names of classes: names are numbered in their order, numbers stay."""
+    if _are_names(train) or _are_names(test):
+        train, test, names = _numbered(place, "labels", train, test)
+        return train, test, tuple(map(str, names.tolist()))
+    return train.astype(np.int64), test.astype(np.int64), ()
 
 
-def _numbered_labels(place: str, train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
-    """Labels as int64 from 0, and the number of classes: names are numbered in their order, numbers stay."""
-    if _are_names(train) != _are_names(test):
-        kinds = ("names", "numbers") if _are_names(train) else ("numbers", "names")
+def _classes(place: str, train: np.ndarray, test: np.ndarray, names: tuple[str, ...]) -> tuple[int, tuple[str, ...]]:
+    """The number of classes, the largest label + 1, and their names.
+
+    A notice names classes without samples. Raise RayflError for `SPARSE` times as many classes as occur.
+    """
+    occurring = np.union1d(train, test)
+    num_classes = int(occurring[-1]) + 1
+    names = names[:num_classes]
+    of_labels = f"its labels are {occurring[0]} to {occurring[-1]}, and models get {num_classes} outputs"
+    if num_classes > SPARSE * len(occurring):
         raise RayflError(
-            f"{place} has {kinds[0]} as train labels and {kinds[1]} as test labels ({shown(train.tolist()[0])} and "
-            f"{shown(test.tolist()[0])}); give both as names, or both as numbers"
+            f"{place} has samples of {len(occurring)} classes: {of_labels}; number the classes from 0 without gaps, as "
+            "numpy.unique(labels, return_inverse=True) does, or give their names as labels"
         )
-    if _are_names(train):
-        train, test = _numbered(train.astype(str), test.astype(str))
-    train, test = train.astype(np.int64), test.astype(np.int64)
-    least, num_classes = int(min(train.min(), test.min())), int(max(train.max(), test.max())) + 1
-    if least > 0:
-        _notice(place, least, num_classes)
-    return train, test, num_classes
+    if len(missing := np.setdiff1d(np.arange(num_classes), occurring)):
+        first = ", ".join(names[label] if names else str(label) for label in missing[:5])
+        more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
+        cure = "if that is not intended, number the classes from 0 without gaps"
+        log_once(WARNING, f"{place} has no sample of class {first}{more}: {of_labels}; {cure}")
+    return num_classes, names
+
+
+def _require_trained(place: str, train: np.ndarray, test: np.ndarray, names: tuple[str, ...]) -> None:
+    """Raise RayflError for a test label that no train sample has."""
+    trained = np.unique(train)
+    if len(strange := np.setdiff1d(test, trained)):
+        row = int(np.flatnonzero(test == strange[0])[0])
+        label, cure = str(strange[0]), "both splits must number classes alike"
+        if names:
+            label = shown(names[strange[0]])
+            cure = did_you_mean(names[strange[0]], [names[number] for number in trained])
+        raise RayflError(
+            f"{place} has the test label {label} (row {row}, counted from 0), which no train sample has: "
+            f"correct it, or leave these rows out; {cure}"
+        )
+
+
+def _standardise(
+    train: np.ndarray, test: np.ndarray, scaled: np.ndarray
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Shift and scale the `scaled` columns of float64 inputs in place, by the mean and the deviation of train, which
+    are returned; 0 and 1 for all others. Columns with one value, and those too large for a deviation, are not scaled.
+    """
+    low, high = train.min(axis=0), train.max(axis=0)
+    with np.errstate(over="ignore", invalid="ignore"):
+        # The mean of numbers that differ by less than their float32 neighbours is too inexact for their differences.
+        origin = np.where(high - low < 2**-24 * np.maximum(np.abs(low), np.abs(high)), low, 0.0)
+        for inputs in (train, test):
+            inputs -= origin
+        mean, deviation = train.mean(axis=0), train.std(axis=0)
+    shifted = scaled & np.isfinite(deviation)
+    mean[~shifted] = -origin[~shifted]
+    deviation[~shifted | (low == high)] = 1.0
+    for inputs in (train, test):
+        inputs -= mean
+        inputs /= deviation
+    return tuple((mean + origin).tolist()), tuple(deviation.tolist())
 
 
 def _targets(labels: np.ndarray) -> np.ndarray:
@@ -131,10 +194,26 @@ def _targets(labels: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(labels, np.float32 if labels.dtype.kind == "f" else np.int64)
 
 
-def _numbered(train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Number the sorted values of both splits, and return the numbers for each split, int64."""
-    _, places = np.unique(np.concatenate([train, test]), return_inverse=True)
-    return places[: len(train)].astype(np.int64), places[len(train) :].astype(np.int64)
+def _numbered(place: str, what: str, train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Number the sorted values of both splits; returns the numbers for each split, int64, and the values.
+
+    Raise RayflError for names in one split and numbers in the other. `what`: "labels" or "owners".
+    """
+    has_texts = [_has_texts(values) for values in (train, test)]
+    if has_texts[0] != has_texts[1]:
+        kinds = ("names", "numbers") if has_texts[0] else ("numbers", "names")
+        raise RayflError(
+            f"{place} has {kinds[0]} as train {what} and {kinds[1]} as test {what} ({shown(train.tolist()[0])} and "
+            f"{shown(test.tolist()[0])}); give both as names, or both as numbers"
+        )
+    if has_texts[0] or what == "labels":
+        train, test = train.astype(str), test.astype(str)
+    values, places = np.unique(np.concatenate([train, test]), return_inverse=True)
+    return places[: len(train)].astype(np.int64), places[len(train) :].astype(np.int64), values
+
+
+def _has_texts(values: np.ndarray) -> bool:
+    return values.dtype.kind == "U" or (values.dtype.kind == "O" and any(isinstance(one, str) for one in values))
 
 
 def _kind(inputs: np.ndarray) -> Literal["image", "vector", "text"]:
@@ -153,6 +232,7 @@ def _inputs(place: str, inputs: np.ndarray, kind: Kind) -> np.ndarray:
             )
         return inputs.astype(np.int64)
     if kind == "vector":
+        _check_resolution(place, inputs)
         # Numbers too large for float32 become infinite, and are refused later with their row.
         with np.errstate(over="ignore"):
             return np.ascontiguousarray(inputs, dtype=np.float32)
@@ -163,9 +243,44 @@ def _inputs(place: str, inputs: np.ndarray, kind: Kind) -> np.ndarray:
         )
     if inputs.ndim == 3:
         return np.ascontiguousarray(inputs[:, None])
-    if inputs.shape[1] not in (1, 3) and inputs.shape[3] in (1, 3):
-        inputs = inputs.transpose(0, 3, 1, 2)
-    return np.ascontiguousarray(inputs)
+    return np.ascontiguousarray(inputs.transpose(0, 3, 1, 2) if _channels_last(place, inputs.shape[1:]) else inputs)
+
+
+def _channels_last(place: str, shape: Sequence[int]) -> bool:
+    """Whether images of three axes have their channels in the last one.
+
+    The channels are the axis of 1 or 3; else the one beside two equal sides, but in the last axis only if they are
+    fewer than the pixels of a side; else the first axis if it is the shortest, or the last one if it is less than half
+    as long as the others. Raise RayflError for other shapes.
+    """
+    first, middle, last = shape
+    if first in (1, 3) or last in (1, 3):
+        return first not in (1, 3)
+    if middle == last or first < min(middle, last):
+        return False
+    if last < (first if first == middle else min(first, middle) / 2):
+        return True
+    raise RayflError(
+        f"{place} has images of shape {[first, middle, last]}, of which neither the first axis is clearly that of the "
+        "channels nor the last; with data.kind='vector' models get the numbers as they are"
+    )
+
+
+def _check_resolution(place: str, inputs: np.ndarray) -> None:
+    """Log a notice for inputs whose values float32 hardly tells apart: large numbers with small differences."""
+    if inputs.dtype.kind not in "iuf" or inputs.dtype.itemsize < 4 or inputs.dtype == np.float32:
+        return
+    low, high = (extreme.astype(np.float64) for extreme in (inputs.min(axis=0), inputs.max(axis=0)))
+    with np.errstate(over="ignore", invalid="ignore"):
+        step = np.spacing(np.maximum(np.abs(low), np.abs(high)).astype(np.float32))
+        coarse = np.argwhere((high > low) & (high - low < COARSE * step))
+    if len(coarse):
+        place_of = ", ".join(map(str, coarse[0]))
+        log_once(
+            WARNING,
+            f"{place} has inputs from {low[tuple(coarse[0])]:.17g} to {high[tuple(coarse[0])]:.17g} (input {place_of}, "
+            f"counted from 0), which become equal as float32, or nearly so: standardise them, or subtract a constant",
+        )
 
 
 def next_tokens(tokens: np.ndarray) -> np.ndarray:

@@ -1,8 +1,9 @@
 """A user's own image files, in one folder per class."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from logging import WARNING
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,20 +11,30 @@ import numpy as np
 
 from rayfl.data.datasets import Dataset, Field, RayflError, Samples, Source
 from rayfl.data.sources.conversion import dataset
+from rayfl.data.sources.splits import Split, folders, split_folders, split_of
 from rayfl.data.torchvision import torchvision
+from rayfl.errors import log_once
 from rayfl.limits import memory
+from rayfl.limits.folders import files_below
 from rayfl.limits.regular_files import expanded, reading, require_regular
+from rayfl.settings import listed
 
 Files = Sequence[tuple[Path, int]]
 """Images and their labels."""
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 """Formats that are decoded, by Pillow's names, whatever a file is called: Pillow has PostScript run by Ghostscript."""
+DARK = 32
+"""A notice says so if no pixel is as bright, such as those of 12 bits in files of 16."""
+_BITS_PER_SAMPLE = 258
+"""The tag of a TIFF file with the bits of a pixel."""
 
 
 class OwnImageFolder(Source):
     """Images in one folder per class: PATH/CLASS/*, or PATH/train/CLASS/* and PATH/test/CLASS/*.
 
-    Classes are numbered in the order of their names. Each load reads all images into memory.
+    Splits are found by the names train, training, test, testing, val, valid, validation and dev in any capitalisation;
+    validation data are the test split if there is no other. Classes are numbered in the order of their names. Grey
+    pixels of 16 bits become 8 by their highest bits; deeper ones are refused. Each load reads all images into memory.
     """
 
     name = "image-folder"
@@ -37,7 +48,7 @@ class OwnImageFolder(Source):
     test_share: float = Field(default=0.2, gt=0, lt=1, description="share that is held out if there is no test")
     augment: bool = Field(default=False, description="crop and flip train batches at random")
     owners: Literal["folder"] | None = Field(
-        default=None, description="folder: PATH/OWNER/CLASS/*, or PATH/train/OWNER/CLASS/* and PATH/test/..."
+        default=None, description="folder: PATH/OWNER/CLASS/*, PATH/train/OWNER/CLASS/* or PATH/OWNER/train/CLASS/*"
     )
 
     def load(self) -> Dataset:
@@ -45,30 +56,41 @@ class OwnImageFolder(Source):
         folder = expanded(self.path)
         if not folder.is_dir():
             raise RayflError(f"there is no folder {self.path}; give data.path a folder of class folders")
-        splits = [folder / "train", folder / "test"]
-        splits = splits if all(split.is_dir() for split in splits) else [folder]
-        classes = self._classes(splits[0])
-        train, *test = (self._samples(split, classes) for split in splits)
-        found = dataset(self.name, self.path, train, test[0] if test else None, self.test_share, kind="image")
+        homes = self._homes(folder)
+        classes = sorted({path.name for home in homes["train"].values() for path in folders(home)})
+        train, *test = (self._samples(folder, split, homes[split], classes) for split in homes)
+        found = dataset(
+            self.name, self.path, train, test[0] if test else None, self.test_share, kind="image", classes=classes
+        )
         return replace(found, augment=self.augment)
 
-    def _homes(self, split: Path) -> list[Path]:
-        """The folders of class folders: those of the owners, or the split itself."""
-        return [split / name for name in class_names(split)] if self.owners else [split]
+    def _homes(self, folder: Path) -> dict[Split, dict[str, Path]]:
+        """By split and owner, the folders of class folders; without owners the one of the split, under ""."""
+        whole: dict[Split, Path] = {"train": folder}
+        splits = split_folders(folder) or whole
+        homes: dict[Split, dict[str, Path]]
+        if self.owners is None:
+            homes = {split: {"": home} for split, home in splits.items()}
+        elif splits is not whole:
+            homes = {split: {home.name: home for home in folders(place)} for split, place in splits.items()}
+        else:
+            homes = _homes_of_owners(folder)
+        for home in (home for of_split in homes.values() for home in of_split.values()):
+            _refuse_inner_splits(home)
+        return homes
 
-    def _classes(self, split: Path) -> list[str]:
-        return sorted({name for home in self._homes(split) for name in class_names(home)})
-
-    def _samples(self, folder: Path, classes: Sequence[str]) -> Samples:
-        if strange := [name for name in self._classes(folder) if name not in classes]:
-            raise RayflError(f"{folder} has the class {strange[0]!r}, of which there is nothing to train on")
-        by_home = {home: labelled_files(home, classes) for home in self._homes(folder)}
-        files = [file for found in by_home.values() for file in found]
+    def _samples(self, folder: Path, split: Split, homes: Mapping[str, Path], classes: Sequence[str]) -> Samples:
+        known = {*classes}
+        for home in homes.values():
+            if strange := [path.name for path in folders(home) if path.name not in known]:
+                raise RayflError(f"{home} has the class {strange[0]!r}, of which there is nothing to train on")
+        by_owner = {owner: labelled_files(home, classes) for owner, home in homes.items()}
+        files = [file for found in by_owner.values() for file in found]
         if not files:
             inside = "OWNER/CLASS folders" if self.owners else "class folders"
-            raise RayflError(f"{folder} has no images in its {inside}; give data.path another folder")
+            raise RayflError(f"{folder} has no images to {split} with in its {inside}; give data.path another folder")
         samples = self._decoded(files)
-        owners = np.repeat([home.name for home in by_home], [len(found) for found in by_home.values()])
+        owners = np.repeat([*by_owner], [len(found) for found in by_owner.values()])
         return replace(samples, groups=owners) if self.owners else samples
 
     def _decoded(self, files: Files) -> Samples:
@@ -85,6 +107,12 @@ class OwnImageFolder(Source):
                 given, others = ("x".join(map(str, one.shape[:-3:-1])) for one in (image, images))
                 raise RayflError(f"{path} is {given} pixels and not {others}: {advice}")
             images[row] = image
+        if images.max() < DARK:
+            log_once(
+                WARNING,
+                f"the brightest pixel of {len(files)} images like {files[0][0]} is {images.max()} of 255; if their "
+                "files use only a part of their depth, stretch them, since few grey values are left",
+            )
         return Samples(images, np.array([label for _, label in files], np.int64))
 
     def _pixels(self, path: Path) -> np.ndarray:
@@ -95,22 +123,51 @@ class OwnImageFolder(Source):
         return np.atleast_3d(image if self.channels == 3 else image.convert("L")).transpose(2, 0, 1)
 
 
-def class_names(folder: Path) -> list[str]:
-    """The names of the class folders in `folder`, sorted."""
-    found = folder.iterdir() if folder.is_dir() else ()
-    return sorted(path.name for path in found if path.is_dir() and not path.name.startswith("."))
+def _homes_of_owners(folder: Path) -> dict[Split, dict[str, Path]]:
+    """By split and owner, the folders of class folders in PATH/OWNER/CLASS, or in PATH/OWNER/SPLIT/CLASS."""
+    owners = folders(folder)
+    splits = {owner: split_folders(owner) for owner in owners}
+    if without := [owner.name for owner in owners if splits[owner] is None]:
+        if len(without) == len(owners):
+            return {"train": {owner.name: owner for owner in owners}}
+        divided = next(owner.name for owner in owners if owner.name not in without)
+        raise RayflError(
+            f"{folder / divided} has a train split, and {folder / without[0]} has none; give each owner folders called "
+            "train and test, or none of them"
+        )
+    homes: dict[Split, dict[str, Path]] = {"train": {}}
+    for owner in owners:
+        for split, home in (splits[owner] or {}).items():
+            homes.setdefault(split, {})[owner.name] = home
+    return homes
+
+
+def _refuse_inner_splits(home: Path) -> None:
+    """Raise RayflError if a folder of class folders, or one of these, has splits, which would be mixed."""
+    for path in (home, *folders(home)):
+        named = {split_of(inner.name) for inner in folders(path)}
+        if "train" in named and named != {"train", None}:
+            names = listed([inner.name for inner in folders(path) if split_of(inner.name)], "and")
+            raise RayflError(
+                f"{path} has {names}, where {'class folders' if path == home else 'images of one class'} are expected: "
+                f"if {path.name} is an owner, set data.owners='folder'; else give data.path the folder of the splits, "
+                "or put class folders into PATH/train and PATH/test"
+            )
 
 
 def labelled_files(folder: Path, classes: Sequence[str]) -> Files:
     """The images in `folder`/CLASS, at any depth, in the order of their paths, with the number of their class."""
-    reader, numbers = torchvision().datasets.folder, {name: number for number, name in enumerate(classes)}
-    found = reader.make_dataset(str(folder), numbers, reader.IMG_EXTENSIONS, allow_empty=True) if classes else []
-    return sorted((Path(path), label) for path, label in found)
+    endings = torchvision().datasets.folder.IMG_EXTENSIONS
+    homes = [(folder / name, label) for label, name in enumerate(classes) if (folder / name).is_dir()]
+    return sorted(
+        (path, label) for home, label in homes for path in files_below(home) if path.name.lower().endswith(endings)
+    )
 
 
 # Any: a picture of Pillow, which torchvision brings along.
 def read_image(path: Path) -> Any:
-    """The image in three colours. Raise RayflError if it cannot be decoded, or has more pixels than Pillow allows."""
+    """The image in three colours of 8 bits. Raise RayflError if it cannot be decoded, has more pixels than Pillow
+    allows, or deeper ones than 16 bits."""
     from PIL import Image
 
     # Pillow's decoders raise many types of exceptions for damaged files.
@@ -121,4 +178,20 @@ def read_image(path: Path) -> Any:
             warnings.catch_warnings(action="error", category=Image.DecompressionBombWarning),
             Image.open(path, formats=FORMATS) as image,
         ):
-            return image.convert("RGB")
+            return (_of_8_bits(path, image) if image.mode[0] in "IF" else image).convert("RGB")
+
+
+# Any: pictures of Pillow.
+def _of_8_bits(path: Path, image: Any) -> Any:
+    """A grey image of 16 bits (of as many as a TIFF file says) by its highest 8 bits, as Pillow reads colours of 16
+    bits; `convert` would make 255 of all that is larger."""
+    from PIL import Image
+
+    # Of PNG and of PNM files Pillow calls 16 bits 32.
+    if not (image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM"))):
+        raise RayflError(
+            f"{path} has pixels of 32 bits or of floats (Pillow's mode {image.mode}), whose largest value is unknown: "
+            "convert the images to 8 or 16 bits"
+        )
+    (bits,) = getattr(image, "tag_v2", {}).get(_BITS_PER_SAMPLE, (16,))
+    return Image.fromarray(np.minimum(np.asarray(image) >> (bits - 8), 255).astype(np.uint8))

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,9 @@ from rayfl.settings import listed, shown
 
 _INDEX = re.compile(r"|Unnamed: \d+|__index_level_\d+__")
 """The names that pandas gives to an index without a name: in a CSV file, read back from one, in a Parquet file."""
+
+EXACT = 2**53
+"""Up to this size all whole numbers are float64 numbers."""
 
 
 class Table(Source):
@@ -54,19 +58,14 @@ class Table(Source):
         test = None
         if self.test_path is not None:
             test = self._rows(_File(self.test_path, "data.test_path"), columns["inputs"], values)
-        found = dataset(self.name, self.path, train, test, self.test_share, kind="vector")
-        if self.standardise:
-            names = columns["inputs"]
-            is_number = np.repeat(
-                [name not in values for name in names], [len(values.get(name, "1")) for name in names]
-            )
-            inputs = found.train.inputs.astype(np.float64)
-            mean, deviation = inputs.mean(axis=0), inputs.std(axis=0)
-            mean[~is_number], deviation[~is_number | (deviation == 0)] = 0.0, 1.0
-            for samples in (found.train, found.test):
-                samples.inputs[:] = (samples.inputs - mean) / deviation
-            found = replace(found, mean=tuple(mean.tolist()), std=tuple(deviation.tolist()))
-        return replace(found, columns=columns)
+        numbers = [name not in values for name in columns["inputs"]]
+        names = [[f"{name}={one}" for one in values[name]] if name in values else [name] for name in columns["inputs"]]
+        is_number = np.repeat(numbers, [*map(len, names)])
+        scaled = is_number if self.standardise else None
+        found = dataset(
+            self.name, self.path, train, test, self.test_share, kind="vector", classes=self.targets, scaled=scaled
+        )
+        return replace(found, columns=columns, input_names=[*chain.from_iterable(names)])
 
     def unused(self) -> Mapping[str, str]:
         return {"labels": f"beside targets={shown(self.targets)}"} if self.targets else {}
@@ -160,6 +159,11 @@ class _File:
                 f"{self.path} has {shown(values[0])} in column {name!r}; inputs and targets are columns of numbers, "
                 "and other inputs are in data.categories"
             )
+        if values.dtype.kind in "iu" and _collapse(values):
+            raise RayflError(
+                f"{self.path} has whole numbers above 2^53 in column {name!r}, some of which become equal as float64; "
+                "leave it out of data.features, or subtract a constant"
+            )
         return values
 
     def _one_hot(self, name: str, values: np.ndarray) -> np.ndarray:
@@ -170,6 +174,13 @@ class _File:
                 "these rows out"
             )
         return found[:, None] == values
+
+
+def _collapse(values: np.ndarray) -> bool:
+    """Whether different whole numbers are one as float64."""
+    if not len(values) or max(-int(values.min()), int(values.max())) <= EXACT:
+        return False
+    return len(np.unique(values)) > len(np.unique(values.astype(np.float64)))
 
 
 def _pandas_index(schema: pa.Schema) -> set[str]:

@@ -24,13 +24,14 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from rayfl.data.check import first_row, whole_labels
-from rayfl.data.datasets import Dataset, Field, RayflError, Samples, moments
+from rayfl.data.datasets import Dataset, Field, RayflError, Samples
 from rayfl.data.sources.cifar import CIFAR100
 from rayfl.data.sources.fetch import Fetched
+from rayfl.data.sources.moments import moments
 from rayfl.limits import memory
 from rayfl.limits.regular_files import expanded, reading, require_regular
 
-FORMAT = 1
+FORMAT = 2
 """A change of the decoding raises this number, so that arrays of older versions are not used."""
 Splits = tuple[Samples, Samples]
 """Train and test samples."""
@@ -145,7 +146,8 @@ def _load(folder: Path, split: str) -> Samples:
 def read_tff(path: Path, *features: str) -> Iterator[tuple[str, list[np.ndarray]]]:
     """Each client's name and its arrays of the given features, in the order of the names.
 
-    Raise RayflError if h5py is not installed or the file is not one of TensorFlow Federated.
+    Raise RayflError if h5py is not installed or the file is not one of TensorFlow Federated, and for what would make
+    other files part of it: links, external storage and virtual datasets.
     """
     try:
         # Any: a package that need not be installed.
@@ -156,11 +158,28 @@ def read_tff(path: Path, *features: str) -> Iterator[tuple[str, list[np.ndarray]
     with reading(path, f"fetch an HDF5 file with {wanted}", KeyError, AttributeError, TypeError, RuntimeError):
         require_regular(path)
         with h5py.File(path, "r") as file:
-            for name, group in sorted(file["examples"].items()):
-                arrays = [group[feature] for feature in features]
+            examples = _member(h5py, file, "examples", h5py.Group)
+            for name in sorted(examples):
+                group = _member(h5py, examples, name, h5py.Group)
+                arrays = [_member(h5py, group, feature, h5py.Dataset) for feature in features]
                 # An HDF5 dataset of one repeated value takes no space in its file, however large it is in memory.
                 memory.require(sum(array.nbytes for array in arrays), f"client {name!r}", "fetch the file again")
                 yield name, [np.asarray(array[()]) for array in arrays]
+
+
+# Any: objects of h5py.
+def _member(h5py: Any, group: Any, name: str, kind: Any) -> Any:
+    """The group or dataset `name` in a group, if the file itself holds it. Raise ValueError if not."""
+    what = f"its {group.name.rstrip('/')}/{name} is"
+    # To follow a link to another file would open that file.
+    if not isinstance(group.get(name, getlink=True), h5py.HardLink | None):
+        raise ValueError(f"{what} a link, and links may lead to other files")
+    found = group[name]
+    if not isinstance(found, kind):
+        raise ValueError(f"{what} a {type(found).__name__.lower()}, and must be a {kind.__name__.lower()}")
+    if kind is h5py.Dataset and (found.is_virtual or found.external):
+        raise ValueError(f"{what} kept in other files")
+    return found
 
 
 class FedCIFAR100(OwnerFiles):

@@ -246,7 +246,10 @@ class GradientMethod(Method):
 
     def finished(self, state: State, message: Upload, carry: LocalCarry, ctx: Context, *stages: str) -> Finished:
         """End a round: the message, its weight in the average, and the training loss of `stages` as a metric."""
-        assert isinstance(self.hyper, LocalTraining), f"{type(self).__name__} averages, so its Hyper needs a weighting"
+        if not isinstance(self.hyper, LocalTraining):
+            raise RayflError(
+                f"{type(self).__name__} averages, so its Hyper needs a weighting: derive it from LocalTraining"
+            )
         message, weight = weighed(message, self.hyper.weighting, ctx)
         return Finished(state, message, weight, self.train_loss(carry, ctx, *stages))
 

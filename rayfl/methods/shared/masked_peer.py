@@ -3,8 +3,6 @@
 from rayfl.methods.base import Context, Field, Message, ModelState, PeerHalf, Plan, State, Tree, unused_with
 from rayfl.methods.shared.distributed_gradient import GradientCarry, OneBatch, OneGradient
 from rayfl.methods.shared.local_training import LearningRate
-from rayfl.methods.shared.masks import Masked
-from rayfl.models import flops
 
 
 class MaskedPeerHyper(OneBatch, LearningRate):
@@ -41,10 +39,9 @@ class MaskedPeer(OneGradient, PeerHalf):
     def begin(self, state: State, received: Message, ctx: Context) -> GradientCarry:
         return self.start(self.own_model(state))
 
-    def trained(self, state: Masked, carry: GradientCarry, ctx: Context) -> dict[str, float]:
-        """The metrics of a round's training: the batch's loss, and the operations under the mask of the training."""
-        loss, num_examples = {"train/loss": float(carry["loss"])}, ctx.work["train"].num_examples
-        return loss | flops.training_metrics(self.task.weight_uses, state["mask"], num_examples)
+    def trained(self, carry: GradientCarry) -> dict[str, float]:
+        """The metrics of a round's training: the batch's loss."""
+        return {"train/loss": float(carry["loss"])}
 
     def eval_begin(self, state: State, model: Tree | None, carry: GradientCarry | None, ctx: Context) -> ModelState:
         return {"params": self.own_model(state)}

@@ -75,7 +75,7 @@ class PrunedWeights(MaskedPeer):
         new = self.stepped(state, carry, ctx)
         message = {"weights": sparse_packet(self.own_model(new), new["mask"])}
         bill = {"comm/link_megabytes": 4e-6 * tree.num_entries(new["weights"])}
-        return Finished(new, message, 1.0, self.trained(state, carry, ctx) | bill)
+        return Finished(new, message, 1.0, self.trained(carry) | bill)
 
     def own_model(self, state: WeightsState) -> Tree:
         return masks.masked(state["weights"], state["mask"])

@@ -16,6 +16,7 @@ from rayfl.methods.base import (
     HyperParameters,
     Message,
     Method,
+    Plan,
     RayflError,
     ServerHalf,
     Stage,
@@ -81,6 +82,21 @@ class WrappingClients(Method):
         if isinstance(value, Mapping) and not self.own_names.isdisjoint(value):
             return {name: entry for name, entry in value.items() if name not in self.own_names}
         return value
+
+    def stages(self, state: State, plan: Plan, ctx: Context) -> tuple[Stage, ...]:
+        """The inner method's stages for the client. The wrapper's own ones stay before those that they preceded."""
+        inside = self.inside(replace(ctx, plan=plan))
+        stages = list(self.inner.stages(self.inside(state), inside.plan, inside))
+        for place, stage in enumerate(plan.stages):
+            if stage.name in self.own_stages:
+                later = {one.name for one in plan.stages[place:]}
+                stages.insert(next((at for at, one in enumerate(stages) if one.name in later), len(stages)), stage)
+        return tuple(stages)
+
+    @property
+    def has_own_stages(self) -> bool:
+        """Whether the inner method, or the wrapper, gives clients stages of their own."""
+        return self.inner.has_own_stages or type(self).stages is not WrappingClients.stages
 
     plan = _passed(Method.plan)
     begin = _passed(Method.begin)

@@ -1,7 +1,8 @@
 import numpy as np
 
-from rayfl.data.partition import Shards, label_counts, matching_test_split
+from rayfl.data.partition import Shards, label_counts
 from rayfl.data.partitions.labels import LabelsPerClient, Pathological
+from rayfl.data.partitions.matching_test_split import matching_test_split
 from rayfl.determinism.seeding import generator
 from tests.data.toys import balanced
 from tests.refusals import refused

@@ -1,10 +1,13 @@
+from dataclasses import replace
+
 import numpy as np
+import pytest
 
 from rayfl.data.datasets import Dataset, Samples
 from rayfl.data.partitions.plain import Natural
 from rayfl.determinism.seeding import generator
 from tests.data.toys import balanced
-from tests.refusals import refused
+from tests.refusals import check_sentence, refused
 
 
 def written_by(train_groups: list[int], test_groups: list[int]) -> Dataset:
@@ -46,3 +49,23 @@ def test_more_clients_than_writers_are_refused():
 def test_data_without_writers_is_refused():
     with refused(names=["natural", "numbered", "data.owners", "iid"]):
         Natural().split(balanced(2, 5, 5), 2, generator(0))
+
+
+def test_owners_and_samples_that_are_left_out_are_counted(caplog: pytest.LogCaptureFixture):
+    # 11 owners with 20 samples each, of which the test has 4.
+    groups = np.repeat(np.arange(11), 20)
+    is_test = np.tile(np.arange(20) < 4, 11)
+    dataset = replace(written_by(groups[~is_test].tolist(), groups[is_test].tolist()), name="firms")
+    Natural().split(dataset, 11, generator(0))
+    assert not caplog.messages
+    Natural().split(dataset, 5, generator(0))
+    (notice,) = caplog.messages
+    check_sentence(notice, ["firms", "5 of 11 owners (100 of 220 samples)", "clients.count"])
+
+
+def test_test_samples_of_owners_without_train_samples_are_counted(caplog: pytest.LogCaptureFixture):
+    dataset = replace(written_by([0, 0, 1, 1], [0, 1, 2, 2, 7]), name="wards")
+    partition = Natural().split(dataset, 2, generator(0))
+    assert partition.test.sizes.tolist() == [1, 1]
+    (notice,) = caplog.messages
+    check_sentence(notice, ["wards", "3 of 5 test samples", "2 owners", "pooled"])

@@ -13,7 +13,7 @@ from rayfl.data.check import checked_dataset
 from rayfl.data.datasets import Dataset, Source
 from rayfl.data.sources.arrays import Arrays
 from tests.jobs.commands import rayfl
-from tests.refusals import refused
+from tests.refusals import check_sentence, refused
 
 PATIENTS = "age,smokes,ward,outcome,hospital\n" + "".join(
     f"{20 + i % 7},{str(i % 2 == 0).lower()},{'ABC'[i % 3]},{i % 2},{'north' if i < 6 else 'south'}\n"
@@ -166,3 +166,64 @@ def test_names_and_numbers_are_no_labels_together(tmp_path: Path):
     for one, other in (("train", "test"), ("test", "train")):
         with refused(names=[f"{one}.csv", "train labels", "test labels", "numbers", "names", "'cat'"]):
             load(tmp_path / f"{one}.csv", test_path=str(tmp_path / f"{other}.csv"))
+
+
+def test_large_numbers_are_standardised_before_they_are_rounded(tmp_path: Path):
+    rows, minutes = 80, 60 * np.arange(80)
+    columns = {"time": 1_700_000_000 + minutes, "id": 10**15 + np.arange(rows), "share": 0.1 * np.arange(rows)}
+    frame = pd.DataFrame({**columns, "same": 0.1, "label": np.arange(rows) % 2})
+    frame.to_csv(tmp_path / "sensors.csv", index=False)
+    found = load(tmp_path / "sensors.csv", test_path=str(tmp_path / "sensors.csv"))
+    assert found.train.inputs.dtype == np.float32
+    # Equal steps: (i - 39.5) / sqrt((80^2 - 1) / 12), whatever the first value and the step are.
+    wanted = (np.arange(rows) - 39.5) / np.sqrt((rows**2 - 1) / 12)
+    for column in range(3):
+        np.testing.assert_allclose(found.train.inputs[:, column], wanted, rtol=1e-6)
+        assert len(np.unique(found.train.inputs[:, column])) == rows
+    assert not found.train.inputs[:, 3].any(), "a column with one value is 0, and not a rounding error / another"
+    np.testing.assert_array_equal(found.train.inputs, found.test.inputs)
+    assert found.mean[1] == pytest.approx(10**15 + 39.5) and found.std[3] == 1.0
+
+
+def test_a_test_row_beside_a_constant_column_stays_small(tmp_path: Path):
+    (tmp_path / "train.csv").write_text("a,b,label\n" + "".join(f"0.1,{i},{i % 2}\n" for i in range(10)))
+    (tmp_path / "test.csv").write_text("a,b,label\n0.2,1,0\n")
+    found = load(tmp_path / "train.csv", test_path=str(tmp_path / "test.csv"))
+    assert found.test.inputs[0, 0] == pytest.approx(0.1)
+
+
+def test_numbers_that_float32_holds_are_scaled_with_the_same_bits_as_ever(tmp_path: Path):
+    draws = np.random.default_rng(5)
+    frame = pd.DataFrame({"a": draws.integers(0, 1000, 300), "b": draws.standard_normal(300).astype(np.float32)})
+    frame["label"] = draws.integers(0, 2, 300)
+    frame.to_parquet(tmp_path / "a.parquet")
+    found = load(tmp_path / "a.parquet", test_path=str(tmp_path / "a.parquet"))
+    inputs = frame[["a", "b"]].to_numpy(np.float32).astype(np.float64)
+    wanted = ((inputs - inputs.mean(axis=0)) / inputs.std(axis=0)).astype(np.float32)
+    np.testing.assert_array_equal(found.train.inputs, wanted)
+
+
+def test_numbers_beyond_the_floats_are_refused(tmp_path: Path):
+    for first, named in ((2**60, True), (2**52, False)):
+        frame = pd.DataFrame({"id": first + np.arange(20), "label": np.arange(20) % 2})
+        frame.to_parquet(tmp_path / "ids.parquet")
+        if named:
+            with refused(names=["ids.parquet", "'id'", "2^53"]):
+                load(tmp_path / "ids.parquet")
+    assert len(np.unique(load(tmp_path / "ids.parquet", test_share=0.5).train.inputs)) == 10
+    (tmp_path / "huge.csv").write_text("a,label\n" + "".join(f"{i}e307,{i % 2}\n" for i in range(1, 10)))
+    with refused(names=["huge.csv", "infinite"]):
+        load(tmp_path / "huge.csv")
+
+
+@pytest.mark.parametrize("source", ["table", "arrays"])
+def test_numbers_that_float32_mixes_up_get_a_notice(tmp_path: Path, caplog: pytest.LogCaptureFixture, source: str):
+    times = 1_700_000_000 + 60.0 * np.arange(80)
+    if source == "arrays":
+        np.savez(tmp_path / "times.npz", inputs=np.stack([times % 7, times], axis=1), labels=np.arange(80) % 2)
+        make(Source, {"name": "arrays", "path": str(tmp_path / "times.npz")}).load()
+    else:
+        pd.DataFrame({"time": times, "label": np.arange(80) % 2}).to_csv(tmp_path / "times.csv", index=False)
+        load(tmp_path / "times.csv", standardise=False)
+    check_sentence(caplog.messages[0], [f"input {int(source == 'arrays')}", "float32"])
+    assert all("float32" in message for message in caplog.messages)

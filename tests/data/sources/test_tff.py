@@ -71,6 +71,80 @@ def test_a_file_without_the_features_is_named(tmp_path):
         Shakespeare(root=tmp_path, cache=tmp_path / "cache").load()
 
 
+@pytest.mark.parametrize(
+    ("spoil", "facts"),
+    [
+        (lambda h5py, file: h5py.ExternalLink("secret.h5", "/examples"), ["/examples", "link"]),
+        (lambda h5py, file: h5py.SoftLink("/elsewhere"), ["/examples", "link"]),
+    ],
+    ids=["external", "soft"],
+)
+def test_examples_that_are_a_link_are_refused(tmp_path, spoil, facts):
+    h5py = pytest.importorskip("h5py")
+    write(tmp_path / "secret.h5", {"w": {"x": [7]}})
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["examples"] = spoil(h5py, file)
+    with refused(names=["a.h5", *facts]):
+        list(read_tff(tmp_path / "a.h5", "x"))
+
+
+def _external_storage(h5py, group, secret):
+    group.create_dataset("x", (4,), np.uint8, external=[(str(secret.with_suffix(".txt")), 0, h5py.h5f.UNLIMITED)])
+
+
+def _virtual(h5py, group, secret):
+    layout = h5py.VirtualLayout((1,), np.int64)
+    layout[:] = h5py.VirtualSource(str(secret), "examples/w/x", (1,))
+    group.create_virtual_dataset("x", layout)
+
+
+def _soft_over_external(h5py, group, secret):
+    group.file["door"] = h5py.ExternalLink(str(secret), "/examples")
+    group["x"] = h5py.SoftLink("/door/w/x")
+
+
+def _link(kind, *to):
+    def put(h5py, group, secret):
+        group["x"] = getattr(h5py, kind)(*(str(secret) if one is None else one for one in to))
+
+    return put
+
+
+def _group(h5py, group, secret):
+    group.create_group("x")
+
+
+@pytest.mark.parametrize(
+    ("put", "facts"),
+    [
+        (_external_storage, ["other files"]),
+        (_virtual, ["other files"]),
+        (_soft_over_external, ["link"]),
+        (_link("ExternalLink", None, "/examples/w/x"), ["link"]),
+        (_link("ExternalLink", "/dev/zero", "/"), ["link"]),
+        (_link("SoftLink", "/examples"), ["link"]),
+        (_link("SoftLink", "/nowhere"), ["link"]),
+        (_group, ["group", "dataset"]),
+    ],
+    ids=["storage", "virtual", "soft over external", "external", "device", "to a group", "dangling", "group"],
+)
+@pytest.mark.parametrize("deeper", [False, True], ids=["feature", "client"])
+def test_what_lies_in_other_files_or_is_no_dataset_is_refused(tmp_path, put, facts, deeper):
+    h5py = pytest.importorskip("h5py")
+    secret = tmp_path / "secret.h5"
+    write(secret, {"w": {"x": [7]}})
+    secret.with_suffix(".txt").write_bytes(b"mine")
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        group = file.create_group("examples") if deeper else file.create_group("examples/c")
+        put(h5py, group, secret)
+    if deeper and put is _group:
+        facts = ["examples/CLIENT/x"]
+    elif deeper and facts == ["other files"]:
+        facts = ["dataset", "group"]
+    with refused(names=["a.h5", "/examples/x" if deeper and facts[0] == "link" else "examples/", *facts]):
+        list(read_tff(tmp_path / "a.h5", "x"))
+
+
 def test_without_h5py_the_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "h5py", None)
     for split in ("train", "test"):

@@ -1,0 +1,144 @@
+"""Files that a plug-in file reads beside itself: found by their names in its source, and kept with it.
+
+A source that can find its own folder runs in a folder of its own, which has only those files of the original folder
+whose names are texts in the source. So it reads the same files when a run is resumed, and on every node, and another
+file is missing from the beginning. If Python opens one, or lists the folder, or writes to it, a sentence says so.
+"""
+
+import ast
+import atexit
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from rayfl.errors import PLUGIN_MODULES, RayflError
+from rayfl.limits.folders import is_folder
+from rayfl.limits.memory import in_words
+from rayfl.limits.regular_files import expanded, read_bytes
+
+MOST_BYTES = 64 << 20
+"""A larger file is not kept, because every process gets it, and every run directory."""
+_FINDING = ("__file__", "getfile", "getsourcefile")
+"""Words of a source that can find its own folder."""
+_placed: dict[str, Path] = {}
+"""The folders of plug-ins by those in which this process runs their copies."""
+_sources: dict[str, str] = {}
+"""The plug-in files that this process has run, and their sources."""
+
+
+def read_beside(folder: Path, source: str, stem: str, alias: str) -> dict[str, bytes] | None:
+    """The files in `folder` that a source names, by their paths below it; None if it cannot find its folder.
+
+    stem: the plug-in file's name there, without .py; it runs under the name `alias`. A text such as ".json" names the
+    file that has this ending in place of .py. Raise OSError if a file cannot be read.
+    """
+    if not any(word in source for word in _FINDING):
+        return None
+    texts = [node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant)]
+    names = {part for text in texts if isinstance(text, str) for part in text.split("/")} - {"", ".", ".."}
+    paths = {path.relative_to(folder).as_posix(): path for path in _named(folder, names - {f"{stem}.py"})}
+    for ending in names - {".py"}:
+        if ending.startswith(".") and _is_kept(path := folder / f"{stem}{ending}"):
+            paths[f"{alias}{ending}"] = path
+    return {name: read_bytes(path) for name, path in sorted(paths.items())}
+
+
+def _named(folder: Path, names: set[str], around: tuple[Path, ...] = ()) -> Iterator[Path]:
+    """The files at any depth in `folder` whose names, and those of the folders to them, are among `names`."""
+    around = (*around, Path(os.path.realpath(folder)))
+    for path in (folder / name for name in names):
+        # A text of any kind may be no name, or that of a link in a circle.
+        with suppress(OSError, ValueError):
+            if is_folder(path, around):
+                yield from _named(path, names, around)
+            elif _is_kept(path):
+                yield path
+
+
+def _is_kept(path: Path) -> bool:
+    return path.is_file() and path.stat().st_size <= MOST_BYTES
+
+
+def placed(folder: Path, digest: str, contents: Mapping[str, bytes]) -> Path:
+    """A folder that has only `contents`, which the plug-in file in `folder` with this digest reads."""
+    home = _homes() / digest
+    for name, content in contents.items():
+        path = home / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.is_file() or path.read_bytes() != content:
+            # Other processes write the same.
+            with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+                file.write(content)
+            os.replace(file.name, path)
+    _placed[str(home)] = folder
+    return home
+
+
+@cache
+def _homes() -> Path:
+    """The folder for folders of plug-ins: in the user's cache, or else a temporary one."""
+    with suppress(OSError, RayflError):
+        home = Path(os.path.realpath(expanded("~/.cache/rayfl/plugins")))
+        home.mkdir(parents=True, exist_ok=True)
+        if os.access(home, os.W_OK):
+            return home
+    home = Path(tempfile.mkdtemp(prefix="rayfl-"))
+    atexit.register(shutil.rmtree, home, ignore_errors=True)
+    return home
+
+
+def watch(file: str, source: str) -> None:
+    """Refuse from now on what a plug-in file does with files beside it and a resumed run could not."""
+    if not _sources:
+        sys.addaudithook(_refuse)
+    _sources[file] = source
+
+
+# Any: arguments of an audit event of Python's.
+def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
+    if event not in ("open", "os.listdir", "os.scandir") or not isinstance(arguments[0], str | os.PathLike):
+        return
+    path = os.fsdecode(arguments[0])
+    reads = event == "open" and arguments[2] & os.O_ACCMODE == os.O_RDONLY
+    if homes := [home for home in _placed if f"{path}/".startswith(f"{os.path.dirname(home)}/")]:
+        below = os.path.relpath(path, os.path.dirname(homes[0]))
+        folder, _, name = below.partition("/")
+        home = os.path.join(os.path.dirname(homes[0]), folder)
+        original = _placed[home] / name if home in _placed else Path(below)
+        if not reads and home in _placed:
+            raise _refusal(f"{'writes to' if event == 'open' else 'lists'} {original}")
+        if reads and not os.path.exists(path) and (original.exists() or home not in _placed):
+            raise _refusal(f"reads {original}, which it does not name or which is larger than {in_words(MOST_BYTES)}")
+    elif reads and not os.path.isabs(path) and (file := _reader(path)):
+        raise _refusal(f"reads {path} in the current folder ({file}); write Path(__file__).with_name({path!r})")
+
+
+def _refusal(deed: str) -> RayflError:
+    return RayflError(
+        f"a plug-in {deed}: a resumed run has those files beside it whose names are texts in it, and no others; a "
+        "setting may give another path"
+    )
+
+
+def _reader(path: str) -> str | None:
+    """The plug-in file that names and opens `path`, which lies beside it; None for one that is opened otherwise."""
+    frame, file = sys._getframe(2), None
+    while frame is not None and file is None:
+        name = str(frame.f_globals.get("__name__"))
+        if name.startswith("importlib."):
+            return None
+        file = frame.f_code.co_filename if name.startswith(PLUGIN_MODULES) else None
+        frame = frame.f_back
+    if file is None or not os.path.exists(path) or os.path.basename(path) not in _sources.get(file, ""):
+        return None
+    # What a source of data reads is named by its method `files`.
+    while frame is not None and frame.f_globals.get("__name__") != "rayfl.data.check":
+        frame = frame.f_back
+    beside = os.path.realpath(path).startswith(f"{os.path.realpath(os.path.dirname(file))}/")
+    return file if beside and frame is None else None

@@ -1,0 +1,168 @@
+"""Workers of one process that share nothing, as actors do not, and the values that plug-ins keep from call to call.
+
+Each worker has a setup of its own, and what modules and classes of plug-ins hold is exchanged before each of its jobs.
+"""
+
+import copy
+import pickle
+import random
+import sys
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
+from functools import cached_property
+from types import FunctionType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+
+from rayfl.choices import plugins
+from rayfl.rounds.executor import Job, JobResult
+from rayfl.rounds.setup import Setup
+from rayfl.rounds.worker import Worker
+from rayfl.settings_read import OURS
+from rayfl.task import NetworkTask
+from rayfl.testing.executors import Shuffled, frozen, thawed
+
+# Any: modules and classes, and whatever they hold.
+Owner = Any
+Values = dict[tuple[Owner, str], Any]
+
+_FOREIGN = (*OURS, "builtins", "abc", "typing", "pydantic", "torch", "torchvision", "collections", "numpy", "enum")
+"""Packages whose classes keep nothing of a run."""
+_NO_DATA = (FunctionType, ModuleType, type, classmethod, staticmethod, property, cached_property)
+_DEPTH = 5
+
+
+class Apart(Shuffled):
+    """`num_workers` workers, each with the values that plug-ins keep in modules, classes and objects for itself."""
+
+    def __init__(self, setup: Setup, num_workers: int) -> None:
+        super().__init__(setup)
+        self.num_workers = num_workers
+        self.workers = [Worker(pickle.loads(pickle.dumps(setup))) for _ in range(num_workers)]  # noqa: S301 - our own
+        self.owners = owners(setup)
+        self.kept = [copied(values(self.owners)) for _ in self.workers]
+        self.first = [held(one, worker.setup) for one, worker in zip(self.kept, self.workers, strict=True)]
+        self.turn = 0
+
+    def _do(self, shared: Any, job: Job) -> JobResult:
+        self.turn = (self.turn + 1) % self.num_workers
+        before, self.worker = values(self.owners), self.workers[self.turn]
+        put(self.owners, self.kept[self.turn])
+        try:
+            done = super()._do(shared, job)
+            return JobResult(thawed(frozen(done.result)), done.outputs)
+        finally:
+            self.kept[self.turn] = values(self.owners)
+            put(self.owners, before)
+
+    @property
+    def changed(self) -> list[str]:
+        """The names of the values that some worker's jobs have changed."""
+        names: dict[str, None] = {}
+        for first, kept, worker in zip(self.first, self.kept, self.workers, strict=True):
+            now = held(kept, worker.setup)
+            names |= dict.fromkeys(name for name in now if now[name] != first.get(name))
+        return [*names]
+
+
+def owners(setup: Setup) -> list[Owner]:
+    """The modules and classes of plug-ins whose values each actor has for itself."""
+    kinds = [kind for one in plugged(setup) for kind in type(one).__mro__ if _is_foreign(kind)]
+    modules = {file.module for file in plugins.loaded_files()} | {kind.__module__ for kind in kinds}
+    found: dict[int, Owner] = {}
+    for module in (sys.modules[name] for name in sorted(modules)):
+        inside = [one for one in vars(module).values() if isinstance(one, type) and one.__module__ == module.__name__]
+        found |= {id(one): one for one in (module, *inside)}
+    return [*found.values()]
+
+
+def plugged(setup: Setup) -> list[object]:
+    """The objects of a setup that may be a plug-in's."""
+    found: list[object] = [setup.uplink, setup.downlink, setup.selection, setup.schedule, setup.topology]
+    found += [*setup.metrics, *layers(setup.method)]
+    if isinstance(task := setup.method.task, NetworkTask):
+        found += [task.task, *task.network.module.modules()]
+    return found
+
+
+def layers(method: object) -> Iterator[object]:
+    """A method, its wrapper, and the methods inside."""
+    yield method
+    for name in ("wrapper", "inner"):
+        if (one := vars(method).get(name)) is not None:
+            yield from layers(one) if name == "inner" else [one]
+
+
+def values(owners: Collection[Owner]) -> Values:
+    """What the owners hold, by owner and name; functions, classes and modules are no values."""
+    return {
+        (owner, name): value
+        for owner in owners
+        for name, value in vars(owner).items()
+        if not (name.startswith(("__", "_abc_", "model_")) or isinstance(value, _NO_DATA))
+    }
+
+
+def copied(values: Values) -> Values:
+    """Copies; the same object stays the same one. What cannot be copied is shared."""
+    found, memo = dict(values), dict[int, Any]()
+    for place, value in values.items():
+        # An object of a library may refuse in any way.
+        with suppress(Exception):
+            found[place] = copy.deepcopy(value, memo)
+    return found
+
+
+def put(owners: Collection[Owner], kept: Values) -> None:
+    """Let the owners hold these values, and no others."""
+    for owner, name in values(owners).keys() - kept.keys():
+        delattr(owner, name)
+    for (owner, name), value in kept.items():
+        if vars(owner).get(name) is not value:
+            setattr(owner, name, value)
+
+
+def held(kept: Values, setup: Setup) -> dict[str, Any]:
+    """The numbers in kept values and in the objects of a setup, by the values' names."""
+    found: dict[str, Any] = {}
+    for (owner, name), value in kept.items():
+        place = owner.__qualname__ if isinstance(owner, type) else getattr(owner, "__file__", "") or owner.__name__
+        found[f"{place}: {name}" if isinstance(owner, ModuleType) else f"{place}.{name}"] = numbers(value)
+    for one in (one for one in plugged(setup) if any(map(_is_foreign, type(one).__mro__))):
+        own = {name: value for name, value in vars(one).items() if not _is_made(one, name)}
+        found |= {f"{type(one).__qualname__}().{name}": numbers(value) for name, value in own.items()}
+    return found
+
+
+# Any: whatever a plug-in keeps.
+def numbers(value: Any, depth: int = 0) -> Any:
+    """All numbers below a value, as something that can be compared."""
+    if isinstance(value, torch.Tensor):
+        return repr(value.shape) if value.is_meta else value.detach().cpu().numpy().tobytes()
+    if isinstance(value, np.ndarray):
+        return value.tobytes()
+    if isinstance(value, np.random.Generator):
+        value = value.bit_generator.state
+    if isinstance(value, random.Random):
+        return value.getstate()
+    if isinstance(value, torch.Generator):
+        return value.get_state().numpy().tobytes()
+    if isinstance(value, Mapping):
+        return [(repr(key), numbers(part, depth + 1)) for key, part in value.items()] if depth < _DEPTH else len(value)
+    if isinstance(value, tuple | list | set | frozenset):
+        return [numbers(part, depth + 1) for part in value] if depth < _DEPTH else len(value)
+    if hasattr(value, "__dict__") and not isinstance(value, _NO_DATA) and depth < _DEPTH:
+        return numbers(vars(value), depth + 1)
+    return repr(value)
+
+
+def _is_foreign(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] not in _FOREIGN
+
+
+def _is_made(one: object, name: str) -> bool:
+    """Whether an attribute follows from others: a cached property, or a part of a method or a module with its own."""
+    is_part = (isinstance(one, torch.nn.Module) and name.startswith("_")) or name in ("task", "inner", "wrapper")
+    return is_part or isinstance(getattr(type(one), name, None), cached_property)
