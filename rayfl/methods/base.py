@@ -258,7 +258,7 @@ class Method(Kind, ABC):
     def step(self, carry: Carry, batch: Any, *, stage: Stage) -> Carry:
         """One step on a `Batch`, or on a tuple of them if `stage.batches_per_step` is above 1.
 
-        It also runs under vmap: it works on tensors and draws no random numbers.
+        It also runs under vmap: it works on tensors and draws no random numbers; under vmap a draw ends the run.
         """
 
     def end_stage(self, carry: Carry, *, stage: Stage) -> Carry:
