@@ -180,37 +180,54 @@ def tune(tuning: Tuning, budget: int, directory: Path | None, audience: console.
     home, studies = directory or named, {label: _study(tuning, label, budget) for label in tuning.cases}
     parent_process.report(again=f"go on with --dir {home}")
     with disk.locked(home), sweep.one_session(experiments, audience):
-        overall = display.Overall(audience.display, budget * len(studies))
-        with signals.stoppable(overall.stopping) as stopping:
-            for label, study in studies.items():
-                for _ in range(len(study.trials) or budget):
-                    try:
-                        goes_on = not stopping() and _play_trial(tuning, label, study, goal, home, audience)
-                    except Exception as error:  # noqa: BLE001 (whatever it is, the trial is not worse for it)
-                        sentence, code = failures.sentence_and_code(error)
-                        audience.display.close()
-                        title = study.get_trials(states=[TrialState.RUNNING])[-1].user_attrs["title"]
-                        words = f"rayfl: {title}: {sentence}; the tuning has ended: go on with --dir {home}"
-                        standard_output.say(words, sys.stderr)
-                        return code
-                    if not goes_on:
-                        stopped, code = audience.stopped(experiments[0].runtime.limit_s)
-                        audience.display.close()
-                        standard_output.say(f"{stopped}; go on with --dir {home}")
-                        return code
-                    overall.over()
+        if code := _play_trials(tuning, studies, budget, goal, home, audience):
+            return code
         audience.display.stage(single.DRAWING)
         note = _write(tuning, studies, metric, options, home)
     audience.display.close()
-    for label, study in studies.items():
-        for number, trial in enumerate(study.trials):
-            if why := trial.user_attrs.get("error"):
-                ended = "failed" if trial.state is TrialState.FAIL else "diverged"
-                standard_output.say(f"trial {number + 1}, {trial.user_attrs['title']}: {ended}: {why}")
-        best = study.best_trial
-        standard_output.say(f"best of {label}: {metric} {goal[1] * study.best_value:g}, {best.user_attrs['title']}")
+    _print_values(studies, metric, goal[1])
     standard_output.say(f"{note}\ntrials: {home / sweep.PAGE}\nbest:   {home / BEST}, for rayfl run")
     return 0
+
+
+def _play_trials(
+    tuning: Tuning,
+    studies: Mapping[str, optuna.Study],
+    budget: int,
+    goal: tuple[str, int, int],
+    home: Path,
+    audience: console.Audience,
+) -> int:
+    """Play all trials. Return 0, or the exit code of a stop or a failure, which a sentence has reported."""
+    overall = display.Overall(audience.display, budget * len(studies))
+    with signals.stoppable(overall.stopping) as stopping:
+        for label, study in studies.items():
+            for _ in range(len(study.trials) or budget):
+                stream = None
+                try:
+                    if not stopping() and _play_trial(tuning, label, study, goal, home, audience):
+                        overall.over()
+                        continue
+                    words, code = audience.stopped(tuning.trial(label, {}).experiment.runtime.limit_s)
+                except Exception as error:  # noqa: BLE001 (whatever it is, the trial is not worse for it)
+                    words, code = failures.sentence_and_code(error)
+                    (failed,) = study.get_trials(states=[TrialState.RUNNING])
+                    words, stream = f"rayfl: {failed.user_attrs['title']}: {words}; the tuning has ended", sys.stderr
+                audience.display.close()
+                standard_output.say(f"{words}; go on with --dir {home}", stream)
+                return code
+    return 0
+
+
+def _print_values(studies: Mapping[str, optuna.Study], metric: str, sign: int) -> None:
+    """Print the trials without a value, and the best value of each study."""
+    for label, study in studies.items():
+        for number, trial in enumerate(study.trials, 1):
+            if why := trial.user_attrs.get("error"):
+                ended = "failed" if trial.state is TrialState.FAIL else "diverged"
+                standard_output.say(f"trial {number}, {trial.user_attrs['title']}: {ended}: {why}")
+        title = study.best_trial.user_attrs["title"]
+        standard_output.say(f"best of {label}: {metric} {sign * study.best_value:g}, {title}")
 
 
 def _study(tuning: Tuning, label: str, budget: int) -> optuna.Study:
@@ -242,7 +259,7 @@ def _play_trial(
     try:
         one = tuning.trial(label, values)
     except RayflError as error:
-        return _failed(study, asked, str(error))
+        return _valueless(study, asked, str(error))
     directory = home / one.directory
 
     def see(values: Iterable[tuple[int, float | None]]) -> None:
@@ -268,18 +285,18 @@ def _play_trial(
         try:
             run = sweep.played(one, directory, False, watched)
         except errors.Diverged as error:
-            return _diverged(study, asked, str(error))
+            return _valueless(study, asked, str(error), diverged=True)
         except (errors.ClientError, RayflError) as error:
             if _is_of_surroundings(error, one.experiment):
                 raise
-            return _failed(study, asked, str(error))
+            return _valueless(study, asked, str(error))
     asked.set_user_attr("run", directory)
     if pruned.is_set():
         study.tell(asked, state=TrialState.PRUNED)
     elif run.finished:
         value = groups.last_mean(run, metric, last)
         if not np.isfinite(value):
-            return _diverged(study, asked, f"{metric} is {value:g}, or not recorded")
+            return _valueless(study, asked, f"{metric} is {value:g}, or not recorded", diverged=True)
         study.tell(asked, sign * value)
     return run.finished or pruned.is_set()
 
@@ -295,17 +312,10 @@ def _is_of_surroundings(error: Exception, experiment: Experiment) -> bool:
     return True
 
 
-def _diverged(study: optuna.Study, asked: optuna.Trial, error: str) -> bool:
-    """Tell the study that a trial diverged, which counts as the worst. Returns True."""
+def _valueless(study: optuna.Study, asked: optuna.Trial, error: str, diverged: bool = False) -> bool:
+    """Tell the study that a trial has no value: the worst if it diverged, else nothing is learned. Returns True."""
     asked.set_user_attr("error", error)
-    study.tell(asked, -np.inf)
-    return True
-
-
-def _failed(study: optuna.Study, asked: optuna.Trial, error: str) -> bool:
-    """Tell the study that a trial has no result, from which nothing is learned. Returns True."""
-    asked.set_user_attr("error", error)
-    study.tell(asked, state=TrialState.FAIL)
+    study.tell(asked, -np.inf if diverged else None, None if diverged else TrialState.FAIL)
     return True
 
 
@@ -327,9 +337,7 @@ def _write(
     runs = dict[Path, int]()
     for label, study in studies.items():
         if not any((trial.value or 0) > -np.inf for trial in study.get_trials(states=[TrialState.COMPLETE])):
-            why = next(
-                (trial.user_attrs["error"] for trial in study.trials if "error" in trial.user_attrs), "all ended"
-            )
+            why = next((one.user_attrs["error"] for one in study.trials if "error" in one.user_attrs), "all were ended")
             raise RayflError(f"no trial of {label} has a value of {metric}: {why}")
         found = [one.user_attrs["run"] for one in study.trials if "run" in one.user_attrs]
         runs |= {one: len(record.read_run(one).rounds) for one in found}
