@@ -105,6 +105,29 @@ def test_the_command_prints_them_and_writes_nothing(tmp_path: Path, monkeypatch:
     assert unit == "kB" and 1_797 * (64 + 8) / 1e3 < float(number) < 300
 
 
+UNCOUNTED = """
+from torch import nn
+
+
+class Products(nn.Module):
+    def __init__(self, input_shape, num_classes):
+        super().__init__()
+        self.pairs = nn.Bilinear(64, 64, num_classes)
+
+    def forward(self, images):
+        return self.pairs(images.flatten(1), images.flatten(1))
+"""
+
+
+def test_operations_that_are_not_counted_are_not_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "products.py").write_text(UNCOUNTED)
+    (tmp_path / "one.toml").write_text(FILE.replace('{name = "mlp", hidden = [16]}', '"products.py:Products"'))
+    monkeypatch.chdir(tmp_path)
+    result = rayfl("run", "one.toml", "--dry-run")
+    assert result.exit_code == 0, result.output
+    assert printed(result.output)["operations of the training"][0] == "not counted"
+
+
 def dry_table() -> dict[str, Any]:
     import tomllib
 
