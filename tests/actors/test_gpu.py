@@ -27,6 +27,9 @@ ROOT = Path(__file__).parents[2]
 Device = torch.device | str | int | None
 
 CALLS: Mapping[str, Callable[[Device], object]] = {
+    "init": lambda device: torch.cuda.init(),
+    "current_device": lambda device: torch.cuda.current_device(),
+    "default_generators": lambda device: len(torch.cuda.default_generators),
     "OutOfMemoryError": lambda device: torch.cuda.OutOfMemoryError,
     "device_count": lambda device: torch.cuda.device_count(),
     "get_device_name": torch.cuda.get_device_name,
