@@ -86,16 +86,13 @@ class Window:
         arrived = sorted(self.ended.items())
         return {client: one for client, one in arrived if one.result and one.result.fate is Fate.DELIVERED}
 
-    def _staleness(self, flight: Flight) -> int:
-        return self.round.number - flight.version
-
     def _scale(self, flight: Flight) -> float | None:
         """The factor of a flight's message."""
         return checked(
             self.round.setup.schedule.scale,
             "a finite number, or None",
             lambda found: found is None or np.isfinite(found),
-        )(self._staleness(flight))
+        )(self.round.number - flight.version)
 
     def _reachable(self) -> np.ndarray:
         """Boolean [num_clients]: whether the client is available."""
@@ -209,9 +206,8 @@ class Window:
 
     def _server(self, version: int) -> tree.State:
         """The server's state of a version."""
-        run_state = self.round.run_state
         if version == self.round.number:
-            return run_state.server
+            return self.round.run_state.server
         return tree.to_tensors(self.round.executor.get(self.before.versions[version]))
 
     def _put_inputs(self, version: int) -> Ref:
@@ -267,7 +263,7 @@ class Window:
             "flight/version": float(flight.version),
             "flight/began_s": flight.began_s,
             "flight/ended_s": flight.ends_s,
-            "flight/staleness": float(self._staleness(flight)),
+            "flight/staleness": float(self.round.number - flight.version),
         }
         return replace(flight.result, metrics=kept, sums=flight.result.sums if evaluated else {})
 
