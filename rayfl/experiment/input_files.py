@@ -2,8 +2,8 @@
 
 They are read once, when a run is prepared, and copied into `files/` of its directory; a resumed run reads the copies. A
 copy's name follows from its content (files/trace-0f3a5c1b2d4e.csv), so experiments with the same settings have the same
-files. In an experiment's TOML file a path is relative to that file, elsewhere to the current directory. Files of samples
-are not copied: a run records their paths, from the current directory if all lie in it.
+files. In an experiment's TOML file a path is relative to that file, elsewhere to the current directory. Files of
+samples are not copied: a run records their paths, from the current directory if all lie in it.
 """
 
 from collections.abc import Callable, Mapping
