@@ -254,6 +254,7 @@ def test_a_client_trains_on_one_sequence_of_torch_draws():
         with torch.random.fork_rng(devices=()):
             torch.manual_seed(seeding.torch_seed(7, 4, one.client, "train/dropout"))
             for batch in one.batches(stage):
+                assert isinstance(batch, Batch)
                 carry = Descending(task).step(carry, batch, stage=stage)
         assert all(torch.equal(found[name], tensor) for name, tensor in carry["params"].items())
 
