@@ -7,14 +7,17 @@ file is missing from the beginning. If Python opens one, or lists the folder, or
 
 import ast
 import atexit
+import linecache
 import os
 import shutil
 import sys
 import tempfile
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 from rayfl.errors import PLUGIN_MODULES, RayflError
@@ -26,27 +29,25 @@ MOST_BYTES = 64 << 20
 """A larger file is not kept, because every process gets it, and every run directory."""
 _FINDING = ("__file__", "getfile", "getsourcefile")
 """Words of a source that can find its own folder."""
-_placed: dict[str, Path] = {}
+_placed: dict[Path, Path] = {}
 """The folders of plug-ins by those in which this process runs their copies."""
-_sources: dict[str, str] = {}
-"""The plug-in files that this process has run, and their sources."""
 
 
-def read_beside(folder: Path, source: str, stem: str, alias: str) -> dict[str, bytes] | None:
-    """The files in `folder` that a source names, by their paths below it; None if it cannot find its folder.
+def read_beside(folder: Path, source: str, stem: str, alias: str) -> dict[str, bytes]:
+    """The source, and the files in `folder` that it names, by their paths below it; {} if it cannot find its folder.
 
     stem: the plug-in file's name there, without .py; it runs under the name `alias`. A text such as ".json" names the
     file that has this ending in place of .py. Raise OSError if a file cannot be read.
     """
     if not any(word in source for word in _FINDING):
-        return None
+        return {}
     texts = [node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant)]
     names = {part for text in texts if isinstance(text, str) for part in text.split("/")} - {"", ".", ".."}
     paths = {path.relative_to(folder).as_posix(): path for path in _named(folder, names - {f"{stem}.py"})}
     for ending in names - {".py"}:
         if ending.startswith(".") and _is_kept(path := folder / f"{stem}{ending}"):
             paths[f"{alias}{ending}"] = path
-    return {name: read_bytes(path) for name, path in sorted(paths.items())}
+    return {f"{alias}.py": source.encode()} | {name: read_bytes(path) for name, path in sorted(paths.items())}
 
 
 def _named(folder: Path, names: set[str], around: tuple[Path, ...] = ()) -> Iterator[Path]:
@@ -66,18 +67,17 @@ def _is_kept(path: Path) -> bool:
 
 
 def placed(folder: Path, digest: str, contents: Mapping[str, bytes]) -> Path:
-    """A folder that has only `contents`, which the plug-in file in `folder` with this digest reads."""
+    """The path at which a plug-in file in `folder` runs: beside only `contents`, of which it is the first."""
     home = _homes() / digest
-    for name, content in contents.items():
-        path = home / name
-        path.parent.mkdir(parents=True, exist_ok=True)
+    for path, content in ((home / name, content) for name, content in contents.items()):
         if not path.is_file() or path.read_bytes() != content:
+            path.parent.mkdir(parents=True, exist_ok=True)
             # Other processes write the same.
-            with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-                file.write(content)
-            os.replace(file.name, path)
-    _placed[str(home)] = folder
-    return home
+            partial = path.with_name(f"{path.name}-{token_hex(8)}")
+            partial.write_bytes(content)
+            partial.replace(path)
+    _placed[home] = folder
+    return home / next(iter(contents))
 
 
 @cache
@@ -93,30 +93,27 @@ def _homes() -> Path:
     return home
 
 
-def watch(file: str, source: str) -> None:
-    """Refuse from now on what a plug-in file does with files beside it and a resumed run could not."""
-    if not _sources:
-        sys.addaudithook(_refuse)
-    _sources[file] = source
+@cache
+def watch() -> None:
+    """Refuse from now on what plug-in files do with files beside them and a resumed run could not."""
+    sys.addaudithook(_refuse)
 
 
 # Any: arguments of an audit event of Python's.
 def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
     if event not in ("open", "os.listdir", "os.scandir") or not isinstance(arguments[0], str | os.PathLike):
         return
-    path = os.fsdecode(arguments[0])
+    path = Path(os.fsdecode(arguments[0]))
     reads = event == "open" and arguments[2] & os.O_ACCMODE == os.O_RDONLY
-    if homes := [home for home in _placed if f"{path}/".startswith(f"{os.path.dirname(home)}/")]:
-        below = os.path.relpath(path, os.path.dirname(homes[0]))
-        folder, _, name = below.partition("/")
-        home = os.path.join(os.path.dirname(homes[0]), folder)
-        original = _placed[home] / name if home in _placed else Path(below)
-        if not reads and home in _placed:
+    home = next((home for home in _placed if path.is_relative_to(home)), None)
+    if home is not None:
+        original = _placed[home] / path.relative_to(home)
+        if not reads:
             raise _refusal(f"{'writes to' if event == 'open' else 'lists'} {original}")
-        if reads and not os.path.exists(path) and (original.exists() or home not in _placed):
+        if original.exists() and not path.exists():
             raise _refusal(f"reads {original}, which it does not name or which is larger than {in_words(MOST_BYTES)}")
-    elif reads and not os.path.isabs(path) and (file := _reader(path)):
-        raise _refusal(f"reads {path} in the current folder ({file}); write Path(__file__).with_name({path!r})")
+    elif reads and not path.is_absolute() and (file := _reader(path)):
+        raise _refusal(f"reads {path} in the current folder ({file}); write Path(__file__).with_name({path.name!r})")
 
 
 def _refusal(deed: str) -> RayflError:
@@ -126,19 +123,15 @@ def _refusal(deed: str) -> RayflError:
     )
 
 
-def _reader(path: str) -> str | None:
+def _reader(path: Path) -> str | None:
     """The plug-in file that names and opens `path`, which lies beside it; None for one that is opened otherwise."""
-    frame, file = sys._getframe(2), None
-    while frame is not None and file is None:
-        name = str(frame.f_globals.get("__name__"))
-        if name.startswith("importlib."):
-            return None
-        file = frame.f_code.co_filename if name.startswith(PLUGIN_MODULES) else None
-        frame = frame.f_back
-    if file is None or not os.path.exists(path) or os.path.basename(path) not in _sources.get(file, ""):
-        return None
+    frames = [frame for frame, _ in traceback.walk_stack(sys._getframe(2))]
+    modules = [str(frame.f_globals.get("__name__")) for frame in frames]
+    first = next((n for n, name in enumerate(modules) if name.startswith((PLUGIN_MODULES, "importlib."))), None)
     # What a source of data reads is named by its method `files`.
-    while frame is not None and frame.f_globals.get("__name__") != "rayfl.data.check":
-        frame = frame.f_back
-    beside = os.path.realpath(path).startswith(f"{os.path.realpath(os.path.dirname(file))}/")
-    return file if beside and frame is None else None
+    if first is None or modules[first].startswith("importlib.") or "rayfl.data.check" in modules:
+        return None
+    file = frames[first].f_code.co_filename
+    named = file in linecache.cache and path.name in "".join(linecache.getlines(file))
+    beside = Path(os.path.realpath(path)).is_relative_to(os.path.realpath(os.path.dirname(file)))
+    return file if named and beside and path.exists() else None

@@ -43,16 +43,14 @@ MEMORY = "in memory: "
 class PluginFile:
     """A plugin file: its path, its source when it was read, and the files of its folder that it imports, by module.
 
-    files: the contents of those that it reads, by path; None if it reads none (`beside.read_beside`). alias: the name
-    under which it sees itself, whatever the file is called. Unpickling a file that the sender has run runs it, once per
-    process.
+    files: its own content and those of the files that it reads, by path, if it can find its folder (beside.py).
+    Unpickling a file that the sender has run runs it, once per process.
     """
 
     path: str
     source: str
     beside: Mapping[str, "PluginFile"] = field(default_factory=dict)
-    files: Mapping[str, bytes] | None = None
-    alias: str = "plugin"
+    files: Mapping[str, bytes] = field(default_factory=dict)
 
     @classmethod
     def read(cls, path: Path, above: tuple[str, ...] = ()) -> "PluginFile":
@@ -77,14 +75,13 @@ class PluginFile:
                 if (file := module_path(path, name)).is_file()
             },
             read_beside(folder_of(path), source, path.stem if folder_of(path) == path.parent else alias, alias),
-            alias,
         )
 
     @property
     def digest(self) -> str:
         """A short name of the content, with that of the files that it imports."""
         imported = [f"{name} {one.digest}" for name, one in self.beside.items()]
-        read = [f"{name} {digest(content)}" for name, content in (self.files or {}).items()]
+        read = [f"{name} {digest(content)}" for name, content in self.files.items()]
         return digest("\n".join((self.source, *imported, *read)).encode())
 
     @property
@@ -96,17 +93,10 @@ class PluginFile:
         """The paths of the copies of the file and of those that it imports and reads, with their contents. `path`: its
         own."""
         yield str(path), self.source.encode()
-        for name, content in (self.files or {}).items():
+        for name, content in self.files.items():
             yield str(folder_of(path) / name), content
         for name, file in self.beside.items():
             yield from file.copies(module_path(path, name))
-
-    def placed(self) -> str:
-        """The path at which the file runs: its own, or that of a copy beside the files that it reads."""
-        if self.files is None:
-            return self.path
-        name = f"{self.alias}.py"
-        return str(placed(folder_of(Path(self.path)), self.digest, {**self.files, name: self.source.encode()}) / name)
 
     # Any: Python's own signature.
     def imported(self, name: str, *arguments: Any, **more: Any) -> Any:
@@ -202,8 +192,8 @@ def _module(file: PluginFile) -> ModuleType:
         _files[file.module] = file
         return sys.modules[file.module]
     module = ModuleType(file.module)
-    module.__file__ = file.placed()
-    watch(file.path, file.source)
+    watch()
+    module.__file__ = str(placed(folder_of(Path(file.path)), file.digest, file.files)) if file.files else file.path
     if file.beside:
         vars(module)["__builtins__"] = {**vars(builtins), "__import__": file.imported}
     # So that tracebacks show its lines even if this machine lacks the file.

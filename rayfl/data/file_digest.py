@@ -47,12 +47,10 @@ def content_digest(path: Path) -> str:
     size = sum(status.st_size for _, _, status in found)
     times = [(name, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino, s.st_dev) for name, _, s in found]
     key = hashlib.sha256(json.dumps([str(path.absolute()), MOST_BYTES, times]).encode()).hexdigest()
-    settled = all(max(s.st_mtime, s.st_ctime) < time.time() - _SETTLED_S for _, _, s in found)
-    if not settled:
-        return _digest(found, size)
-    if key not in _known:
-        _known[key] = _digest(found, size)
-    return _known[key]
+    digest = _known.get(key) or _digest(found, size)
+    if all(max(s.st_mtime, s.st_ctime) < time.time() - _SETTLED_S for _, _, s in found):
+        _known[key] = digest
+    return digest
 
 
 def _files(path: Path) -> Iterator[Found]:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 from rayfl.errors import RayflError
@@ -26,14 +27,10 @@ def files_below(folder: Path, lenient: bool = False, around: tuple[Path, ...] = 
     Raise RayflError as `is_folder` does, and for a folder that cannot be read. `lenient`: these are left out, and so is
     what is hidden. `around`: as of `is_folder`.
     """
-    try:
-        with reading(folder, "repair or remove it"):
-            is_folder(folder, around)
-            inside = sorted(path for path in folder.iterdir() if not (lenient and path.name.startswith(".")))
-    except RayflError:
-        if lenient:
-            return
-        raise
+    inside: list[Path] = []
+    with suppress(RayflError) if lenient else nullcontext(), reading(folder, "repair or remove it"):
+        is_folder(folder, around)
+        inside = sorted(path for path in folder.iterdir() if not (lenient and path.name.startswith(".")))
     folders = [path for path in inside if path.is_dir()]
     yield from sorted({*inside} - {*folders})
     for path in folders:
