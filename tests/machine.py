@@ -80,7 +80,8 @@ class Guard:
 
     def _without_programs(self, number: int, folder: Path) -> str:
         """`folder`, or if it has one of PROGRAMS, a folder of links to all its other files."""
-        if not any((folder / name).exists() for name in PROGRAMS):
+        # Path.exists raises in a folder that another user has closed; PATH may name one after `su`.
+        if not any(os.path.exists(folder / name) for name in PROGRAMS):
             return str(folder)
         links = self.folder / f"links-{number}"
         links.mkdir()
