@@ -71,6 +71,28 @@ def test_other_programs_may_run_and_caches_be_made(code: str):
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_only_a_running_test_may_not_write_elsewhere(tmp_path: Path):
+    """Between tests pytest makes its cache in the checkout, on the first run."""
+    program = f"""
+import pathlib
+from tests import machine
+guard, place = machine.Guard(), pathlib.Path({str(tmp_path / "elsewhere")!r})
+machine.OWN = (f"{{guard.folder}}/",)
+place.mkdir()
+place.rmdir()
+try:
+    with guard.watching():
+        place.mkdir()
+except machine.Forbidden:
+    print(place.exists())
+(place.parent / "file").write_text("")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
+
+
 def test_every_test_is_guarded(request: pytest.FixtureRequest):
     for name in INSTALLERS:
         path = shutil.which(name)
