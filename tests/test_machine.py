@@ -71,6 +71,28 @@ def test_other_programs_may_run_and_caches_be_made(code: str):
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_only_a_running_test_may_not_write_elsewhere(tmp_path: Path):
+    """Between tests pytest makes its cache in the checkout, on the first run."""
+    program = f"""
+import pathlib
+from tests import machine
+guard, place = machine.Guard(), pathlib.Path({str(tmp_path / "elsewhere")!r})
+machine.OWN = (f"{{guard.folder}}/",)
+place.mkdir()
+place.rmdir()
+try:
+    with guard.watching():
+        place.mkdir()
+except machine.Forbidden:
+    print(place.exists())
+(place.parent / "file").write_text("")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
+
+
 def test_every_test_is_guarded(request: pytest.FixtureRequest):
     for name in INSTALLERS:
         path = shutil.which(name)
@@ -82,8 +104,10 @@ def test_a_bare_machine_has_all_programs_but_those_that_a_machine_may_lack(tmp_p
     for name in (*PROGRAMS, "true"):
         (tmp_path / name).write_text("#!/bin/sh\n")
         (tmp_path / name).chmod(0o755)
+    # After `su` PATH may have folders of another user. As root may read all, one that cannot be there stands for them.
+    closed = "x" * 300
     code = "import shutil; print(*(shutil.which(name) is not None for name in {names}), file=sys.stderr)"
     for bare in ("", "1"):
-        path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+        path = os.pathsep.join([str(tmp_path), closed, os.environ["PATH"]])
         done = tried(code.format(names=(*PROGRAMS, "true", "sh")), PATH=path, **{BARE: bare})
         assert done.stderr.split() == [str(not bare)] * len(PROGRAMS) + ["True", "True"]
