@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.chaos import bits_different, held
 from benchmarks.figures import Column, Figures, Results
 from benchmarks.memory import run_watched
 from benchmarks.played import Played, from_json
+from benchmarks.run_bits import difference
 from jobs.standard_output import print_table
 from rayfl.experiment.experiment import Experiment
 from rayfl.run_directory import manifest
@@ -246,5 +246,4 @@ def ends_alike(a: Path, b: Path) -> bool:
     """True if two runs have the same records, models and last checkpoints, bit for bit."""
     places = last_checkpoint(a), last_checkpoint(b)
     assert places[0] and places[1], "runs whose states are compared save them at the end"
-    found = [held(place) for place in places if place]
-    return found[0] == found[1] and bits_different(a, b) == 0
+    return not difference(a, b)

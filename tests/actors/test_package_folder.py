@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from actors.package_folder import warning
-from jobs import single
+from rayfl.errors import log_once
 from tests.jobs.commands import rayfl
 from tests.refusals import check_sentence
 
@@ -41,7 +41,7 @@ def test_a_run_there_says_at_its_beginning_how_to_keep_it(package: Path, caplog:
     for command in (["run", "small.toml"], ["resume", directory, "--rounds", "2"]):
         caplog.clear()
         # Each command has a process of its own.
-        single._log_once.cache_clear()
+        log_once.cache_clear()
         result = rayfl(*command)
         assert result.exit_code == 0, result.output
         assert [one for one in caplog.messages if one == warning(directory.parent)] != []

@@ -170,6 +170,8 @@ EXITING = {
     "model": "class Mine(torch.nn.Linear):\n    def __init__(self):\n        sys.exit(0)",
     "forward": "class Mine(torch.nn.Linear):\n    def __init__(self):\n        super().__init__(8, 10)\n\n"
     "    def forward(self, inputs):\n        return self.training and sys.exit(0) or super().forward(inputs[:, 0, 0])",
+    "work": "class Mine(torch.nn.Linear):\n    def __init__(self):\n        super().__init__(8, 10)\n\n"
+    "    def forward(self, x):\n        return len(x) > 2 and sys.exit(0) or super().forward(x[:, 0, 0])",
     "hook": "class Mine(FedAvg):\n    def finish(self, state, carry, ctx):\n        sys.exit(0)",
     "server": "class Mine(FedAvg):\n    def server_update(self, *arguments):\n        raise GeneratorExit",
     "unchecked": "class Mine(Ditto):\n    def final_model(self, state, server):\n        sys.exit(0)",
@@ -183,17 +185,16 @@ def test_a_plug_in_that_ends_the_process_is_an_error_of_its_own(part: str, tmp_p
     imports += "from rayfl.methods.ditto import Ditto\nfrom rayfl.methods.fedavg import FedAvg\n"
     (tmp_path / "mine.py").write_text(f"{imports}{EXITING[part]}\n")
     names = {"data": "digits", "model": "logistic", "method": "fedavg"}
-    names[{"data": "data", "model": "model", "forward": "model"}.get(part, "method")] = "mine.py:Mine"
+    names[{"data": "data", "model": "model", "forward": "model", "work": "model"}.get(part, "method")] = "mine.py:Mine"
     (tmp_path / "a.toml").write_text(
         "".join(f"{table} = {name!r}\n" for table, name in names.items())
         + "rounds = 1\npartition = 'iid'\nclients = {count = 2}\n"
     )
     result = rayfl("run", tmp_path / "a.toml", "--inline", "--output", tmp_path / "run")
-    assert result.exit_code == (2 if part in ("the file", "model") else 1), result.output
+    assert result.exit_code == (2 if part in ("the file", "model", "forward") else 1), result.output
     ended = "GeneratorExit" if part == "server" else "SystemExit: 0"
     assert ended in result.stderr and len(result.stderr.splitlines()) == 1, result.stderr
-    where = "mine.py" if part not in ("model", "forward") else "client 0" if part == "forward" else "mine.py:Mine"
-    assert where in result.stderr or "Mine" in result.stderr, result.stderr
+    assert {"model": "Mine", "forward": "Mine", "work": "client 0"}.get(part, "mine.py") in result.stderr, result.stderr
     with pytest.raises((RayflError, RuntimeError)):
         load_and_run(tmp_path / "a.toml", tmp_path / "again")
 
