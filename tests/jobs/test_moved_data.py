@@ -97,6 +97,13 @@ class Killed(BaseException):
     """Stands for a kill: no `except Exception` sees it."""
 
 
+def recorded_data(directory: Path) -> dict[str, str]:
+    """The `[data]` table of a run's record."""
+    data = read_run(directory).experiment["data"]
+    assert isinstance(data, dict)
+    return data
+
+
 def killed_after_two_rounds(*words: object) -> None:
     record = Recorder.round
 
@@ -188,7 +195,7 @@ def test_a_sample_of_the_content_and_a_source_without_files_keep_their_folder(
         result = rayfl("run", tmp_path / "copy" / "own.toml", *again)
         refused(result, names=["data.path", "--output"])
         played("run", "own.toml", *again)
-        assert read_run(Path("run")).experiment["data"]["path"] == str(ada / "train.csv")
+        assert recorded_data(Path("run"))["path"] == str(ada / "train.csv")
     Path("mine.py").write_text(
         "from rayfl.data.sources.table import Table\n\nclass Mine(Table):\n    def files(self):\n        return []\n"
     )
@@ -205,7 +212,7 @@ def test_no_record_names_the_folder_of_its_owner(ada: Path, tmp_path: Path):
         files = {path: path.read_bytes() for path in output.rglob("*") if path.is_file()}
         assert {"experiment.json", "experiment.toml", "origin.json", "report.html"} <= {path.name for path in files}
         assert [path for path, content in files.items() if str(ada).encode() in content or b"/ada" in content] == []
-        data = read_run(output).experiment["data"]
+        data = recorded_data(output)
         assert (data["path"], data["test_path"]) == ("train.csv", "later.csv")
 
 
@@ -214,7 +221,7 @@ def test_data_outside_the_current_folder_keep_their_whole_paths(ada: Path, monke
     monkeypatch.chdir(ada / "inside")
     for changes in ([], ["data.path=../train.csv"]):
         played("run", "../own.toml", *changes, "--inline", "--rounds", 1, "--output", "run", "--overwrite")
-        data = read_run(Path("run")).experiment["data"]
+        data = recorded_data(Path("run"))
         assert all(os.path.isabs(data[name]) and Path(data[name]).exists() for name in ("path", "test_path"))
 
 

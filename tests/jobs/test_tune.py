@@ -286,7 +286,7 @@ def test_a_failure_of_the_machine_ends_the_tuning_and_is_no_bad_value(tmp_path, 
         simulate = play_run.simulate
 
         def failing(setup: Setup, *arguments: Any, **options: Any) -> Any:
-            return fail() if setup.method.hyper.lr == 0.5 else simulate(setup, *arguments, **options)
+            return fail() if getattr(setup.method.hyper, "lr", None) == 0.5 else simulate(setup, *arguments, **options)
 
         with monkeypatch.context() as patch:
             patch.setattr(play_run, "simulate", failing)
