@@ -36,7 +36,10 @@ OWN = (
     *(f"{ROOT}/{name}/" for name in (".venv", ".pytest_cache", ".hypothesis")),
 )
 """Where tests may write."""
-_HOMES = ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR")
+_HOMES = (
+    *("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR"),
+    *("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR"),
+)
 """Where libraries keep what outlives a program."""
 _STUB = """#!/bin/sh
 echo "${{0##*/}} $*" >> '{calls}'

@@ -77,6 +77,11 @@ class Multiplications(TorchDispatchMode):
         # The tensors are kept, since memory that is freed may become that of an activation.
         self.sources = {_memory(tensor): (frozenset([name]), tensor) for name, tensor in weights.items()}
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Newer versions of torch would load their compiler, which takes seconds, at the first operator.
+        return False
+
     # Any: the arguments of any operator.
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
