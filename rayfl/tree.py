@@ -119,6 +119,11 @@ def norm(a: Tree) -> float:
     return math.sqrt(sum(float(torch.linalg.vector_norm(tensor)) ** 2 for tensor in a.values()))
 
 
+def unwritten(a: Tree) -> Tree:
+    """The same memory in tensors that have counted no write yet (`rounds.given`)."""
+    return {name: tensor.data for name, tensor in a.items()}
+
+
 def is_writable(a: Tree, like: Tree) -> bool:
     """Whether a result of operations on `a` and `like` can be written into `a`.
 

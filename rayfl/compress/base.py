@@ -15,7 +15,7 @@ from rayfl.choices.kinds import Choice
 from rayfl.compress.values import UNIT_ROUNDOFF, decode_values, encode_values, entries, entries_on_device
 from rayfl.data.transfer import to_device
 from rayfl.errors import RayflError
-from rayfl.tree import ALIGNMENT_BYTES, Difference, Tree, pack_bits, tensor_over, unpack_bits
+from rayfl.tree import ALIGNMENT_BYTES, Difference, Tree, pack_bits, tensor_over, unpack_bits, unwritten
 
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 """Names and shapes of a tree's tensors in order; both ends know them, so they are not billed."""
@@ -199,7 +199,7 @@ class Opened(Packet):
 
     @cached_property
     def _decoded(self) -> Tree:
-        return _unwritten(self.codec.decode(self.parts))
+        return unwritten(self.codec.decode(self.parts))
 
     @cached_property
     def _presence(self) -> Tree:
@@ -207,11 +207,6 @@ class Opened(Packet):
 
     def opened(self) -> Packet:
         return self
-
-
-def _unwritten(x: Tree) -> Tree:
-    """The same memory in tensors that have counted no write yet (`rounds.given`)."""
-    return {name: tensor.data for name, tensor in x.items()}
 
 
 @dataclass(frozen=True)
@@ -226,7 +221,7 @@ class OnDevice(Opened):
 
     @cached_property
     def _decoded(self) -> Tree:
-        return _unwritten(to_device(self.codec.decode(self.parts), self.device))
+        return unwritten(to_device(self.codec.decode(self.parts), self.device))
 
     @cached_property
     def _support(self) -> Tree:

@@ -219,16 +219,12 @@ class Method(Kind, ABC):
         """The plan of round `round`; `coin` in [0, 1) is the shared coin of that round."""
 
     def stages(self, state: State, plan: Plan, ctx: Context) -> tuple[Stage, ...]:
-        """The stages of one client in a round with this plan, by default those of the plan.
-
-        Called on the actors, where the client's state is: for work that only some clients do, such as a longer first
-        fit, or labels that each client counts once. `Context.plan` has these stages from `begin` on.
-        """
+        """One client's stages, for work that only some clients do; called on the actors. `ctx.plan` has them later."""
         return plan.stages
 
     @property
     def has_own_stages(self) -> bool:
-        """Whether a client's stages depend on more than the plan, so that only the actors know them."""
+        """Whether only the actors know a client's stages."""
         return type(self).stages is not Method.stages
 
     def init_params(self, params: Tree, draws: FirstDraws) -> Tree:
@@ -284,8 +280,8 @@ class Method(Kind, ABC):
     def trains_under(self, state: State, stage: Stage) -> Tree | None:
         """The mask under which a client that begins a round with `state` does a stage; None: all entries are used.
 
-        An example then counts only the operations that the mask leaves, and with `clients.sparse_speedup` takes only
-        their time. Tensors that the mask does not name are whole.
+        An example then counts, and with `clients.sparse_speedup` takes, only the operations that the mask leaves.
+        Tensors that it does not name are whole.
         """
         return self.mask(state) if stage.split == "train" else None
 
