@@ -6,7 +6,7 @@ client after another; `task.functional()` is the same task differentiated by tor
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 
 import numpy as np
@@ -100,7 +100,7 @@ class BoundTask(ABC):
         own = leaves(params)
         with torch.enable_grad():
             value = objective(own, batch)
-        return value.detach(), named(own, torch.autograd.grad(value, list(own.values()), materialize_grads=True))
+        return value.detach(), dict(zip(own, gradients(value, own.values()), strict=True))
 
     @property
     def gives_gradients_away(self) -> bool:
@@ -113,13 +113,12 @@ class BoundTask(ABC):
             # Backward twice: forward mode supports fewer operators and warns of torch.jit at its first use.
             return torch.func.grad(lambda p: inner(torch.func.grad(self.loss)(p, batch), vector))(params)
         own = leaves(params)
-        values = list(own.values())
         with torch.enable_grad():
-            first = torch.autograd.grad(self.loss(own, batch), values, create_graph=True, materialize_grads=True)
-            product = inner(named(own, first), vector)
+            first = gradients(self.loss(own, batch), own.values(), create_graph=True)
+            product = inner(dict(zip(own, first, strict=True)), vector)
         if not product.requires_grad:
             return {name: torch.zeros_like(tensor) for name, tensor in params.items()}
-        return named(own, torch.autograd.grad(product, values, materialize_grads=True))
+        return dict(zip(own, gradients(product, own.values()), strict=True))
 
     def functional(self) -> "BoundTask":
         """The same task on torch.func, for use under vmap."""
@@ -198,6 +197,15 @@ def inner(a: Tree, b: Tree) -> torch.Tensor:
     return torch.stack([(tensor * b[name]).sum() for name, tensor in a.items()]).sum()
 
 
-def named(like: Tree, values: tuple[torch.Tensor, ...]) -> Tree:
-    """By name, and contiguous: a checkpoint keeps no strides, and sums over a tensor add in the order of its memory."""
-    return {name: value.contiguous() for name, value in zip(like, values, strict=True)}
+def gradients(value: torch.Tensor, at: Iterable[torch.Tensor], create_graph: bool = False) -> list[torch.Tensor]:
+    """The gradient of `value` at each of the leaves `at`, 0 where it does not depend on one.
+
+    It is contiguous: a checkpoint keeps no strides, and sums over a tensor add in the order of its memory.
+    """
+    leaves = list(at)
+    # materialize_grads of torch before 2.7 would give zeros that require a gradient.
+    found = torch.autograd.grad(value, leaves, create_graph=create_graph, allow_unused=True)
+    return [
+        torch.zeros_like(leaf, memory_format=torch.contiguous_format) if one is None else one.contiguous()
+        for leaf, one in zip(leaves, found, strict=True)
+    ]

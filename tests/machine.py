@@ -37,6 +37,7 @@ OWN = (
 )
 """Where tests may write."""
 _HOMES = (
+    "HOME",
     *("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR"),
     *("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR"),
 )
@@ -80,6 +81,7 @@ class Guard:
         os.environ["PATH"] = os.pathsep.join([str(self.folder), *folders])
         for name in _HOMES:
             os.environ[name] = str(self.folder / name.lower())
+        (self.folder / "home").mkdir()
         sys.addaudithook(self._watch)
 
     def _without_programs(self, number: int, folder: Path) -> str:

@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,12 @@ def test_every_test_is_guarded(request: pytest.FixtureRequest):
         path = shutil.which(name)
         assert path and Path(path).read_text().startswith("#!/bin/sh") and "no test may call" in Path(path).read_text()
     assert "unchanged_machine" in request.fixturenames
+
+
+def test_tests_and_what_they_start_have_a_home_of_their_own():
+    printed = tried("print(os.path.expanduser('~'), guard.folder)").stdout.split()
+    assert printed[0] == f"{printed[1]}/home"
+    assert str(Path.home()).startswith(tempfile.gettempdir())
 
 
 def test_a_bare_machine_has_all_programs_but_those_that_a_machine_may_lack(tmp_path: Path):

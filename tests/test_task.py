@@ -51,6 +51,7 @@ def test_the_gradient_of_a_bowl(form: str):
     assert {name: tensor.shape for name, tensor in gradient.items()} == {n: t.shape for n, t in task.init(0).items()}
     # 0.5 x' A x = 0.5 (-1, -1, 7.5)' (1, -1, 2) = 7.5 and b' x = 1 + 2 + 6 = 9.
     assert value.item() == -1.5 and not value.requires_grad
+    assert not any(tensor.requires_grad for tensor in gradient.values())
     assert tree.vector(task.grad(task.init(0), NOTHING)).tolist() == [-2.0, 1.0, 4.5, 0.0, 0.0]
 
 

@@ -57,7 +57,7 @@ from rayfl.methods.base import (
 from rayfl.methods.shared.local_training import clip
 from rayfl.methods.shared.optimizers import SGD, Optimizer
 from rayfl.methods.shared.wrapper import Wrapping, WrappingClients
-from rayfl.task import NetworkTask, Objective, leaves, named
+from rayfl.task import NetworkTask, Objective, gradients, leaves
 
 KEPT, BUFFERS = "kept parts", "mean buffers"
 """The wrapper's entry in states and carries of clients, and its entry in the server's state and in messages."""
@@ -158,9 +158,9 @@ class ClientTask(NetworkTask):
         with torch.enable_grad():
             value, moved = moving((shared, own), batch)
         self.moved = {name: tensor.detach() for name, tensor in moved.items()}
-        found = torch.autograd.grad(value, [*shared.values(), *own.values()], materialize_grads=True)
-        self.gradient = named(own, found[len(shared) :])
-        return value.detach(), named(shared, found[: len(shared)])
+        found = gradients(value, [*shared.values(), *own.values()])
+        self.gradient = dict(zip(own, found[len(shared) :], strict=True))
+        return value.detach(), dict(zip(shared, found[: len(shared)], strict=True))
 
 
 class OwnParts(WrappingClients, on_device=True, keeps_parts=True):
