@@ -86,11 +86,16 @@ def _in_its_mode(layer: nn.Module, rows: Rows, name: str, *args: Any, **kwargs: 
     learns = mode and not rows.fixed and inputs.numel() > mean.numel()
     # On a GPU a comparison would wait for it; a run begins with a pass on the CPU.
     before = None if learns or mean.device.type != "cpu" else mean.clone()
+    # In evaluation mode, torch 2.6 writes into the statistics of an InstanceNorm what it has rounded once more.
+    lent = not learns and isinstance(layer, nn.modules.instancenorm._InstanceNorm)
+    kept = dict(layer._buffers) if lent else {}
+    layer._buffers.update({key: None if buffer is None else buffer.clone() for key, buffer in kept.items()})
     layer.training = learns
     try:
         found = type(layer).forward(layer, *args, **kwargs)
     finally:
         layer.training = mode
+        layer._buffers.update(kept)
     # torch's batch_norm does not raise the version of what it changes.
     now = layer._buffers["running_mean"]
     if before is not None and now is not None and not torch.equal(now, before):

@@ -52,7 +52,12 @@ DEEP = (SHADES.astype(np.uint16) << 8) + np.uint16(77)
 def test_grey_values_of_any_depth_are_scaled_to_8_bits(tmp_path: Path, pixels: np.ndarray, name: str):
     for label in ("a", "b"):
         (tmp_path / label).mkdir()
-        Image.fromarray(pixels).save(tmp_path / label / name)
+        if name.endswith(".pgm"):
+            # Pillow before 10.3 does not write these.
+            header = f"P5 {pixels.shape[1]} {pixels.shape[0]} 65535\n".encode()
+            (tmp_path / label / name).write_bytes(header + pixels.astype(">u2").tobytes())
+        else:
+            Image.fromarray(pixels).save(tmp_path / label / name)
     np.testing.assert_array_equal(np.asarray(read_image(tmp_path / "a" / name)), np.stack([SHADES] * 3, axis=2))
     for channels in (1, 3):
         found = OwnImageFolder(path=str(tmp_path), test_share=0.5, channels=channels).load()
