@@ -18,11 +18,10 @@ from typing import TypeAlias
 import ray
 from ray.exceptions import ObjectLostError
 
-from actors.errors import LostObjects
-from actors.kinds import Kinds
+from actors.errors import Loss, LostObjects, Setbacks, try_again
+from actors.machines import Machines
 from actors.placement import Placement
 from actors.ray_executor import RayExecutor
-from actors.retry_policy import Loss, Setbacks, try_again
 from rayfl.determinism.platform import ON_CPU, Platform, differences, of_driver, with_driver, with_kind
 from rayfl.determinism.process import hide_gpus, prepare_process, trim
 from rayfl.errors import log, refusing_exits
@@ -108,12 +107,12 @@ class Coordinator(OwnPackages):
         """
         os.environ.update(environment)
         try:
-            kinds = Kinds(read_platform(spec.directory), spec.placement.mixed, spec.resume)
+            machines = Machines(read_platform(spec.directory), spec.placement.mixed, spec.resume)
             times = count()
             executor = RayExecutor(
                 setup[0],
                 spec.placement,
-                kinds,
+                machines,
                 lambda platform: _describe(spec, platform, first=next(times) == 0),
                 self._keep_wave,
                 lambda: self._stopping,

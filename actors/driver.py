@@ -14,10 +14,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.client import Actor
 from actors.coordinator import Coordinator, News, Progress, RunSpec
-from actors.errors import ClusterError, unwrapped
+from actors.errors import ClusterError, Loss, Setbacks, try_again, unwrapped
 from actors.placement import Placement
-from actors.retry_policy import Loss, Setbacks, try_again
-from actors.signals import stoppable
+from actors.supervision import stoppable
 from rayfl.determinism.platform import Platform
 from rayfl.determinism.process import trim
 from rayfl.errors import log

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import click
 
-from actors import fork_server, parent_process
+from actors import fork_server, supervision
 from jobs import shipped
 from jobs.arguments import ABSOLUTE, EXPERIMENT, PLACE, WithSettings
 from jobs.display import Display
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Commands(click.Group):
-    """Commands that report an error in one sentence. From a shell they run in a child process (parent_process.py).
+    """Commands that report an error in one sentence. From a shell they run in a child process (supervision.py).
 
     They end early by click's Exit: a plug-in may call sys.exit, which is an error.
     """
@@ -38,7 +38,7 @@ class Commands(click.Group):
             serve_any_reader()
             self.main(*args, **kwargs)
 
-        parent_process.supervised(command, FAILED)
+        supervision.supervised(command, FAILED)
 
     # Any: click's own signature.
     def invoke(self, ctx: click.Context) -> Any:
@@ -133,7 +133,7 @@ def resume(
     run can be resumed even if torch, numpy or the hardware differ.
     """
     if isinstance(directory, Path):
-        parent_process.report(run=str(directory))
+        supervision.report(run=str(directory))
     with _audience(inline) as audience:
         from jobs.run_and_print import print_result
         from jobs.single import resume as go_on

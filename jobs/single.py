@@ -9,7 +9,7 @@ from logging import INFO, WARNING
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from actors import fork_server, package_folder, parent_process, signals
+from actors import folders, fork_server, supervision
 from jobs.console import Audience, following
 from jobs.earlier_run import found_again, require_same_platform, resumable
 from rayfl.determinism import platform
@@ -109,7 +109,7 @@ def go_on(before: Run, experiment: Experiment, audience: Audience | None = None)
     the run cannot be resumed here, if nothing is left to do, or if the directory has links.
     """
     audience = audience or Audience()
-    parent_process.report(run=str(before.directory))
+    supervision.report(run=str(before.directory))
     require_no_links(before.directory)
     folder = RunFolder.at(before.directory, experiment.output.directory)
     if before.finished and experiment.rounds == len(before.rounds):
@@ -145,13 +145,13 @@ def _play(
 
     `opening` makes the directory of a new run, and yields it; `before`: the run to continue.
     """
-    if folder.url is None and (sentence := package_folder.warning(folder.directory.parent)):
+    if folder.url is None and (sentence := folders.warning_of_deletion(folder.directory.parent)):
         log_once(WARNING, sentence)
     resume = None if before is None else f"rayfl resume {folder.directory}"
     page = None
     with ExitStack() as copying, ThreadPoolExecutor(1) as drawing:
         with _ray(prepared, audience, resume) as pool, opening as folder:
-            parent_process.report(run=str(folder.directory))
+            supervision.report(run=str(folder.directory))
             with writing(folder.directory, f"go on with: {resume}" if resume else "run it again"):
                 # On Ray, the coordinator adds the machines; only it writes the description of a resumed run.
                 recorded = {} if before is None else before.platform
@@ -169,7 +169,7 @@ def _play(
                     raise
                 kept = f"the rounds before it are kept, go on with: rayfl resume {folder.directory}"
                 raise MethodError(f"{error}; {kept}") from error
-            parent_process.report(played=str(folder.directory))
+            supervision.report(played=str(folder.directory))
             if prepared.experiment.output.report:
                 audience.display.stage(DRAWING)
                 # Drawn while Ray shuts down.
@@ -222,7 +222,7 @@ def _play_rounds(
             audience.on_round(row, means)
 
         if placement is None:
-            with signals.stoppable(show.stopping) as stopping, suppress(Stopped):
+            with supervision.stoppable(show.stopping) as stopping, suppress(Stopped):
                 play_run(
                     setup,
                     InlineExecutor(setup, show.wave),

@@ -22,7 +22,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from actors import parent_process, signals
+from actors import supervision
 from jobs import console, display, earlier_run, failures, single, standard_output, sweep
 from rayfl.errors import RayflError
 from rayfl.experiment import identity, input_files, prepare, report_options, table, toml
@@ -178,7 +178,7 @@ def tune(tuning: Tuning, budget: int, directory: Path | None, audience: console.
     goal = metric, fairness.facts_over_clients(place, known.get(what, facts.LOSS)).sign, options.last
     named = run_folder.RunFolder.named(f"{tuning.name}-tune", experiments[0].output.directory).next_free().directory
     home, studies = directory or named, {label: _study(tuning, label, budget) for label in tuning.cases}
-    parent_process.report(again=f"go on with --dir {home}")
+    supervision.report(again=f"go on with --dir {home}")
     with disk.locked(home), sweep.one_session(experiments, audience):
         if code := _play_trials(tuning, studies, budget, goal, home, audience):
             return code
@@ -200,7 +200,7 @@ def _play_trials(
 ) -> int:
     """Play all trials. Return 0, or the exit code of a stop or a failure, which a sentence has reported."""
     overall = display.Overall(audience.display, budget * len(studies))
-    with signals.stoppable(overall.stopping) as stopping:
+    with supervision.stoppable(overall.stopping) as stopping:
         for label, study in studies.items():
             for _ in range(len(study.trials) or budget):
                 stream = None

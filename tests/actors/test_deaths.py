@@ -13,12 +13,11 @@ import pytest
 import ray
 from ray.exceptions import RayError
 
-from actors import driver, pool, retry_policy, signals
+from actors import driver, errors, pool, supervision
 from actors.coordinator import Progress, RunSpec
-from actors.errors import ClusterError
+from actors.errors import TRIES, Cause, ClusterError
 from actors.placement import Placement
 from actors.ray_executor import Call, RayExecutor
-from actors.retry_policy import TRIES, Cause
 from benchmarks.client_actors import client_actors
 from rayfl.experiment.prepare import prepare
 from rayfl.experiment.runtime import Runtime
@@ -135,8 +134,8 @@ def test_keys_of_accounts_travel_beside_what_lies_in_the_object_store(
 
 def test_a_signal_stops_what_is_inside_and_what_is_around_it() -> None:
     stops: list[str] = []
-    with signals.stoppable(lambda: stops.append("outer")):
-        with signals.stoppable(lambda: stops.append("inner")):
+    with supervision.stoppable(lambda: stops.append("outer")):
+        with supervision.stoppable(lambda: stops.append("inner")):
             os.kill(os.getpid(), signal.SIGTERM)
         assert stops == ["inner", "outer"]
         with pytest.raises(KeyboardInterrupt):
@@ -146,7 +145,7 @@ def test_a_signal_stops_what_is_inside_and_what_is_around_it() -> None:
 @pytest.mark.ray
 @pytest.mark.usefixtures("cluster")
 def test_the_deaths_of_idle_actors_are_not_those_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(retry_policy.TRIES, "death", 2)
+    monkeypatch.setitem(errors.TRIES, "death", 2)
     setup = prepare(experiment())
     with client_actors(setup, Runtime(actors=3)) as executor:
         before = set(executor.pids)

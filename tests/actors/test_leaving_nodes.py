@@ -85,7 +85,7 @@ from rayfl.determinism.process import prepare_process
 prepare_process()
 import json, logging, sys, threading, time
 from pathlib import Path
-from actors import driver, retry_policy, session
+from actors import driver, errors, session
 from actors.placement import place
 from benchmarks.local_cluster import own_cluster
 from rayfl.experiment.prepare import prepare

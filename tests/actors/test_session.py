@@ -17,7 +17,7 @@ import ray
 from ray._private.internal_api import memory_summary
 
 import rayfl
-from actors import session, signals
+from actors import session, supervision
 from actors.driver import Listener
 from benchmarks.client_actors import client_actors
 from rayfl.experiment.prepare import prepare
@@ -103,7 +103,7 @@ def test_a_signal_ends_the_run_after_the_current_round(number: int, tmp_path: Pa
 
 def test_the_second_signal_does_not_wait() -> None:
     stops: list[str] = []
-    with pytest.raises(KeyboardInterrupt), signals.stoppable(lambda: stops.append("stop")):
+    with pytest.raises(KeyboardInterrupt), supervision.stoppable(lambda: stops.append("stop")):
         os.kill(os.getpid(), signal.SIGINT)
         assert stops == ["stop"]
         os.kill(os.getpid(), signal.SIGTERM)

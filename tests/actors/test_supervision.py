@@ -15,7 +15,7 @@ from tests.refusals import check_sentence, line_with, mentions
 
 COMMAND = """
 import os, subprocess, sys, time
-from actors.parent_process import report, supervised
+from actors.supervision import report, supervised
 
 def lose():
     other, raylet = subprocess.Popen(["sleep", "300"]), subprocess.Popen(["sleep", "300"])
