@@ -27,9 +27,9 @@ from benchmarks.local_cluster import Nodes, own_cluster
 from benchmarks.run_bits import held
 from benchmarks.victims import DRIVER, processes
 from jobs.standard_output import print_table
+from rayfl import toml
 from rayfl.choices.kinds import find, named
 from rayfl.errors import RayflError
-from rayfl.experiment import toml
 from rayfl.experiment.experiment import Experiment
 from rayfl.methods.base import Method, PeerHalf
 from rayfl.run_directory import manifest

@@ -10,8 +10,8 @@ from rich.text import Text
 
 from jobs.display import Display
 from jobs.standard_output import line_width, print_table, say
+from rayfl import toml
 from rayfl.errors import RayflError
-from rayfl.experiment import toml
 from rayfl.experiment.report_options import ReportOptions, agreed_options
 from rayfl.metrics.facts import Facts
 from rayfl.report import wording

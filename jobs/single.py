@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from logging import INFO, WARNING
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,23 +11,22 @@ from typing import TYPE_CHECKING
 from actors import folders, fork_server, supervision
 from jobs.console import Audience, following
 from jobs.earlier_run import found_again, require_same_platform, resumable
-from rayfl.determinism import platform
-from rayfl.determinism.platform import Platform
+from rayfl.data.datasets import Dataset
+from rayfl.determinism.platform import describe, with_kind
 from rayfl.determinism.torch_flags import own_flags
 from rayfl.errors import RayflError, log, log_once, refusing_exits
 from rayfl.experiment.experiment import Experiment
-from rayfl.experiment.identity import experiment_files, identity
-from rayfl.experiment.input_files import KeptFiles
+from rayfl.experiment.identity import described, identity
 from rayfl.experiment.prepare import prepare, with_task
 from rayfl.experiment.report_options import ReportOptions
 from rayfl.rounds.errors import MethodError
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.ledger import RoundRow
 from rayfl.rounds.setup import Setup
-from rayfl.run_directory.description import origin_stamp, write_origin
+from rayfl.run_directory.description import Description, origin_stamp, write_origin
 from rayfl.run_directory.disk import writing
 from rayfl.run_directory.outputs import REPORT, require_replaceable
-from rayfl.run_directory.play_run import Stopped, play_run
+from rayfl.run_directory.play_run import Listener, RunOutput, Stopped, play_run
 from rayfl.run_directory.record import Run, read_run
 from rayfl.run_directory.run_files import require_no_links
 from rayfl.run_directory.run_folder import RunFolder
@@ -42,19 +40,24 @@ if TYPE_CHECKING:
 DRAWING = "drawing the page"
 
 
-@dataclass(frozen=True)
+@dataclass
 class Prepared:
-    """An experiment that is ready to be played: its setup, its input files, and the platform of this process."""
+    """An experiment that is ready to be played: its setup, and its description with the platform of this process."""
 
     experiment: Experiment
     setup: Setup
-    files: KeptFiles
-    platform: Platform
+    description: Description
 
     @property
     def inline(self) -> bool:
         """Whether this process plays the rounds, without Ray."""
         return self.experiment.runtime.executor == "inline"
+
+    def hand_over(self) -> Setup:
+        """Return the setup, which is no longer here afterwards: its memory is the receiver's to free."""
+        setup = self.setup
+        del self.setup
+        return setup
 
 
 @refusing_exits()
@@ -120,18 +123,18 @@ def go_on(before: Run, experiment: Experiment, audience: Audience | None = None)
     if experiment.output.report:
         require_replaceable(folder.directory / "report.html", REPORT)
     prepared = _prepared(experiment, audience)
-    require_same_platform(before, experiment.runtime, prepared.platform)
+    require_same_platform(before, experiment.runtime, prepared.description.platform)
     return _play(prepared, folder, nullcontext(folder), audience, before)
 
 
 def _prepared(experiment: Experiment, audience: Audience) -> Prepared:
     audience.display.stage(f"{experiment.name}: reading the data and building the model")
-    files = experiment_files(experiment)
+    description = described(experiment)
     setup = prepare(experiment)
-    files = replace(files, table=with_task(files.table, setup.dataset))
-    setup = replace(setup, identity=identity(experiment, files.table))
-    runtime = experiment.runtime
-    return Prepared(experiment, setup, files, platform.describe(runtime.threads, runtime.driver_device))
+    table = with_task(description.table, setup.dataset)
+    setup = replace(setup, identity=identity(experiment, table))
+    here = describe(experiment.runtime.threads, experiment.runtime.driver_device)
+    return Prepared(experiment, setup, replace(description, table=table, platform=here))
 
 
 def _play(
@@ -155,9 +158,9 @@ def _play(
             with writing(folder.directory, f"go on with: {resume}" if resume else "run it again"):
                 # On Ray, the coordinator adds the machines; only it writes the description of a resumed run.
                 recorded = {} if before is None else before.platform
-                machines = platform.with_kind(recorded, prepared.platform) if prepared.inline else None
+                machines = with_kind(recorded, prepared.description.platform) if prepared.inline else None
                 if before is None or prepared.inline:
-                    prepared.files.write_into(folder.directory, machines)
+                    prepared.description.write(folder.directory, machines)
                 if before is None:
                     write_origin(folder.directory)
                 audience.played[folder.directory] = origin_stamp(folder.directory)
@@ -185,7 +188,6 @@ def _ray(prepared: Prepared, audience: Audience, resume: str | None) -> Iterator
 
     `resume`: the command that resumes the run, if there is one. Raise errors before anything is written.
     """
-    experiment, setup = prepared.experiment, prepared.setup
     if prepared.inline:
         fork_server.end()
         yield None
@@ -193,9 +195,10 @@ def _ray(prepared: Prepared, audience: Audience, resume: str | None) -> Iterator
     from actors import session
     from actors.placement import place
 
-    audience.display.stage(f"{experiment.name}: {session.opening(experiment.runtime)}")
-    with session.session(experiment.runtime, resume):
-        yield place(experiment.runtime, most_calls=setup.most_actors)
+    runtime = prepared.experiment.runtime
+    audience.display.stage(f"{prepared.experiment.name}: {session.opening(runtime)}")
+    with session.session(runtime, resume):
+        yield place(runtime, most_calls=prepared.setup.most_actors)
 
 
 def _play_rounds(
@@ -207,38 +210,40 @@ def _play_rounds(
     resumed: bool,
 ) -> None:
     """Play all rounds that are left. `round_done` is called after each round."""
-    experiment, setup = prepared.experiment, prepared.setup
-    over = partial(audience.is_over, experiment.runtime.limit_s)
+    experiment = prepared.experiment
+    output = RunOutput(
+        directory, experiment.output.save_models, experiment.output.track, experiment.checkpoint, resumed
+    )
     title = experiment.label or experiment.name
-    with following(experiment.rounds, title, audience, setup.metric_facts) as show:
-        for what in experiment.in_memory:
-            log.warning(f"{what} was given from Python and cannot be imported: this run cannot be resumed")
-        for line in setup.dataset.in_words(10):
-            log_once(INFO, f"{setup.dataset.train.place or setup.dataset.name}: {line}")
+    with following(experiment.rounds, title, audience, prepared.setup.metric_facts) as show:
+        _log_facts(experiment, prepared.setup.dataset)
 
         def on_round(row: RoundRow, means: Mapping[str, float]) -> None:
             round_done()
             show(row, means)
             audience.on_round(row, means)
 
-        if placement is None:
-            with supervision.stoppable(show.stopping) as stopping, suppress(Stopped):
-                play_run(
-                    setup,
-                    InlineExecutor(setup, show.wave),
-                    directory,
-                    lambda record: on_round(record.row, record.means),
-                    save_models=experiment.output.save_models,
-                    trackers=experiment.output.track,
-                    checkpoints=experiment.checkpoint,
-                    resumed=resumed,
-                    stopping=lambda: stopping() or audience.stopping() or over(),
-                )
-        else:
-            from actors.driver import Listener, play_on_ray
+        def is_over() -> bool:
+            return audience.stopping() or audience.is_over(experiment.runtime.limit_s)
 
-            listener = Listener(on_round, show.wave, show.stopping, lambda: audience.stopping() or over())
-            play_on_ray(experiment, setup, placement, directory, listener, resumed, prepared.files, prepared.platform)
+        listener = Listener(on_round, show.wave, show.stopping, is_over)
+        if placement is None:
+            executor = InlineExecutor(prepared.setup, show.wave)
+            with supervision.stoppable(show.stopping) as stopping, suppress(Stopped):
+                listener = replace(listener, stopping=lambda: stopping() or is_over())
+                play_run(prepared.setup, executor, output, listener)
+        else:
+            from actors.driver import play_on_ray
+
+            play_on_ray(prepared.hand_over, placement, output, listener, prepared.description)
+
+
+def _log_facts(experiment: Experiment, dataset: Dataset) -> None:
+    """Log what a user should know before the first round."""
+    for what in experiment.in_memory:
+        log.warning(f"{what} was given from Python and cannot be imported: this run cannot be resumed")
+    for line in dataset.in_words(10):
+        log_once(INFO, f"{dataset.train.place or dataset.name}: {line}")
 
 
 def _draw_own(directory: Path, audience: Audience) -> None:

@@ -27,10 +27,10 @@ from jobs.failures import FAILED, INTERRUPTED, LIMIT, sentence_and_code
 from jobs.looking import print_comparison
 from jobs.single import DRAWING, draw, go_on, run
 from jobs.standard_output import say
+from rayfl import toml
 from rayfl.data.check import read_dataset
 from rayfl.determinism import platform
 from rayfl.errors import RayflError, log, one_line
-from rayfl.experiment import toml
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.identity import require_settings
 from rayfl.experiment.input_files import absolute

@@ -24,8 +24,9 @@ from pydantic import Field
 
 from actors import supervision
 from jobs import console, display, earlier_run, failures, single, standard_output, sweep
+from rayfl import toml
 from rayfl.errors import RayflError
-from rayfl.experiment import identity, input_files, prepare, report_options, table, toml
+from rayfl.experiment import identity, input_files, prepare, report_options, table
 from rayfl.experiment import sweep as sweeps
 from rayfl.experiment.experiment import Experiment
 from rayfl.metrics import facts, fairness

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from rayfl.data.file_digest import source_digests
 from rayfl.errors import RayflError, did_you_mean
-from rayfl.experiment.input_files import KeptFiles, has_whole_digests, kept_files
+from rayfl.experiment.input_files import has_whole_digests, kept_files
+from rayfl.run_directory.description import Description
 from rayfl.settings import dotted
 
 if TYPE_CHECKING:
@@ -61,8 +62,11 @@ def _parts(data: Mapping[str, Any]) -> dict[str, str]:
     return {key: os.path.relpath(path, home) if path in files else "." for key, path in paths.items()}
 
 
-def experiment_files(experiment: "Experiment") -> KeptFiles:
-    """Read the files that an experiment names, and digest those of its samples. Raise RayflError as of both."""
+def described(experiment: "Experiment") -> Description:
+    """The description of an experiment: reads the files that it names, and digests those of its samples.
+
+    Raise RayflError as of both.
+    """
     table = experiment.as_dict()
     if digests := source_digests(experiment.data):
         table["data"]["digest"] = digests

@@ -8,15 +8,13 @@ samples are not copied: a run records their paths, from the current directory if
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rayfl.choices import plugins
 from rayfl.errors import RayflError
-from rayfl.experiment import toml
 from rayfl.limits.regular_files import expanded, read_bytes, reading
-from rayfl.run_directory.description import describe_run, input_name
+from rayfl.run_directory.description import Description, input_name
 
 KINDS = {
     ("clients", "availability", "trace"): "trace",
@@ -33,26 +31,9 @@ _OPEN = (
 """The tables in which a name may refer to a plugin file: my_methods.py:FedExP."""
 
 
-@dataclass(frozen=True)
-class KeptFiles:
-    """An experiment as its run directory describes it.
-
-    `table`: its settings, with the paths of the copies in place of those of its files; `contents`: the content of each
-    copy by its path.
-    """
-
-    # Any: settings of any type.
-    table: Mapping[str, Any]
-    contents: Mapping[str, bytes]
-
-    def write_into(self, directory: Path, platform: Mapping[str, object] | None) -> None:
-        """Write the experiment into a run directory, with the machines that compute. Errors: see `describe_run`."""
-        describe_run(directory, self.table, platform, toml.dumps(self.table), self.contents)
-
-
 # Any: an experiment's table.
-def kept_files(table: Mapping[str, Any]) -> KeptFiles:
-    """Read the files that an experiment names. Raise RayflError if one cannot be read."""
+def kept_files(table: Mapping[str, Any]) -> Description:
+    """The description of an experiment, with the files that it names. Raise RayflError if one cannot be read."""
     contents: dict[str, bytes] = {}
     relative = _are_inside(table.get("data", {}))
 
@@ -68,7 +49,7 @@ def kept_files(table: Mapping[str, Any]) -> KeptFiles:
         contents.update(copies)
         return name
 
-    return KeptFiles(mapped(table, kept), contents)
+    return Description(mapped(table, kept), contents)
 
 
 def has_whole_digests(data: Mapping[str, Any]) -> bool:

@@ -24,6 +24,7 @@ from rayfl.experiment.runtime import Runtime
 from rayfl.rounds.executor import Job
 from rayfl.rounds.ledger import RoundRow
 from rayfl.rounds.worker_jobs import EvaluateJob, RoundInputs
+from rayfl.run_directory.play_run import Listener
 from tests.actors.toys import experiment, logged, play_on_ray
 from tests.refusals import check_sentence, refused
 
@@ -66,14 +67,14 @@ def test_coordinators_that_die(
     resumed: list[bool] = []
 
     def run(spec: RunSpec) -> Progress:
-        resumed.append(spec.resumed)
+        resumed.append(spec.output.resumed)
         return Progress([(RoundRow(forward * len(resumed), 1, 1, 0, 0, 1.0, 0.1), {})], over=False)
 
     chosen = experiment(rounds=50)
     handles(lambda: Handle(run, ends=len(resumed) == 24))
 
     def play() -> bool:
-        return play_on_ray(chosen, prepare(chosen), tmp_path, driver.Listener())
+        return play_on_ray(chosen, prepare(chosen), tmp_path, Listener())
 
     if forward:
         assert play()
@@ -97,7 +98,7 @@ def test_a_coordinator_that_dies_after_a_signal_is_the_last_one(tmp_path: Path, 
 
     handles(lambda: Handle(run, ends=False))
     chosen = experiment()
-    assert play_on_ray(chosen, prepare(chosen), tmp_path, driver.Listener()) is False
+    assert play_on_ray(chosen, prepare(chosen), tmp_path, Listener()) is False
     assert len(lives) == 1
 
 
@@ -106,7 +107,7 @@ def test_a_coordinator_that_dies_after_a_signal_is_the_last_one(tmp_path: Path, 
 def test_a_run_that_ends_without_news_is_over(tmp_path: Path, handles: Any) -> None:
     handles(lambda: Handle(lambda spec: Progress([], over=False), ends=True))
     chosen, rounds = experiment(), list[int]()
-    listener = driver.Listener(lambda row, means: rounds.append(row.round))
+    listener = Listener(lambda row, means: rounds.append(row.round))
     assert play_on_ray(chosen, prepare(chosen), tmp_path, listener) and not rounds
 
 
@@ -126,7 +127,7 @@ def test_keys_of_accounts_travel_beside_what_lies_in_the_object_store(
     handle = Handle(run, ends=True)
     handles(lambda: handle)
     chosen = experiment(output={"track": ["wandb"]})
-    assert play_on_ray(chosen, prepare(chosen), tmp_path, driver.Listener())
+    assert play_on_ray(chosen, prepare(chosen), tmp_path, Listener())
     assert len(specs) == 1 and b"a-secret-key" not in specs[0]
     assert handle.variables["WANDB_API_KEY"] == "a-secret-key"
     assert len(pickle.dumps(handle.variables)) < 8192

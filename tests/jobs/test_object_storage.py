@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import rayfl as library
-from rayfl.experiment import toml
+from rayfl import toml
 from rayfl.report.results import RunResults
 from rayfl.run_directory import checkpoint, object_storage
 from rayfl.run_directory.copies import reached

@@ -8,7 +8,7 @@ import pytest
 
 from jobs.console import Audience
 from jobs.single import _prepared
-from rayfl.experiment import toml
+from rayfl import toml
 from rayfl.experiment.experiment import read
 from rayfl.run_directory import disk
 from rayfl.run_directory.record import Recorder, read_run
@@ -168,4 +168,4 @@ def test_a_task_that_follows_from_the_data_is_recorded_and_may_be_written(file: 
 
 def test_a_run_with_its_task_written_has_the_identity_of_one_without(file: Path):
     implied, written = (_prepared(read(file, task), Audience()) for task in ([], ["task=classification"]))
-    assert implied.setup.identity == written.setup.identity and implied.files.table == written.files.table
+    assert implied.setup.identity == written.setup.identity and implied.description == written.description
