@@ -31,9 +31,9 @@ POLL_S = 1.0
 def play_on_ray(
     hand_over: Callable[[], Setup],
     placement: Placement,
+    description: Description | None,
     output: RunOutput,
     listener: Listener,
-    description: Description | None = None,
 ) -> bool:
     """Play a run on the Ray that this process uses.
 

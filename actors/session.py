@@ -45,7 +45,7 @@ def session(runtime: Runtime, resume: str | None = None) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
-    supervision.report(processes={})
+    supervision.tell_parent(processes={})
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     cluster = runtime.cluster
     if cluster is None:
@@ -54,11 +54,11 @@ def session(runtime: Runtime, resume: str | None = None) -> Iterator[None]:
     else:
         opened = joined(cluster)
     with ray_internals.published_lines_logged(), opened:
-        supervision.report(cluster=cluster, processes={} if cluster else ray_internals.own_processes())
+        supervision.tell_parent(cluster=cluster, processes={} if cluster else ray_internals.own_processes())
         try:
             yield
         finally:
-            supervision.report(cluster=None, processes={})
+            supervision.tell_parent(cluster=None, processes={})
 
 
 def opening(runtime: Runtime) -> str:

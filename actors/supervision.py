@@ -99,7 +99,7 @@ _reported: dict[str, Any] = {}
 
 
 # Any: what JSON holds.
-def report(**facts: Any) -> None:
+def tell_parent(**facts: Any) -> None:
     """Tell the parent what it needs for an error message. Do nothing if there is no parent.
 
     `run`: the run directory, which can be resumed once its experiment is written. `played`: the directory of a run
@@ -157,7 +157,7 @@ def supervised(command: Callable[[], object], failed: int) -> NoReturn:
     finally:
         # Ctrl-C again, while this process cleans up, would show a traceback.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        report(over=code)
+        tell_parent(over=code)
     sys.exit(code)
 
 

@@ -70,4 +70,4 @@ def _play(tables: Tables, directory: Path, actors: int, listener: Listener) -> N
     Description(experiment.as_dict()).write(directory, describe(1))
     placement = place(experiment.runtime, most_calls=setup.most_actors)
     output = RunOutput(directory, experiment.output.save_models, experiment.output.track, experiment.checkpoint)
-    play_on_ray(lambda: setup, placement, output, listener)
+    play_on_ray(lambda: setup, placement, None, output, listener)

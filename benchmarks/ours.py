@@ -41,7 +41,7 @@ def main(name: str, actors: int, rounds: int) -> None:
             placement = place(experiment.runtime, most_calls=setup.most_actors)
             output = RunOutput(directory, experiment.output.save_models, experiment.output.track, experiment.checkpoint)
             listener = Listener(lambda row, means: times.append(row.wall_s))
-            play_on_ray(lambda: setup, placement, output, listener)
+            play_on_ray(lambda: setup, placement, None, output, listener)
     print(json.dumps({"seconds": times[workload.warmup :], "version": __version__}), flush=True)
 
 

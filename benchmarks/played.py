@@ -65,7 +65,7 @@ def play_and_watch(experiment: Experiment, directory: Path, watched: Collection[
     with session.session(experiment.runtime):
         placement = place(experiment.runtime, most_calls=held[0].most_actors)
         output = RunOutput(directory, experiment.output.save_models, experiment.output.track, experiment.checkpoint)
-        play_on_ray(held.pop, placement, output, Listener(take_down))
+        play_on_ray(held.pop, placement, None, output, Listener(take_down))
         use = store_use()
     played.spilled_bytes, played.restored_bytes = use.spilled_bytes, use.restored_bytes
     played.between_s = [after - before for before, after in pairwise(marks)]

@@ -1,16 +1,18 @@
-"""Run one experiment or resume a run, and draw its page."""
+"""Run one experiment or resume a run, draw its page, and print its result."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from logging import INFO, WARNING
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from actors import folders, fork_server, supervision
 from jobs.console import Audience, following
-from jobs.earlier_run import found_again, require_same_platform, resumable
+from jobs.looking import result_table
+from jobs.resuming import earlier_run, fetch_newer, found_again, require_same_platform, resumable
+from jobs.standard_output import print_table, say
 from rayfl.data.datasets import Dataset
 from rayfl.determinism.platform import describe, with_kind
 from rayfl.determinism.torch_flags import own_flags
@@ -19,24 +21,24 @@ from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.identity import described, identity
 from rayfl.experiment.prepare import prepare, with_task
 from rayfl.experiment.report_options import ReportOptions
+from rayfl.report.summary import summary
 from rayfl.rounds.errors import MethodError
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.ledger import RoundRow
 from rayfl.rounds.setup import Setup
 from rayfl.run_directory.description import Description, origin_stamp, write_origin
 from rayfl.run_directory.disk import writing
+from rayfl.run_directory.object_storage import is_url
 from rayfl.run_directory.outputs import REPORT, require_replaceable
 from rayfl.run_directory.play_run import Listener, RunOutput, Stopped, play_run
 from rayfl.run_directory.record import Run, read_run
 from rayfl.run_directory.run_files import require_no_links
 from rayfl.run_directory.run_folder import RunFolder
 from rayfl.run_directory.tables import read_records
+from rayfl.settings import dotted
 
-# Runs in one process need no Ray.
-if TYPE_CHECKING:
-    from actors.placement import Placement
-
-
+Player = Callable[[RunOutput, Listener], object]
+"""Plays the rounds of a prepared experiment."""
 DRAWING = "drawing the page"
 
 
@@ -112,7 +114,7 @@ def go_on(before: Run, experiment: Experiment, audience: Audience | None = None)
     the run cannot be resumed here, if nothing is left to do, or if the directory has links.
     """
     audience = audience or Audience()
-    supervision.report(run=str(before.directory))
+    supervision.tell_parent(run=str(before.directory))
     require_no_links(before.directory)
     folder = RunFolder.at(before.directory, experiment.output.directory)
     if before.finished and experiment.rounds == len(before.rounds):
@@ -153,8 +155,8 @@ def _play(
     resume = None if before is None else f"rayfl resume {folder.directory}"
     page = None
     with ExitStack() as copying, ThreadPoolExecutor(1) as drawing:
-        with _ray(prepared, audience, resume) as pool, opening as folder:
-            supervision.report(run=str(folder.directory))
+        with _player(prepared, audience, resume) as play, opening as folder:
+            supervision.tell_parent(run=str(folder.directory))
             with writing(folder.directory, f"go on with: {resume}" if resume else "run it again"):
                 # On Ray, the coordinator adds the machines; only it writes the description of a resumed run.
                 recorded = {} if before is None else before.platform
@@ -164,15 +166,18 @@ def _play(
                 if before is None:
                     write_origin(folder.directory)
                 audience.played[folder.directory] = origin_stamp(folder.directory)
-            round_done = copying.enter_context(folder.mirrored())
+            written, checkpoints = prepared.experiment.output, prepared.experiment.checkpoint
+            output = RunOutput(
+                folder.directory, written.save_models, written.track, checkpoints, resumed=before is not None
+            )
             try:
-                _play_rounds(prepared, pool, folder.directory, audience, round_done, resumed=before is not None)
+                _play_rounds(prepared, play, output, audience, copying.enter_context(folder.mirrored()))
             except MethodError as error:
                 if not len(read_records(folder.directory, "rounds")):
                     raise
                 kept = f"the rounds before it are kept, go on with: rayfl resume {folder.directory}"
                 raise MethodError(f"{error}; {kept}") from error
-            supervision.report(played=str(folder.directory))
+            supervision.tell_parent(played=str(folder.directory))
             if prepared.experiment.output.report:
                 audience.display.stage(DRAWING)
                 # Drawn while Ray shuts down.
@@ -183,37 +188,39 @@ def _play(
 
 
 @contextmanager
-def _ray(prepared: Prepared, audience: Audience, resume: str | None) -> Iterator["Placement | None"]:
-    """Context manager: Ray for the experiment, if it needs Ray. Yield the placement of the actors, or None.
+def _player(prepared: Prepared, audience: Audience, resume: str | None) -> Iterator[Player]:
+    """Context manager: what plays the experiment, on the Ray that this starts or joins, or in this process.
 
     `resume`: the command that resumes the run, if there is one. Raise errors before anything is written.
     """
     if prepared.inline:
         fork_server.end()
-        yield None
+        yield partial(_play_here, prepared.hand_over)
         return
     from actors import session
+    from actors.driver import play_on_ray
     from actors.placement import place
 
     runtime = prepared.experiment.runtime
     audience.display.stage(f"{prepared.experiment.name}: {session.opening(runtime)}")
     with session.session(runtime, resume):
-        yield place(runtime, most_calls=prepared.setup.most_actors)
+        placement = place(runtime, most_calls=prepared.setup.most_actors)
+        yield partial(play_on_ray, prepared.hand_over, placement, prepared.description)
+
+
+def _play_here(hand_over: Callable[[], Setup], output: RunOutput, listener: Listener) -> None:
+    """Play a run in this process. It ends after its round at the first signal, as on Ray."""
+    setup = hand_over()
+    with supervision.stoppable(listener.on_stop) as has_signal, suppress(Stopped):
+        watching = replace(listener, stopping=lambda: has_signal() or listener.stopping())
+        play_run(setup, InlineExecutor(setup, listener.on_wave), output, watching)
 
 
 def _play_rounds(
-    prepared: Prepared,
-    placement: "Placement | None",
-    directory: Path,
-    audience: Audience,
-    round_done: Callable[[], object],
-    resumed: bool,
+    prepared: Prepared, play: Player, output: RunOutput, audience: Audience, round_done: Callable[[], object]
 ) -> None:
     """Play all rounds that are left. `round_done` is called after each round."""
     experiment = prepared.experiment
-    output = RunOutput(
-        directory, experiment.output.save_models, experiment.output.track, experiment.checkpoint, resumed
-    )
     title = experiment.label or experiment.name
     with following(experiment.rounds, title, audience, prepared.setup.metric_facts) as show:
         _log_facts(experiment, prepared.setup.dataset)
@@ -223,19 +230,10 @@ def _play_rounds(
             show(row, means)
             audience.on_round(row, means)
 
-        def is_over() -> bool:
+        def stopping() -> bool:
             return audience.stopping() or audience.is_over(experiment.runtime.limit_s)
 
-        listener = Listener(on_round, show.wave, show.stopping, is_over)
-        if placement is None:
-            executor = InlineExecutor(prepared.setup, show.wave)
-            with supervision.stoppable(show.stopping) as stopping, suppress(Stopped):
-                listener = replace(listener, stopping=lambda: stopping() or is_over())
-                play_run(prepared.setup, executor, output, listener)
-        else:
-            from actors.driver import play_on_ray
-
-            play_on_ray(prepared.hand_over, placement, output, listener, prepared.description)
+        play(output, Listener(on_round, show.wave, show.stopping, stopping))
 
 
 def _log_facts(experiment: Experiment, dataset: Dataset) -> None:
@@ -283,3 +281,46 @@ def finish_up(folder: RunFolder, page: bool, audience: Audience) -> bool:
         with folder.mirrored():
             pass
     return page or behind
+
+
+def run_or_resume(experiment: Experiment, output: Path | str | None, audience: Audience) -> Path:
+    """Begin an experiment's run in `output`, go on with it, or say that it is finished; returns its directory.
+
+    `output`: a directory or a URL; None: NAME below the URL in the experiment's `output.directory`. The same call may
+    be repeated after any end, even a kill. Raise RayflError if `output` holds something else than a run of these
+    settings.
+    """
+    if output is None and not is_url(experiment.output.directory):
+        raise RayflError("--resume needs the directory of the run: give it as --output DIRECTORY")
+    folder, experiment = folder_of(experiment, output)
+    if folder.url is not None:
+        audience.display.stage(f"looking at {folder.url}")
+        fetch_newer(folder)
+    before = earlier_run(folder.directory, experiment, "name another --output")
+    if before is None:
+        return run(experiment, folder.directory, audience=audience)
+    if not before.finished:
+        return go_on(before, experiment, audience)
+    finish_up(folder, experiment.output.report, audience)
+    say(f"{folder.directory} is finished: nothing is left to run")
+    return folder.directory
+
+
+def print_result(directory: Path, audience: Audience) -> int:
+    """Close the display and print the result of a run. Return the exit code: 0, or why the run ended before its end."""
+    page = directory / "report.html"
+    with audience.own(directory):
+        records = read_run(directory)
+    audience.display.close()
+    print_table(result_table(summary(records)), 100)
+    say(f"run directory: {directory.absolute()}")
+    if page.exists():
+        say(f"report:        {page}")
+    settings = dotted(records.experiment)
+    if url := RunFolder(directory, str(settings.get("output.directory", ""))).url:
+        say(f"copy: {url}")
+    if records.finished:
+        return 0
+    stopped, code = audience.stopped(settings.get("runtime.limit_s"))
+    say(f"{stopped} after {len(records.rounds)} of {settings['rounds']} rounds; go on with: rayfl resume {directory}")
+    return code

@@ -22,13 +22,13 @@ from typing import Literal
 from actors import supervision
 from jobs.console import Audience
 from jobs.display import Overall
-from jobs.earlier_run import earlier_run, require_same_platform
 from jobs.failures import FAILED, INTERRUPTED, LIMIT, sentence_and_code
 from jobs.looking import print_comparison
+from jobs.resuming import earlier_run, require_same_platform
 from jobs.single import DRAWING, draw, go_on, run
 from jobs.standard_output import say
 from rayfl import toml
-from rayfl.data.check import read_dataset
+from rayfl.data.loading import read_dataset
 from rayfl.determinism import platform
 from rayfl.errors import RayflError, log, one_line
 from rayfl.experiment.experiment import Experiment
@@ -123,7 +123,7 @@ def run_all(
     home = first.output.directory
     folder = RunFolder.at(directory, home) if directory else RunFolder.named(first.name, home).next_free()
     directory, url = folder.directory, folder.url
-    supervision.report(again=again or f"go on with --dir {directory}")
+    supervision.tell_parent(again=again or f"go on with --dir {directory}")
     if url is not None:
         combinations = [
             _changed(one, "output", one.experiment.output.model_copy(update={"directory": url})) for one in combinations
@@ -261,7 +261,7 @@ def played(one: Combination, directory: Path, overwrite: bool, audience: Audienc
         return read_run(directory)
     finally:
         # A stopped sweep is resumed by its own command, not by `rayfl resume RUN`.
-        supervision.report(run=None)
+        supervision.tell_parent(run=None)
 
 
 def run_at_once(

@@ -23,7 +23,7 @@ import numpy as np
 from pydantic import Field
 
 from actors import supervision
-from jobs import console, display, earlier_run, failures, single, standard_output, sweep
+from jobs import console, display, failures, resuming, single, standard_output, sweep
 from rayfl import toml
 from rayfl.errors import RayflError
 from rayfl.experiment import identity, input_files, prepare, report_options, table
@@ -179,7 +179,7 @@ def tune(tuning: Tuning, budget: int, directory: Path | None, audience: console.
     goal = metric, fairness.facts_over_clients(place, known.get(what, facts.LOSS)).sign, options.last
     named = run_folder.RunFolder.named(f"{tuning.name}-tune", experiments[0].output.directory).next_free().directory
     home, studies = directory or named, {label: _study(tuning, label, budget) for label in tuning.cases}
-    supervision.report(again=f"go on with --dir {home}")
+    supervision.tell_parent(again=f"go on with --dir {home}")
     with disk.locked(home), sweep.one_session(experiments, audience):
         if code := _play_trials(tuning, studies, budget, goal, home, audience):
             return code
@@ -272,7 +272,7 @@ def _play_trial(
                 if round + 1 < one.experiment.rounds and asked.should_prune():
                     pruned.set()
 
-    run = earlier_run.earlier_run(directory, one.experiment, "name another --dir")
+    run = resuming.earlier_run(directory, one.experiment, "name another --dir")
     if run is not None:
         see(zip(*(series.series(run, metric) or ((), ())), strict=True))
     if run is None or not (run.finished or pruned.is_set()):

@@ -123,7 +123,7 @@ with own_cluster(4) as nodes:
     with session.session(chosen.runtime):
         placement = place(chosen.runtime, most_calls=setup.most_actors)
         output = RunOutput(Path(sys.argv[1]), chosen.output.save_models, chosen.output.track, chosen.checkpoint)
-        assert driver.play_on_ray(lambda: setup, placement, output, Listener(on_round))
+        assert driver.play_on_ray(lambda: setup, placement, None, output, Listener(on_round))
     taking.join()
 print(json.dumps([lines, rounds, ended]))
 """

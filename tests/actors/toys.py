@@ -58,7 +58,7 @@ def play_on_ray(
         output = RunOutput(directory, given.save_models, given.track, experiment.checkpoint, resumed)
         held = [copy(setup)]
         handed_over = weakref.ref(held[0])
-        played = driver.play_on_ray(held.pop, placement, output, listener)
+        played = driver.play_on_ray(held.pop, placement, None, output, listener)
         assert handed_over() is None, "the driver keeps a setup that the object store has"
         return played
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rayfl import toml
-from rayfl.data.check import read_dataset
+from rayfl.data.loading import read_dataset
 from rayfl.determinism import platform
 from rayfl.errors import RayflError, log
 from rayfl.experiment.experiment import Experiment
