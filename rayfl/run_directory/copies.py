@@ -13,9 +13,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rayfl.errors import RayflError, log
+from rayfl.run_directory.checkpoint_folders import FOLDER, MANIFEST, checkpoints, round_of
 from rayfl.run_directory.description import EXPERIMENT
 from rayfl.run_directory.disk import LOCK, DiskError, Stamp, locked, stamp, sync_directory, writing
-from rayfl.run_directory.manifest import FOLDER, MANIFEST, checkpoints, round_of
 from rayfl.run_directory.object_storage import Storage, StorageError, opened
 from rayfl.run_directory.run_files import is_own_file, own_files, remove_entries, require_own_entries
 from rayfl.run_directory.tables import SCHEMAS
