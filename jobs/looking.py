@@ -19,9 +19,9 @@ from rayfl.report.comparison import TextTable, comparison, over_clients, require
 from rayfl.report.groups import groups
 from rayfl.report.overview import run_list, state_of
 from rayfl.report.summary import Summary, summary
-from rayfl.run_directory.copies import copy_for_reading
 from rayfl.run_directory.outputs import OutputKind, write_output
 from rayfl.run_directory.record import Run, read_run, run_directories
+from rayfl.run_directory.run_folder import copy_for_reading
 from rayfl.settings import dotted
 
 WIDTH = 150

@@ -12,12 +12,11 @@ from rayfl.data.loading import read_dataset
 from rayfl.determinism import platform
 from rayfl.errors import RayflError, log
 from rayfl.experiment.experiment import Experiment
-from rayfl.experiment.identity import described, determining_settings
-from rayfl.experiment.input_files import located, require_copies
+from rayfl.experiment.identity import described, determining_settings, require_copies
 from rayfl.experiment.prepare import with_task
 from rayfl.experiment.runtime import Runtime
-from rayfl.experiment.table import read_table, split_override, with_overrides
-from rayfl.run_directory import copies
+from rayfl.experiment.table import located, read_table, split_override, with_overrides
+from rayfl.run_directory import run_folder
 from rayfl.run_directory.description import EXPERIMENT, TOML, is_run, read_experiment, read_origin
 from rayfl.run_directory.object_storage import is_url, opened
 from rayfl.run_directory.record import Run, read_run
@@ -68,7 +67,7 @@ def fetch_newer(folder: RunFolder) -> None:
     Raise RayflError if the directory holds another run.
     """
     with opened(str(folder.url)) as storage:
-        if copies.fetch_newer(storage, folder.directory, _require_same):
+        if run_folder.fetch_newer(storage, folder.directory, _require_same):
             log.info("%s is ahead of %s and was downloaded into it", folder.url, folder.directory)
 
 

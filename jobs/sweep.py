@@ -33,9 +33,9 @@ from rayfl.determinism import platform
 from rayfl.errors import RayflError, log, one_line
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.identity import require_settings
-from rayfl.experiment.input_files import absolute
 from rayfl.experiment.prepare import prepare
 from rayfl.experiment.sweep import Combination
+from rayfl.experiment.table import absolute
 from rayfl.report.pivot import check_tables
 from rayfl.run_directory.object_storage import Storage
 from rayfl.run_directory.outputs import REPORT, require_replaceable

@@ -26,7 +26,7 @@ from actors import supervision
 from jobs import console, display, failures, resuming, single, standard_output, sweep
 from rayfl import toml
 from rayfl.errors import RayflError
-from rayfl.experiment import identity, input_files, prepare, report_options, table
+from rayfl.experiment import identity, prepare, report_options, table
 from rayfl.experiment import sweep as sweeps
 from rayfl.experiment.experiment import Experiment
 from rayfl.metrics import facts, fairness
@@ -124,7 +124,7 @@ class Tuning:
         cases = [_with(case, best[label], self.overrides) for label, case in self.cases.items() if case]
         lists = {"seed": self.seeds if self.seeds != [self.table.get("seed", 1)] else None, "case": cases or None}
         found = _with(self.table, {"report.note": note, **({} if cases else best[self.name])})
-        return toml.dumps(input_files.absolute({**found, "sweep": lists if any(lists.values()) else None}))
+        return toml.dumps(table.absolute({**found, "sweep": lists if any(lists.values()) else None}))
 
 
 # Any: settings of any type.

@@ -16,12 +16,12 @@ from rayfl.experiment.prepare import prepare, with_task
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.setup import Setup
 from rayfl.run_directory.checkpoint import Checkpoints
-from rayfl.run_directory.copies import Copies, fetch, fetch_newer, mirrored, reached
 from rayfl.run_directory.disk import DiskError
 from rayfl.run_directory.object_storage import Storage, StorageError
 from rayfl.run_directory.play_run import Listener, RunOutput, play_run, recalled
 from rayfl.run_directory.record import read_run
 from rayfl.run_directory.run_files import own_files
+from rayfl.run_directory.run_folder import Copies, fetch, fetch_newer, mirrored, reached
 from tests.actors.toys import assert_same_run, experiment, logged
 from tests.refusals import check_sentence, refused
 from tests.run_directory.s3_server import KEYS, Server, serving
