@@ -18,8 +18,9 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from io import BufferedReader
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field
 
@@ -199,7 +200,7 @@ def _synced(place: Path, names: Collection[str]) -> dict[str, File]:
     return files
 
 
-def _measured(file: BinaryIO) -> File:
+def _measured(file: BufferedReader) -> File:
     """Size and digest of an open file."""
     return File(bytes=os.fstat(file.fileno()).st_size, sha256=hashlib.file_digest(file, "sha256").hexdigest())
 
