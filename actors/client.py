@@ -9,7 +9,7 @@ from typing import Any
 import ray
 import torch
 
-from actors.shared_objects import in_objects, value
+from actors.object_store import in_objects, value
 from rayfl.determinism.platform import describe
 from rayfl.determinism.process import hide_gpus, prepare_process
 from rayfl.determinism.torch_flags import fix

@@ -7,10 +7,9 @@ starts another one, which resumes the run directory (actors/driver.py).
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from itertools import count
 from logging.handlers import QueueHandler
-from pathlib import Path
 from queue import SimpleQueue
 from threading import Condition
 from typing import TypeAlias
@@ -18,24 +17,20 @@ from typing import TypeAlias
 import ray
 from ray.exceptions import ObjectLostError
 
-from actors.errors import LostObjects
-from actors.kinds import Kinds
+from actors.errors import Loss, LostObjects, Setbacks, try_again
+from actors.machines import Machines
 from actors.placement import Placement
 from actors.ray_executor import RayExecutor
-from actors.retry_policy import Loss, Setbacks, try_again
 from rayfl.determinism.platform import ON_CPU, Platform, differences, of_driver, with_driver, with_kind
 from rayfl.determinism.process import hide_gpus, prepare_process, trim
 from rayfl.errors import log, refusing_exits
-from rayfl.experiment.input_files import KeptFiles
 from rayfl.own_packages import OwnPackages
 from rayfl.rounds.executor import Wave
-from rayfl.rounds.ledger import RoundRecord, RoundRow
+from rayfl.rounds.ledger import RoundRow
 from rayfl.rounds.setup import Setup
-from rayfl.run_directory.checkpoint import Checkpoints
-from rayfl.run_directory.description import read_platform, write_platform
+from rayfl.run_directory.description import Description, read_platform, write_platform
 from rayfl.run_directory.disk import writing
-from rayfl.run_directory.play_run import Stopped, play_run
-from rayfl.run_directory.trackers.tracker import TrackerName
+from rayfl.run_directory.play_run import Listener, RunOutput, Stopped, play_run
 
 _CONTROL = "control"
 """The concurrency group of the methods that answer during a run."""
@@ -45,24 +40,14 @@ _CONTROL = "control"
 class RunSpec:
     """A coordinator's task: play an experiment into a run directory, or continue a run there.
 
-    `driver`: the platform of the process that prepared the run. `description` is written when the actors are ready,
-    because nothing in a run directory may change before the actors are known to compute the same bits. It is large, and
-    so lies in the object store, which holds no keys of accounts.
+    `description` is written when the actors are ready, because nothing in a run directory may change before the actors
+    are known to compute the same bits; None: the directory has one. It is large, and so lies in the object store, which
+    holds no keys of accounts.
     """
 
     placement: Placement
-    directory: Path
-    save_models: bool
-    checkpoints: Checkpoints
-    resumed: bool = False
-    driver: Platform = field(default_factory=dict)
-    description: KeptFiles | None = None
-    trackers: tuple[TrackerName, ...] = ()
-
-    @property
-    def resume(self) -> str:
-        """The command that continues the run."""
-        return f"rayfl resume {self.directory}"
+    output: RunOutput
+    description: Description | None = None
 
 
 News: TypeAlias = tuple[RoundRow, Mapping[str, float]] | logging.LogRecord
@@ -108,12 +93,13 @@ class Coordinator(OwnPackages):
         """
         os.environ.update(environment)
         try:
-            kinds = Kinds(read_platform(spec.directory), spec.placement.mixed, spec.resume)
+            recorded = read_platform(spec.output.directory)
+            machines = Machines(recorded, spec.placement.mixed, spec.output.resume)
             times = count()
             executor = RayExecutor(
                 setup[0],
                 spec.placement,
-                kinds,
+                machines,
                 lambda platform: _describe(spec, platform, first=next(times) == 0),
                 self._keep_wave,
                 lambda: self._stopping,
@@ -136,24 +122,14 @@ class Coordinator(OwnPackages):
 
     def _play_despite_losses(self, setup: Setup, executor: RayExecutor, spec: RunSpec) -> None:
         """Play; if objects are lost with a node, play again from the last checkpoint."""
-        resumed, setbacks = spec.resumed, Setbacks()
+        output, setbacks = spec.output, Setbacks()
+        listener = Listener(self._record, stopping=lambda: self._stopping, hurrying=lambda: executor.pool.leaving.own)
         while True:
             try:
-                play_run(
-                    setup,
-                    executor,
-                    spec.directory,
-                    self._record,
-                    save_models=spec.save_models,
-                    trackers=spec.trackers,
-                    checkpoints=spec.checkpoints,
-                    resumed=resumed,
-                    stopping=lambda: self._stopping,
-                    hurrying=lambda: executor.pool.leaving.own,
-                )
+                play_run(setup, executor, output, listener)
                 return
             except (LostObjects, ObjectLostError) as error:
-                resumed = True
+                output = replace(output, resumed=True)
                 # The end of a node that was announced does not count.
                 times = setbacks.add(self._reached) - len(executor.pool.leaving.announced)
                 try_again(Loss("objects", max(0, times), str(error)))
@@ -174,9 +150,9 @@ class Coordinator(OwnPackages):
         """Keep the progress of the round for the next call of `progress`, which is not woken for it."""
         self._wave = wave
 
-    def _record(self, record: RoundRecord) -> None:
-        self._reached, self._wave = record.row.round, None
-        self._tell((record.row, record.means))
+    def _record(self, row: RoundRow, means: Mapping[str, float]) -> None:
+        self._reached, self._wave = row.round, None
+        self._tell((row, means))
         if self._trims:
             trim()
 
@@ -192,14 +168,15 @@ def _describe(spec: RunSpec, platform: Platform, first: bool) -> None:
 
     Raise DiskError if they cannot be written.
     """
-    found = platform
-    if spec.driver:
-        if spec.resumed and differences(of_driver(platform), spec.driver, ON_CPU):
+    description, directory = spec.description, spec.output.directory
+    machines, driver = platform, description.platform if description else {}
+    if driver:
+        if spec.output.resumed and differences(of_driver(platform), driver, ON_CPU):
             # The run is mixed, or `require_same_platform` would have refused to continue it.
-            found = with_kind(found, {**found, **{key: spec.driver[key] for key in ON_CPU}})
-        found = with_driver(found, spec.driver)
-    with writing(spec.directory, f"go on with: {spec.resume}"):
-        if first and spec.description is not None:
-            spec.description.write_into(spec.directory, found)
+            machines = with_kind(machines, {**machines, **{key: driver[key] for key in ON_CPU}})
+        machines = with_driver(machines, driver)
+    with writing(directory, f"go on with: {spec.output.resume}"):
+        if first and description is not None:
+            description.write(directory, machines)
         else:
-            write_platform(spec.directory, found)
+            write_platform(directory, machines)

@@ -5,8 +5,7 @@ The signatures of public functions here have no types of Ray, so that jobs need 
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
 import ray
 from ray.exceptions import RayError, RayTaskError
@@ -14,74 +13,42 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.client import Actor
 from actors.coordinator import Coordinator, News, Progress, RunSpec
-from actors.errors import ClusterError, unwrapped
+from actors.errors import ClusterError, Loss, Setbacks, try_again, unwrapped
 from actors.placement import Placement
-from actors.retry_policy import Loss, Setbacks, try_again
-from actors.signals import stoppable
-from rayfl.determinism.platform import Platform
+from actors.supervision import stoppable
 from rayfl.determinism.process import trim
 from rayfl.errors import log
-from rayfl.experiment.experiment import Experiment
-from rayfl.experiment.input_files import KeptFiles
 from rayfl.rounds.errors import ClientError, error_text, out_of_memory
-from rayfl.rounds.executor import OnWave
-from rayfl.rounds.ledger import OnRound
 from rayfl.rounds.setup import Setup
+from rayfl.run_directory.description import Description
+from rayfl.run_directory.play_run import Listener, RunOutput
 from rayfl.run_directory.trackers.tracker import environment
 
 POLL_S = 1.0
 """Seconds between looks for a signal during a round. The end of a round is reported at once."""
 
 
-@dataclass(frozen=True)
-class Listener:
-    """The functions that the driver calls during a run.
-
-    `on_round`: with every round's row and means. `on_wave`: about once a second, with the progress of the round.
-    `on_stop`: when a first signal comes. `stopping`: about once a second; if true, the run ends as after a signal.
-    """
-
-    on_round: OnRound = lambda row, means: None
-    on_wave: OnWave = lambda wave: None
-    on_stop: Callable[[], object] = lambda: None
-    stopping: Callable[[], bool] = lambda: False
-
-
 def play_on_ray(
-    experiment: Experiment,
-    setup: Setup,
+    hand_over: Callable[[], Setup],
     placement: Placement,
-    directory: Path,
+    description: Description | None,
+    output: RunOutput,
     listener: Listener,
-    resumed: bool = False,
-    files: KeptFiles | None = None,
-    driver: Platform | None = None,
 ) -> bool:
-    """Play an experiment into `directory`, on the Ray that this process uses.
+    """Play a run on the Ray that this process uses.
 
-    Return True if all rounds were played, False if a signal ended the run. `resumed`: continue the unfinished run in
-    `directory`. `files` (the experiment's table and the files that it names) and `driver` (the platform of this
-    process) are written there with the actors' platform. `setup` is empty afterwards: the object store has it, and this
-    process frees its memory. Losses are logged. The first SIGINT or SIGTERM ends the run
-    after the current round, the second one at once; it can be resumed either way. Raise ClientError if a client's code
-    fails; ClusterError if Ray does.
+    Return True if all rounds were played, False if a signal ended the run. `hand_over` returns the setup, which the
+    caller should not keep: the object store has it then, and this process frees the memory of the setup, the data and
+    their partition. `description` is written into the run directory with the actors' platform. Losses are logged. The
+    first SIGINT or SIGTERM ends the run after the current round, the second one at once; it can be resumed either way.
+    Raise ClientError if a client's code fails; ClusterError if Ray does.
     """
     for sentence in placement.notices:
         log.warning(sentence)
-    spec = RunSpec(
-        placement,
-        directory.absolute(),
-        experiment.output.save_models,
-        experiment.checkpoint,
-        resumed,
-        driver or {},
-        files,
-        experiment.output.track,
-    )
-    variables = environment(experiment.output.track)
-    reference = ray.put(setup)
-    # Free the memory of the setup, the data and their partition; from here on this process follows the run.
-    vars(setup).clear()
+    spec = RunSpec(placement, replace(output, directory=output.directory.absolute()), description)
+    variables = environment(output.trackers)
+    reference = ray.put(hand_over())
+    # From here on this process only follows the run.
     trim()
     following = _Following(listener)
     with stoppable(following.stop):
@@ -117,13 +84,14 @@ class _Following:
                 self.follow(over)
                 return ray.get(over)
             except RayTaskError as error:
-                raise final_error(error, spec.resume, begun=spec.resumed or self.reached >= 0) from None
+                begun = spec.output.resumed or self.reached >= 0
+                raise final_error(error, spec.output.resume, begun) from None
             except RayError as error:
                 if self.asked:
                     return False
                 reason = " ".join(str(error).split())
-                try_again(Loss("coordinator", setbacks.add(self.reached), reason, spec.resume))
-                spec = replace(spec, resumed=True)
+                try_again(Loss("coordinator", setbacks.add(self.reached), reason, spec.output.resume))
+                spec = replace(spec, output=replace(spec.output, resumed=True))
             finally:
                 ray.kill(coordinator)
 

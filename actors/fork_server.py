@@ -30,8 +30,8 @@ if __name__ == "__main__":
     # Modules in this file's folder must not hide Python's; the packages are in the folder above.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
+from actors.folders import PrivateFolder
 from actors.forked_worker import LENGTH_BYTES
-from actors.private_folder import PrivateFolder
 from actors.ray_internals import is_plain
 
 _LOADED = (

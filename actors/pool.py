@@ -14,11 +14,10 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 
 from actors.client import Actor, ClientActor, Joined
-from actors.errors import ClusterError, unwrapped
-from actors.kinds import Kinds
+from actors.errors import ClusterError, Loss, try_again, unwrapped
 from actors.leaving_nodes import LeavingNodes
+from actors.machines import Machines
 from actors.placement import Placement, living_nodes
-from actors.retry_policy import Loss, try_again
 from rayfl.determinism.platform import Platform
 from rayfl.errors import log
 from rayfl.experiment.runtime import NODE_KEY
@@ -56,20 +55,20 @@ class ActorPool:
         self,
         setup: ray.ObjectRef,
         placement: Placement,
-        kinds: Kinds | None = None,
+        machines: Machines | None = None,
         on_platform: Callable[[Platform], None] = lambda platform: None,
         stopping: Callable[[], bool] = lambda: False,
     ) -> None:
         """Start the actors.
 
-        Raise ClusterError if none is ready in time, RayflError if they cannot work. `kinds` decides which machines
+        Raise ClusterError if none is ready in time, RayflError if they cannot work. `machines` decides which machines
         work; `on_platform` is called with their description whenever it changes. `stopping`: asked while no actor is
         ready, and until all have started; if it returns true, `Stopped` is raised.
         """
         self.placement = placement
         self.ready: dict[Actor, Joined] = {}
         self.idle: deque[Actor] = deque()
-        self._kinds = kinds or Kinds({}, placement.mixed)
+        self._machines = machines or Machines({}, placement.mixed)
         self._on_platform = on_platform
         self._stopping = stopping
         self.leaving = LeavingNodes(placement.most is not None)
@@ -96,11 +95,11 @@ class ActorPool:
             if self._starting and len(self.ready) < awaited:
                 ready = self._progress("runtime.start_timeout_s", size.start_timeout_s)
                 log.warning("%s; the run starts with these, and the others join when there is room", ready)
-            self._kinds.lead([joined.platform for joined in self.ready.values()])
+            self._machines.lead([joined.platform for joined in self.ready.values()])
             for actor in [*self.ready]:
                 self._judge(actor)
         self._opening = False
-        self._on_platform(self._kinds.platform)
+        self._on_platform(self._machines.platform)
 
     def close(self) -> None:
         """End all actors."""
@@ -209,16 +208,17 @@ class ActorPool:
         if self._stopping():
             raise Stopped
         if not self.ready and now >= self._start_deadline - size.start_timeout_s + size.patience[1]:
-            raise ClusterError(self._kinds.none_left() or self._no_room())
+            raise ClusterError(self._machines.none_left() or self._no_room())
         if size.wait_for_room_s is not None and now >= self._next_line:
             self._next_line = now + LINE_S
-            free, all = (_in_words(found()) for found in (ray.available_resources, ray.cluster_resources))
+            free = _in_words(ray.available_resources())
+            total = _in_words(ray.cluster_resources())
             most = "or for the first of them"
             if self.ready:
                 most = f"at most runtime.start_timeout_s={size.start_timeout_s:g}"
             log.warning(
                 f"waiting for room for client actors, {size.num_actors - len(self.ready)} of {size.size} each, {most}: "
-                f"of the cluster's {all}, {free} are free"
+                f"of the cluster's {total}, {free} are free"
             )
 
     def _admit(self, ref: ray.ObjectRef) -> None:
@@ -236,10 +236,10 @@ class ActorPool:
         self._false_starts = 0
         self.idle.append(actor)
         if not self._opening:
-            before = self._kinds.platform
+            before = self._machines.platform
             self._judge(actor)
-            if self._kinds.platform != before:
-                self._on_platform(self._kinds.platform)
+            if self._machines.platform != before:
+                self._on_platform(self._machines.platform)
 
     def _judge(self, actor: Actor) -> None:
         """Let a new actor work; if its node computes other bits, exclude the node and start another actor elsewhere.
@@ -247,7 +247,7 @@ class ActorPool:
         Raise ClusterError if no node is left.
         """
         joined = self.ready[actor]
-        verdict = self._kinds.judge(joined.platform, joined.address)
+        verdict = self._machines.judge(joined.platform, joined.address)
         was_odd = joined.node in self._odd_nodes
         if verdict.notice and not was_odd:
             log.warning(verdict.notice)
@@ -257,7 +257,7 @@ class ActorPool:
         self._forget(actor)
         self._odd_nodes.add(joined.node)
         if not self.ready and {node["NodeID"] for node in ray.nodes() if node["Alive"]} <= self._odd_nodes:
-            raise ClusterError(self._kinds.none_left())
+            raise ClusterError(self._machines.none_left())
         if not was_odd or not self.ready:
             self.start()
 

@@ -16,13 +16,22 @@ import ray
 from ray.exceptions import ObjectLostError, OutOfMemoryError, RayError, RayTaskError
 
 from actors.client import Actor
-from actors.errors import ClusterError, LostObjects, unwrapped
-from actors.kinds import Kinds
-from actors.locality import WaitingJobs, bytes_by_node, homes
+from actors.errors import Cause, ClusterError, Loss, LostObjects, try_again, unwrapped
+from actors.machines import Machines
+from actors.object_store import (
+    Packed,
+    Part,
+    Stored,
+    WaitingJobs,
+    bytes_by_node,
+    homes,
+    inputs,
+    objects,
+    references,
+    value,
+)
 from actors.placement import Placement
 from actors.pool import ActorPool
-from actors.retry_policy import Cause, Loss, try_again
-from actors.shared_objects import Packed, Part, Stored, inputs, objects, references, value
 from rayfl import tree
 from rayfl.compress.base import Packet
 from rayfl.determinism.addition_order import runs
@@ -120,7 +129,7 @@ class RayExecutor:
         self,
         setup: ray.ObjectRef,
         placement: Placement,
-        kinds: Kinds | None = None,
+        machines: Machines | None = None,
         on_platform: Callable[[Platform], None] = lambda platform: None,
         on_wave: OnWave = lambda wave: None,
         stopping: Callable[[], bool] = lambda: False,
@@ -131,7 +140,7 @@ class RayExecutor:
         """The objects with states of clients, or the server's memories of them."""
         self._look_at: float = MOST_THIN
         self._together = 1
-        self.pool = ActorPool(setup, placement, kinds, on_platform, stopping)
+        self.pool = ActorPool(setup, placement, machines, on_platform, stopping)
 
     def put(self, value: Any) -> Ref:
         """Put a value into the object store."""

@@ -19,10 +19,10 @@ from contextlib import ExitStack, contextmanager
 
 import ray
 
-from actors import fork_server, parent_process, ray_internals
+from actors import fork_server, ray_internals, supervision
 from actors.errors import ClusterError
+from actors.folders import BASE, PrivateFolder
 from actors.placement import require_room_here
-from actors.private_folder import BASE, PrivateFolder
 from rayfl.errors import RayflError, log
 from rayfl.experiment.runtime import Runtime
 
@@ -45,7 +45,7 @@ def session(runtime: Runtime, resume: str | None = None) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
-    parent_process.report(processes={})
+    supervision.tell_parent(processes={})
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     cluster = runtime.cluster
     if cluster is None:
@@ -54,11 +54,11 @@ def session(runtime: Runtime, resume: str | None = None) -> Iterator[None]:
     else:
         opened = joined(cluster)
     with ray_internals.published_lines_logged(), opened:
-        parent_process.report(cluster=cluster, processes={} if cluster else ray_internals.own_processes())
+        supervision.tell_parent(cluster=cluster, processes={} if cluster else ray_internals.own_processes())
         try:
             yield
         finally:
-            parent_process.report(cluster=None, processes={})
+            supervision.tell_parent(cluster=None, processes={})
 
 
 def opening(runtime: Runtime) -> str:

@@ -16,10 +16,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from actors.retry_policy import TRIES
+from actors.errors import TRIES
 from benchmarks.local_cluster import Nodes
 from benchmarks.victims import ACTOR, COORDINATOR, DRIVER, GCS, RAYLET, Victim, pick, processes
-from rayfl.run_directory import manifest
+from rayfl.run_directory import checkpoint_folders
 from rayfl.run_directory.record import read_run
 
 _ROUND_LINE = re.compile(r"\d+/\d+ rounds ")
@@ -41,7 +41,7 @@ class Calm:
 
     def left_s(self, directory: Path) -> float:
         """The expected seconds of a driver that starts or resumes the run in `directory`."""
-        done = max(manifest.checkpoints(directory), default=0)
+        done = max(checkpoint_folders.checkpoints(directory), default=0)
         return self.seconds - self.rounds_s * done / self.rounds
 
 
@@ -266,7 +266,7 @@ def fault(driver: Driver, directory: Path, done: Sequence[str], kills: int, unst
     """Why a driver's end after the strikes `done` is a fault; "" if the run is finished or can be resumed.
 
     `kills`: the number of processes struck. Many may fall into one start, and after enough in a row a run gives up by
-    design (`actors.retry_policy.TRIES`). `unstruck`: how many drivers of the run ended before any strike. Two may,
+    design (`actors.errors.TRIES`). `unstruck`: how many drivers of the run ended before any strike. Two may,
     because a busy machine may be too slow to start a Ray.
     """
     code, errors = driver.process.returncode, driver.errors.strip()

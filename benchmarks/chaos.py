@@ -27,12 +27,12 @@ from benchmarks.local_cluster import Nodes, own_cluster
 from benchmarks.run_bits import held
 from benchmarks.victims import DRIVER, processes
 from jobs.standard_output import print_table
+from rayfl import toml
 from rayfl.choices.kinds import find, named
 from rayfl.errors import RayflError
-from rayfl.experiment import toml
 from rayfl.experiment.experiment import Experiment
 from rayfl.methods.base import Method, PeerHalf
-from rayfl.run_directory import manifest
+from rayfl.run_directory import checkpoint_folders
 from rayfl.run_directory.record import read_run
 from rayfl.schedules.base import Schedule
 
@@ -249,7 +249,7 @@ def bits_different(a: Path, b: Path) -> int:
         for column in (column for column in one.column_names if column != "wall_s"):
             total += _difference(_bytes(one[column]), _bytes(other[column]))
     # One of the runs may lack its last checkpoint, if its disk was full at that moment.
-    saved = [max(manifest.checkpoints(directory), default=-1) for directory in (a, b)]
+    saved = [max(checkpoint_folders.checkpoints(directory), default=-1) for directory in (a, b)]
     if saved[0] == saved[1] == len(runs[0].rounds):
         places = [directory / "checkpoints" / f"{saved[0]:08d}" for directory in (a, b)]
         found = [{name: array.tobytes() for name, array in held(place).items()} for place in places]

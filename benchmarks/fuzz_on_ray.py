@@ -8,19 +8,19 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from actors import session
-from actors.driver import Listener, play_on_ray
+from actors.driver import play_on_ray
 from actors.placement import place
 from benchmarks.fuzz_experiments import Tables
 from benchmarks.fuzz_plays import Difference, Played
 from benchmarks.run_bits import difference
 from benchmarks.victims import ACTOR, COORDINATOR, processes
 from rayfl.determinism.platform import describe
-from rayfl.experiment import toml
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare
 from rayfl.experiment.runtime import Runtime
 from rayfl.rounds.ledger import RoundRow
-from rayfl.run_directory.description import describe_run
+from rayfl.run_directory.description import Description
+from rayfl.run_directory.play_run import Listener, RunOutput
 from rayfl.run_directory.run_folder import create_run_directory
 
 ACTORS = (1, 2, 3)
@@ -67,5 +67,7 @@ def _play(tables: Tables, directory: Path, actors: int, listener: Listener) -> N
     experiment = Experiment(**{**tables, "runtime": runtime})
     setup = prepare(experiment)
     create_run_directory(directory)
-    describe_run(directory, experiment.as_dict(), describe(1), toml.dumps(experiment.as_dict()))
-    play_on_ray(experiment, setup, place(experiment.runtime, most_calls=setup.most_actors), directory, listener)
+    Description(experiment.as_dict()).write(directory, describe(1))
+    placement = place(experiment.runtime, most_calls=setup.most_actors)
+    output = RunOutput(directory, experiment.output.save_models, experiment.output.track, experiment.checkpoint)
+    play_on_ray(lambda: setup, placement, None, output, listener)

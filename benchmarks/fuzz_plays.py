@@ -11,7 +11,7 @@ from benchmarks.run_bits import difference
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare
 from rayfl.rounds.executor import InlineExecutor
-from rayfl.run_directory.play_run import Stopped, play_run
+from rayfl.run_directory.play_run import Listener, RunOutput, Stopped, play_run
 from rayfl.testing.executors import Shuffled
 
 KILLS = 2
@@ -80,11 +80,8 @@ def play(
     play_run(
         setup,
         InlineExecutor(setup, on_wave) if executor is None else executor(setup),
-        directory,
-        lambda record: None,
-        checkpoints=experiment.checkpoint,
-        resumed=resumed,
-        stopping=lambda: stops,
+        RunOutput(directory, checkpoints=experiment.checkpoint, resumed=resumed),
+        Listener(stopping=lambda: stops),
     )
     return done
 

@@ -15,9 +15,8 @@ from ray.experimental import get_local_object_locations
 
 from actors import session
 from actors.client import Actor
-from actors.locality import WaitingJobs
+from actors.object_store import WaitingJobs, inputs
 from actors.ray_executor import PendingCalls, RayExecutor
-from actors.shared_objects import inputs
 from benchmarks.client_actors import client_actors
 from benchmarks.figures import Column, Figures, Results
 from benchmarks.local_cluster import own_cluster

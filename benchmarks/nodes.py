@@ -27,16 +27,15 @@ from jobs.standard_output import print_table
 from rayfl import tree
 from rayfl.determinism.platform import describe
 from rayfl.errors import RayflError
-from rayfl.experiment import toml
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare
 from rayfl.experiment.runtime import Runtime
 from rayfl.gather import Handle
 from rayfl.limits import memory
 from rayfl.rounds.executor import Executor, Job, JobResult, Ref
-from rayfl.rounds.ledger import RoundRecord
-from rayfl.run_directory.description import describe_run
-from rayfl.run_directory.play_run import play_run
+from rayfl.rounds.ledger import RoundRow
+from rayfl.run_directory.description import Description
+from rayfl.run_directory.play_run import Listener, RunOutput, play_run
 from rayfl.run_directory.run_folder import create_run_directory
 
 ACTORS = (8, 16, 32, 64)
@@ -120,12 +119,12 @@ def play(chosen: Experiment, executor: Executor, directory: Path) -> dict[str, A
     """Play all rounds and measure those after the first `WARMUP`: means per round, and the median of the seconds."""
     setup, measuring = prepare(chosen), Measuring(executor)
     create_run_directory(directory)
-    describe_run(directory, chosen.as_dict(), describe(1), toml.dumps(chosen.as_dict()))
+    Description(chosen.as_dict()).write(directory, describe(1))
     seconds: list[float] = []
     marks: list[dict[str, float]] = []
 
-    def on_round(record: RoundRecord) -> None:
-        seconds.append(record.row.wall_s)
+    def on_round(row: RoundRow, means: Mapping[str, float]) -> None:
+        seconds.append(row.wall_s)
         if len(seconds) in (WARMUP, chosen.rounds):
             kinds: dict[str, float] = {}
             for pid, (kind, cpu_s) in processor_times(os.getpid()).items():
@@ -142,7 +141,7 @@ def play(chosen: Experiment, executor: Executor, directory: Path) -> dict[str, A
             }
             marks.append(own)
 
-    play_run(setup, measuring, directory, on_round, save_models=False)
+    play_run(setup, measuring, RunOutput(directory, save_models=False), Listener(on_round))
     first, last = marks
     counted = chosen.rounds - WARMUP
     means = {name: (last[name] - first[name]) / counted for name in first}

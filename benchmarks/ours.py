@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from actors.driver import Listener, play_on_ray
+from actors.driver import play_on_ray
 from actors.placement import place
 from actors.session import session
 from benchmarks.workloads import WORKLOADS
@@ -22,7 +22,8 @@ from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare
 from rayfl.population.sampling import Population
 from rayfl.rounds.setup import Setup
-from rayfl.run_directory.description import describe_run
+from rayfl.run_directory.description import Description
+from rayfl.run_directory.play_run import Listener, RunOutput
 from rayfl.run_directory.run_folder import create_run_directory
 from rayfl.version import __version__
 
@@ -35,11 +36,12 @@ def main(name: str, actors: int, rounds: int) -> None:
     times: list[float] = []
     with tempfile.TemporaryDirectory() as scratch:
         directory = create_run_directory(Path(scratch) / name)
-        describe_run(directory, experiment.as_dict(), describe(1), "")
+        Description(experiment.as_dict()).write(directory, describe(1))
         with session(experiment.runtime):
             placement = place(experiment.runtime, most_calls=setup.most_actors)
+            output = RunOutput(directory, experiment.output.save_models, experiment.output.track, experiment.checkpoint)
             listener = Listener(lambda row, means: times.append(row.wall_s))
-            play_on_ray(experiment, setup, placement, directory, listener)
+            play_on_ray(lambda: setup, placement, None, output, listener)
     print(json.dumps({"seconds": times[workload.warmup :], "version": __version__}), flush=True)
 
 

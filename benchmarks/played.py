@@ -13,16 +13,16 @@ from itertools import pairwise
 from pathlib import Path
 
 from actors import session
-from actors.driver import Listener, play_on_ray
+from actors.driver import play_on_ray
 from actors.placement import place
 from benchmarks.memory import Resident, resident
 from benchmarks.store_use import store_use
 from rayfl.determinism.platform import describe
-from rayfl.experiment import toml
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare
 from rayfl.rounds.ledger import RoundRow
-from rayfl.run_directory.description import describe_run
+from rayfl.run_directory.description import Description
+from rayfl.run_directory.play_run import Listener, RunOutput
 from rayfl.run_directory.run_folder import create_run_directory
 
 LOOKS = 5
@@ -51,9 +51,9 @@ def play_and_watch(experiment: Experiment, directory: Path, watched: Collection[
     """Play the experiment, and measure memory at the rounds `watched`. Errors: those of `play_on_ray`."""
     played = Played()
     marks: list[float] = []
-    setup = prepare(experiment)
+    held = [prepare(experiment)]
     create_run_directory(directory)
-    describe_run(directory, experiment.as_dict(), describe(1), toml.dumps(experiment.as_dict()))
+    Description(experiment.as_dict()).write(directory, describe(1))
 
     def take_down(row: RoundRow, means: Mapping[str, float]) -> None:
         marks.append(time.perf_counter())
@@ -63,8 +63,9 @@ def play_and_watch(experiment: Experiment, directory: Path, watched: Collection[
             look(played, mark)
 
     with session.session(experiment.runtime):
-        placement = place(experiment.runtime, most_calls=setup.most_actors)
-        play_on_ray(experiment, setup, placement, directory, Listener(take_down))
+        placement = place(experiment.runtime, most_calls=held[0].most_actors)
+        output = RunOutput(directory, experiment.output.save_models, experiment.output.track, experiment.checkpoint)
+        play_on_ray(held.pop, placement, None, output, Listener(take_down))
         use = store_use()
     played.spilled_bytes, played.restored_bytes = use.spilled_bytes, use.restored_bytes
     played.between_s = [after - before for before, after in pairwise(marks)]

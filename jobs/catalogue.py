@@ -8,8 +8,8 @@ from rich.table import Table
 from rich.text import Text
 
 from jobs.standard_output import first_sentence, print_table, say
+from rayfl import toml
 from rayfl.choices.kinds import Choice, Kind, find, known
-from rayfl.experiment import toml
 from rayfl.experiment.unknown_keys import CHOSEN, LISTED, settings_of
 from rayfl.methods.base import Method, ServerHalf
 from rayfl.methods.shared.local_training import LocalTraining

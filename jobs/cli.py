@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import click
 
-from actors import fork_server, parent_process
+from actors import fork_server, supervision
 from jobs import shipped
 from jobs.arguments import ABSOLUTE, EXPERIMENT, PLACE, WithSettings
 from jobs.display import Display
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Commands(click.Group):
-    """Commands that report an error in one sentence. From a shell they run in a child process (parent_process.py).
+    """Commands that report an error in one sentence. From a shell they run in a child process (supervision.py).
 
     They end early by click's Exit: a plug-in may call sys.exit, which is an error.
     """
@@ -38,7 +38,7 @@ class Commands(click.Group):
             serve_any_reader()
             self.main(*args, **kwargs)
 
-        parent_process.supervised(command, FAILED)
+        supervision.supervised(command, FAILED)
 
     # Any: click's own signature.
     def invoke(self, ctx: click.Context) -> Any:
@@ -109,7 +109,7 @@ def run(
             from jobs.dry_run import foresee
 
             return foresee(experiment, audience.display)
-        from jobs.run_and_print import print_result, run_or_resume
+        from jobs.single import print_result, run_or_resume
         from jobs.single import run as run_once
 
         play = run_or_resume if resumed else partial(run_once, overwrite=overwrite)
@@ -133,9 +133,9 @@ def resume(
     run can be resumed even if torch, numpy or the hardware differ.
     """
     if isinstance(directory, Path):
-        parent_process.report(run=str(directory))
+        supervision.tell_parent(run=str(directory))
     with _audience(inline) as audience:
-        from jobs.run_and_print import print_result
+        from jobs.single import print_result
         from jobs.single import resume as go_on
 
         settings = [*overrides, *_settings(rounds, actors, inline)]
@@ -268,7 +268,7 @@ def tune(
 def data(file: Path, overrides: Sequence[str]) -> None:
     """Show how the data are split among the clients, as a table. For a sweep, its first experiment."""
     with Display("reading the data") as display:
-        from rayfl.data.check import read_dataset
+        from rayfl.data.loading import read_dataset
         from rayfl.experiment.experiment import read
         from rayfl.experiment.prepare import make_task, split_data
         from rayfl.experiment.sweep import read_sweep

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import click
 
 from actors.errors import ClusterError
-from actors.parent_process import TRACEBACK, way_back
+from actors.supervision import TRACEBACK, way_back
 from jobs.standard_output import say
 from rayfl.errors import ExitError, RayflError, one_line, plugin_line, reason, refusing_exits
 from rayfl.limits.regular_files import require_current_folder

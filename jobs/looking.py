@@ -10,8 +10,8 @@ from rich.text import Text
 
 from jobs.display import Display
 from jobs.standard_output import line_width, print_table, say
+from rayfl import toml
 from rayfl.errors import RayflError
-from rayfl.experiment import toml
 from rayfl.experiment.report_options import ReportOptions, agreed_options
 from rayfl.metrics.facts import Facts
 from rayfl.report import wording
@@ -19,9 +19,9 @@ from rayfl.report.comparison import TextTable, comparison, over_clients, require
 from rayfl.report.groups import groups
 from rayfl.report.overview import run_list, state_of
 from rayfl.report.summary import Summary, summary
-from rayfl.run_directory.copies import copy_for_reading
 from rayfl.run_directory.outputs import OutputKind, write_output
 from rayfl.run_directory.record import Run, read_run, run_directories
+from rayfl.run_directory.run_folder import copy_for_reading
 from rayfl.settings import dotted
 
 WIDTH = 150

@@ -13,12 +13,12 @@ from pydantic import Field
 
 from jobs.console import Audience
 from jobs.display import Display
-from jobs.earlier_run import earlier_run
 from jobs.failures import INTERRUPTED, LIMIT
+from jobs.resuming import earlier_run
 from jobs.shipped import FOLDER
 from jobs.standard_output import say
 from jobs.sweep import sweep
-from rayfl.data.check import read_dataset
+from rayfl.data.loading import read_dataset
 from rayfl.errors import RayflError, did_you_mean
 from rayfl.experiment.sweep import Combination, combine
 from rayfl.experiment.table import read_table, with_overrides

@@ -1,4 +1,4 @@
-"""Run one experiment or resume a run, and draw its page."""
+"""Run one experiment or resume a run, draw its page, and print its result."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -7,54 +7,59 @@ from dataclasses import dataclass, replace
 from functools import partial
 from logging import INFO, WARNING
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from actors import fork_server, package_folder, parent_process, signals
+from actors import folders, fork_server, supervision
 from jobs.console import Audience, following
-from jobs.earlier_run import found_again, require_same_platform, resumable
-from rayfl.determinism import platform
-from rayfl.determinism.platform import Platform
+from jobs.looking import result_table
+from jobs.resuming import earlier_run, fetch_newer, found_again, require_same_platform, resumable
+from jobs.standard_output import print_table, say
+from rayfl.data.datasets import Dataset
+from rayfl.determinism.platform import describe, with_kind
 from rayfl.determinism.torch_flags import own_flags
 from rayfl.errors import RayflError, log, log_once, refusing_exits
 from rayfl.experiment.experiment import Experiment
-from rayfl.experiment.identity import experiment_files, identity
-from rayfl.experiment.input_files import KeptFiles
+from rayfl.experiment.identity import described, identity
 from rayfl.experiment.prepare import prepare, with_task
 from rayfl.experiment.report_options import ReportOptions
+from rayfl.report.summary import summary
 from rayfl.rounds.errors import MethodError
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.ledger import RoundRow
 from rayfl.rounds.setup import Setup
-from rayfl.run_directory.description import origin_stamp, write_origin
+from rayfl.run_directory.description import Description, origin_stamp, write_origin
 from rayfl.run_directory.disk import writing
+from rayfl.run_directory.object_storage import is_url
 from rayfl.run_directory.outputs import REPORT, require_replaceable
-from rayfl.run_directory.play_run import Stopped, play_run
+from rayfl.run_directory.play_run import Listener, RunOutput, Stopped, play_run
 from rayfl.run_directory.record import Run, read_run
 from rayfl.run_directory.run_files import require_no_links
 from rayfl.run_directory.run_folder import RunFolder
 from rayfl.run_directory.tables import read_records
+from rayfl.settings import dotted
 
-# Runs in one process need no Ray.
-if TYPE_CHECKING:
-    from actors.placement import Placement
-
-
+Player = Callable[[RunOutput, Listener], object]
+"""Plays the rounds of a prepared experiment."""
 DRAWING = "drawing the page"
 
 
-@dataclass(frozen=True)
+@dataclass
 class Prepared:
-    """An experiment that is ready to be played: its setup, its input files, and the platform of this process."""
+    """An experiment that is ready to be played: its setup, and its description with the platform of this process."""
 
     experiment: Experiment
     setup: Setup
-    files: KeptFiles
-    platform: Platform
+    description: Description
 
     @property
     def inline(self) -> bool:
         """Whether this process plays the rounds, without Ray."""
         return self.experiment.runtime.executor == "inline"
+
+    def hand_over(self) -> Setup:
+        """Return the setup, which is no longer here afterwards: its memory is the receiver's to free."""
+        setup = self.setup
+        del self.setup
+        return setup
 
 
 @refusing_exits()
@@ -109,7 +114,7 @@ def go_on(before: Run, experiment: Experiment, audience: Audience | None = None)
     the run cannot be resumed here, if nothing is left to do, or if the directory has links.
     """
     audience = audience or Audience()
-    parent_process.report(run=str(before.directory))
+    supervision.tell_parent(run=str(before.directory))
     require_no_links(before.directory)
     folder = RunFolder.at(before.directory, experiment.output.directory)
     if before.finished and experiment.rounds == len(before.rounds):
@@ -120,18 +125,18 @@ def go_on(before: Run, experiment: Experiment, audience: Audience | None = None)
     if experiment.output.report:
         require_replaceable(folder.directory / "report.html", REPORT)
     prepared = _prepared(experiment, audience)
-    require_same_platform(before, experiment.runtime, prepared.platform)
+    require_same_platform(before, experiment.runtime, prepared.description.platform)
     return _play(prepared, folder, nullcontext(folder), audience, before)
 
 
 def _prepared(experiment: Experiment, audience: Audience) -> Prepared:
     audience.display.stage(f"{experiment.name}: reading the data and building the model")
-    files = experiment_files(experiment)
+    description = described(experiment)
     setup = prepare(experiment)
-    files = replace(files, table=with_task(files.table, setup.dataset))
-    setup = replace(setup, identity=identity(experiment, files.table))
-    runtime = experiment.runtime
-    return Prepared(experiment, setup, files, platform.describe(runtime.threads, runtime.driver_device))
+    table = with_task(description.table, setup.dataset)
+    setup = replace(setup, identity=identity(experiment, table))
+    here = describe(experiment.runtime.threads, experiment.runtime.driver_device)
+    return Prepared(experiment, setup, replace(description, table=table, platform=here))
 
 
 def _play(
@@ -145,31 +150,34 @@ def _play(
 
     `opening` makes the directory of a new run, and yields it; `before`: the run to continue.
     """
-    if folder.url is None and (sentence := package_folder.warning(folder.directory.parent)):
+    if folder.url is None and (sentence := folders.warning_of_deletion(folder.directory.parent)):
         log_once(WARNING, sentence)
     resume = None if before is None else f"rayfl resume {folder.directory}"
     page = None
     with ExitStack() as copying, ThreadPoolExecutor(1) as drawing:
-        with _ray(prepared, audience, resume) as pool, opening as folder:
-            parent_process.report(run=str(folder.directory))
+        with _player(prepared, audience, resume) as play, opening as folder:
+            supervision.tell_parent(run=str(folder.directory))
             with writing(folder.directory, f"go on with: {resume}" if resume else "run it again"):
                 # On Ray, the coordinator adds the machines; only it writes the description of a resumed run.
                 recorded = {} if before is None else before.platform
-                machines = platform.with_kind(recorded, prepared.platform) if prepared.inline else None
+                machines = with_kind(recorded, prepared.description.platform) if prepared.inline else None
                 if before is None or prepared.inline:
-                    prepared.files.write_into(folder.directory, machines)
+                    prepared.description.write(folder.directory, machines)
                 if before is None:
                     write_origin(folder.directory)
                 audience.played[folder.directory] = origin_stamp(folder.directory)
-            round_done = copying.enter_context(folder.mirrored())
+            written, checkpoints = prepared.experiment.output, prepared.experiment.checkpoint
+            output = RunOutput(
+                folder.directory, written.save_models, written.track, checkpoints, resumed=before is not None
+            )
             try:
-                _play_rounds(prepared, pool, folder.directory, audience, round_done, resumed=before is not None)
+                _play_rounds(prepared, play, output, audience, copying.enter_context(folder.mirrored()))
             except MethodError as error:
                 if not len(read_records(folder.directory, "rounds")):
                     raise
                 kept = f"the rounds before it are kept, go on with: rayfl resume {folder.directory}"
                 raise MethodError(f"{error}; {kept}") from error
-            parent_process.report(played=str(folder.directory))
+            supervision.tell_parent(played=str(folder.directory))
             if prepared.experiment.output.report:
                 audience.display.stage(DRAWING)
                 # Drawn while Ray shuts down.
@@ -180,65 +188,60 @@ def _play(
 
 
 @contextmanager
-def _ray(prepared: Prepared, audience: Audience, resume: str | None) -> Iterator["Placement | None"]:
-    """Context manager: Ray for the experiment, if it needs Ray. Yield the placement of the actors, or None.
+def _player(prepared: Prepared, audience: Audience, resume: str | None) -> Iterator[Player]:
+    """Context manager: what plays the experiment, on the Ray that this starts or joins, or in this process.
 
     `resume`: the command that resumes the run, if there is one. Raise errors before anything is written.
     """
-    experiment, setup = prepared.experiment, prepared.setup
     if prepared.inline:
         fork_server.end()
-        yield None
+        yield partial(_play_here, prepared.hand_over)
         return
     from actors import session
+    from actors.driver import play_on_ray
     from actors.placement import place
 
-    audience.display.stage(f"{experiment.name}: {session.opening(experiment.runtime)}")
-    with session.session(experiment.runtime, resume):
-        yield place(experiment.runtime, most_calls=setup.most_actors)
+    runtime = prepared.experiment.runtime
+    audience.display.stage(f"{prepared.experiment.name}: {session.opening(runtime)}")
+    with session.session(runtime, resume):
+        placement = place(runtime, most_calls=prepared.setup.most_actors)
+        yield partial(play_on_ray, prepared.hand_over, placement, prepared.description)
+
+
+def _play_here(hand_over: Callable[[], Setup], output: RunOutput, listener: Listener) -> None:
+    """Play a run in this process. It ends after its round at the first signal, as on Ray."""
+    setup = hand_over()
+    with supervision.stoppable(listener.on_stop) as has_signal, suppress(Stopped):
+        watching = replace(listener, stopping=lambda: has_signal() or listener.stopping())
+        play_run(setup, InlineExecutor(setup, listener.on_wave), output, watching)
 
 
 def _play_rounds(
-    prepared: Prepared,
-    placement: "Placement | None",
-    directory: Path,
-    audience: Audience,
-    round_done: Callable[[], object],
-    resumed: bool,
+    prepared: Prepared, play: Player, output: RunOutput, audience: Audience, round_done: Callable[[], object]
 ) -> None:
     """Play all rounds that are left. `round_done` is called after each round."""
-    experiment, setup = prepared.experiment, prepared.setup
-    over = partial(audience.is_over, experiment.runtime.limit_s)
+    experiment = prepared.experiment
     title = experiment.label or experiment.name
-    with following(experiment.rounds, title, audience, setup.metric_facts) as show:
-        for what in experiment.in_memory:
-            log.warning(f"{what} was given from Python and cannot be imported: this run cannot be resumed")
-        for line in setup.dataset.in_words(10):
-            log_once(INFO, f"{setup.dataset.train.place or setup.dataset.name}: {line}")
+    with following(experiment.rounds, title, audience, prepared.setup.metric_facts) as show:
+        _log_facts(experiment, prepared.setup.dataset)
 
         def on_round(row: RoundRow, means: Mapping[str, float]) -> None:
             round_done()
             show(row, means)
             audience.on_round(row, means)
 
-        if placement is None:
-            with signals.stoppable(show.stopping) as stopping, suppress(Stopped):
-                play_run(
-                    setup,
-                    InlineExecutor(setup, show.wave),
-                    directory,
-                    lambda record: on_round(record.row, record.means),
-                    save_models=experiment.output.save_models,
-                    trackers=experiment.output.track,
-                    checkpoints=experiment.checkpoint,
-                    resumed=resumed,
-                    stopping=lambda: stopping() or audience.stopping() or over(),
-                )
-        else:
-            from actors.driver import Listener, play_on_ray
+        def stopping() -> bool:
+            return audience.stopping() or audience.is_over(experiment.runtime.limit_s)
 
-            listener = Listener(on_round, show.wave, show.stopping, lambda: audience.stopping() or over())
-            play_on_ray(experiment, setup, placement, directory, listener, resumed, prepared.files, prepared.platform)
+        play(output, Listener(on_round, show.wave, show.stopping, stopping))
+
+
+def _log_facts(experiment: Experiment, dataset: Dataset) -> None:
+    """Log what a user should know before the first round."""
+    for what in experiment.in_memory:
+        log.warning(f"{what} was given from Python and cannot be imported: this run cannot be resumed")
+    for line in dataset.in_words(10):
+        log_once(INFO, f"{dataset.train.place or dataset.name}: {line}")
 
 
 def _draw_own(directory: Path, audience: Audience) -> None:
@@ -278,3 +281,46 @@ def finish_up(folder: RunFolder, page: bool, audience: Audience) -> bool:
         with folder.mirrored():
             pass
     return page or behind
+
+
+def run_or_resume(experiment: Experiment, output: Path | str | None, audience: Audience) -> Path:
+    """Begin an experiment's run in `output`, go on with it, or say that it is finished; returns its directory.
+
+    `output`: a directory or a URL; None: NAME below the URL in the experiment's `output.directory`. The same call may
+    be repeated after any end, even a kill. Raise RayflError if `output` holds something else than a run of these
+    settings.
+    """
+    if output is None and not is_url(experiment.output.directory):
+        raise RayflError("--resume needs the directory of the run: give it as --output DIRECTORY")
+    folder, experiment = folder_of(experiment, output)
+    if folder.url is not None:
+        audience.display.stage(f"looking at {folder.url}")
+        fetch_newer(folder)
+    before = earlier_run(folder.directory, experiment, "name another --output")
+    if before is None:
+        return run(experiment, folder.directory, audience=audience)
+    if not before.finished:
+        return go_on(before, experiment, audience)
+    finish_up(folder, experiment.output.report, audience)
+    say(f"{folder.directory} is finished: nothing is left to run")
+    return folder.directory
+
+
+def print_result(directory: Path, audience: Audience) -> int:
+    """Close the display and print the result of a run. Return the exit code: 0, or why the run ended before its end."""
+    page = directory / "report.html"
+    with audience.own(directory):
+        records = read_run(directory)
+    audience.display.close()
+    print_table(result_table(summary(records)), 100)
+    say(f"run directory: {directory.absolute()}")
+    if page.exists():
+        say(f"report:        {page}")
+    settings = dotted(records.experiment)
+    if url := RunFolder(directory, str(settings.get("output.directory", ""))).url:
+        say(f"copy: {url}")
+    if records.finished:
+        return 0
+    stopped, code = audience.stopped(settings.get("runtime.limit_s"))
+    say(f"{stopped} after {len(records.rounds)} of {settings['rounds']} rounds; go on with: rayfl resume {directory}")
+    return code

@@ -19,23 +19,23 @@ from pathlib import Path
 from signal import SIGINT
 from typing import Literal
 
-from actors import parent_process, signals
+from actors import supervision
 from jobs.console import Audience
 from jobs.display import Overall
-from jobs.earlier_run import earlier_run, require_same_platform
 from jobs.failures import FAILED, INTERRUPTED, LIMIT, sentence_and_code
 from jobs.looking import print_comparison
+from jobs.resuming import earlier_run, require_same_platform
 from jobs.single import DRAWING, draw, go_on, run
 from jobs.standard_output import say
-from rayfl.data.check import read_dataset
+from rayfl import toml
+from rayfl.data.loading import read_dataset
 from rayfl.determinism import platform
 from rayfl.errors import RayflError, log, one_line
-from rayfl.experiment import toml
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.identity import require_settings
-from rayfl.experiment.input_files import absolute
 from rayfl.experiment.prepare import prepare
 from rayfl.experiment.sweep import Combination
+from rayfl.experiment.table import absolute
 from rayfl.report.pivot import check_tables
 from rayfl.run_directory.object_storage import Storage
 from rayfl.run_directory.outputs import REPORT, require_replaceable
@@ -123,7 +123,7 @@ def run_all(
     home = first.output.directory
     folder = RunFolder.at(directory, home) if directory else RunFolder.named(first.name, home).next_free()
     directory, url = folder.directory, folder.url
-    parent_process.report(again=again or f"go on with --dir {directory}")
+    supervision.tell_parent(again=again or f"go on with --dir {directory}")
     if url is not None:
         combinations = [
             _changed(one, "output", one.experiment.output.model_copy(update={"directory": url})) for one in combinations
@@ -229,7 +229,7 @@ def _one_by_one(
     waiting: Sequence[Combination], directory: Path, overwrite: bool, audience: Audience, overall: Overall
 ) -> Iterator[Outcome]:
     """Run one combination after another. A signal ends the current one, and no later one is begun."""
-    with signals.stoppable(overall.stopping) as stopping:
+    with supervision.stoppable(overall.stopping) as stopping:
         for number, one in enumerate(waiting):
             if not audience.display.hidden:
                 say(f"[{number + 1}/{len(waiting)}] {one.title}")
@@ -261,7 +261,7 @@ def played(one: Combination, directory: Path, overwrite: bool, audience: Audienc
         return read_run(directory)
     finally:
         # A stopped sweep is resumed by its own command, not by `rayfl resume RUN`.
-        parent_process.report(run=None)
+        supervision.tell_parent(run=None)
 
 
 def run_at_once(
@@ -303,7 +303,7 @@ def run_at_once(
         say(f"{one.title}: {status}")
         return Outcome(one, directory / one.directory, status, error)
 
-    with ThreadPoolExecutor(parallel) as pool, signals.stoppable(stop) as stopping:
+    with ThreadPoolExecutor(parallel) as pool, supervision.stoppable(stop) as stopping:
         try:
             return [outcome for outcome in pool.map(in_process, waiting) if outcome is not None]
         except KeyboardInterrupt:

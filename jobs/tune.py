@@ -22,10 +22,11 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from actors import parent_process, signals
-from jobs import console, display, earlier_run, failures, single, standard_output, sweep
+from actors import supervision
+from jobs import console, display, failures, resuming, single, standard_output, sweep
+from rayfl import toml
 from rayfl.errors import RayflError
-from rayfl.experiment import identity, input_files, prepare, report_options, table, toml
+from rayfl.experiment import identity, prepare, report_options, table
 from rayfl.experiment import sweep as sweeps
 from rayfl.experiment.experiment import Experiment
 from rayfl.metrics import facts, fairness
@@ -123,7 +124,7 @@ class Tuning:
         cases = [_with(case, best[label], self.overrides) for label, case in self.cases.items() if case]
         lists = {"seed": self.seeds if self.seeds != [self.table.get("seed", 1)] else None, "case": cases or None}
         found = _with(self.table, {"report.note": note, **({} if cases else best[self.name])})
-        return toml.dumps(input_files.absolute({**found, "sweep": lists if any(lists.values()) else None}))
+        return toml.dumps(table.absolute({**found, "sweep": lists if any(lists.values()) else None}))
 
 
 # Any: settings of any type.
@@ -178,7 +179,7 @@ def tune(tuning: Tuning, budget: int, directory: Path | None, audience: console.
     goal = metric, fairness.facts_over_clients(place, known.get(what, facts.LOSS)).sign, options.last
     named = run_folder.RunFolder.named(f"{tuning.name}-tune", experiments[0].output.directory).next_free().directory
     home, studies = directory or named, {label: _study(tuning, label, budget) for label in tuning.cases}
-    parent_process.report(again=f"go on with --dir {home}")
+    supervision.tell_parent(again=f"go on with --dir {home}")
     with disk.locked(home), sweep.one_session(experiments, audience):
         if code := _play_trials(tuning, studies, budget, goal, home, audience):
             return code
@@ -200,7 +201,7 @@ def _play_trials(
 ) -> int:
     """Play all trials. Return 0, or the exit code of a stop or a failure, which a sentence has reported."""
     overall = display.Overall(audience.display, budget * len(studies))
-    with signals.stoppable(overall.stopping) as stopping:
+    with supervision.stoppable(overall.stopping) as stopping:
         for label, study in studies.items():
             for _ in range(len(study.trials) or budget):
                 stream = None
@@ -271,7 +272,7 @@ def _play_trial(
                 if round + 1 < one.experiment.rounds and asked.should_prune():
                     pruned.set()
 
-    run = earlier_run.earlier_run(directory, one.experiment, "name another --dir")
+    run = resuming.earlier_run(directory, one.experiment, "name another --dir")
     if run is not None:
         see(zip(*(series.series(run, metric) or ((), ())), strict=True))
     if run is None or not (run.finished or pruned.is_set()):

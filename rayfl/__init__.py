@@ -12,7 +12,7 @@ from rayfl.determinism.process import prepare_process, warn_if_late
 from rayfl.version import __version__
 
 if TYPE_CHECKING:
-    from jobs.from_python import resume, run, sweep
+    from jobs.python_api import resume, run, sweep
     from rayfl.experiment.experiment import Experiment
     from rayfl.report.results import load
 
@@ -21,9 +21,9 @@ __all__ = ["Experiment", "__version__", "load", "resume", "run", "sweep"]
 _PLACES = {
     "Experiment": "rayfl.experiment.experiment",
     "load": "rayfl.report.results",
-    "resume": "jobs.from_python",
-    "run": "jobs.from_python",
-    "sweep": "jobs.from_python",
+    "resume": "jobs.python_api",
+    "run": "jobs.python_api",
+    "sweep": "jobs.python_api",
 }
 """The modules that define the names of `__all__`."""
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rayfl.report.groups import Group, groups
 from rayfl.rounds.ledger import MetricRow, RoundRow
-from rayfl.run_directory.description import describe_run
+from rayfl.run_directory.description import Description
 from rayfl.run_directory.record import Recorder, Run, read_run
 from rayfl.run_directory.run_folder import create_run_directory
 
@@ -26,7 +26,7 @@ def run_of(
 
     `accuracy` maps evaluated rounds to values of the metric `name`.
     """
-    describe_run(create_run_directory(directory), {"name": "run", "seed": seed, **settings}, {}, "")
+    Description({"name": "run", "seed": seed, **settings}).write(create_run_directory(directory), {})
     with Recorder(directory) as recorder:
         for round in range(max(accuracy, default=0) + 1 if rounds is None else rounds):
             metrics = [MetricRow(None, name, accuracy[round])] if round in accuracy else []

@@ -32,8 +32,8 @@ from jobs.cli import main
 from jobs.reproduce import Paper
 from jobs.shipped import experiment_file
 from jobs.tune import Tuning
+from rayfl import toml
 from rayfl.choices.kinds import find, named
-from rayfl.experiment import toml
 from rayfl.experiment.experiment import Experiment, read
 from rayfl.experiment.prepare import prepare
 from rayfl.experiment.sweep import read_sweep

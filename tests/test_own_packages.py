@@ -51,7 +51,7 @@ runpy.run_module("rayfl", run_name="__main__")
     done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     ours = ROOT / "actors" / "__init__.py"
-    expected = [f"{name} {ours}" for name in ("ClientActor", "Coordinator", "jobs.from_python")]
+    expected = [f"{name} {ours}" for name in ("ClientActor", "Coordinator", "jobs.python_api")]
     assert done.stdout.splitlines() == [*expected, f"rayfl, version {rayfl.__version__}"]
 
 

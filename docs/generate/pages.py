@@ -15,11 +15,11 @@ from docs.generate.markdown import as_markdown, code, escaped, settings_table, t
 from docs.generate.messages import measured, sent_section
 from jobs.catalogue import about, example, for_newcomers, in_table, setting_rows, what_it_is
 from jobs.cli import main
+from rayfl import toml
 from rayfl.choices.kinds import named
 from rayfl.compress.base import Compressor
 from rayfl.data.datasets import Source
 from rayfl.data.partition import PartitionScheme
-from rayfl.experiment import toml
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.unknown_keys import CHOSEN, LISTED
 from rayfl.methods.base import Method, PeerHalf

@@ -129,7 +129,7 @@ def _reader(path: Path) -> str | None:
     modules = [str(frame.f_globals.get("__name__")) for frame in frames]
     first = next((n for n, name in enumerate(modules) if name.startswith((PLUGIN_MODULES, "importlib."))), None)
     # What a source of data reads is named by its method `files`.
-    if first is None or modules[first].startswith("importlib.") or "rayfl.data.check" in modules:
+    if first is None or modules[first].startswith("importlib.") or "rayfl.data.loading" in modules:
         return None
     file = frames[first].f_code.co_filename
     named = file in linecache.cache and path.name in "".join(linecache.getlines(file))

@@ -1,14 +1,25 @@
-"""The settings that decide the numbers of a run, and so which runs belong to one experiment."""
+"""What makes runs the same: the settings that decide their numbers, and the files that they name.
+
+A trace, a graph, weights and a plug-in's code are read once, when a run is prepared, and copied into `files/` of its
+directory; a resumed run reads the copies. A copy's name follows from its content (files/trace-0f3a5c1b2d4e.csv), so
+experiments with the same settings have the same files. Files of samples are not copied: a run records their paths, from
+the current directory if all lie in it.
+"""
 
 import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rayfl.choices import plugins
 from rayfl.data.file_digest import source_digests
 from rayfl.errors import RayflError, did_you_mean
-from rayfl.experiment.input_files import KeptFiles, has_whole_digests, kept_files
+from rayfl.experiment.table import KINDS, STAYING, has_whole_digests, mapped
+from rayfl.limits.regular_files import expanded, read_bytes, reading
+from rayfl.run_directory.description import Description, input_name
 from rayfl.settings import dotted
 
 if TYPE_CHECKING:
@@ -61,8 +72,11 @@ def _parts(data: Mapping[str, Any]) -> dict[str, str]:
     return {key: os.path.relpath(path, home) if path in files else "." for key, path in paths.items()}
 
 
-def experiment_files(experiment: "Experiment") -> KeptFiles:
-    """Read the files that an experiment names, and digest those of its samples. Raise RayflError as of both."""
+def described(experiment: "Experiment") -> Description:
+    """The description of an experiment: reads the files that it names, and digests those of its samples.
+
+    Raise RayflError as of both.
+    """
     table = experiment.as_dict()
     if digests := source_digests(experiment.data):
         table["data"]["digest"] = digests
@@ -99,3 +113,73 @@ def require_settings(experiments: Iterable[Mapping[str, object]], names: Sequenc
 def lies_in(setting: str, name: str) -> bool:
     """Whether the dotted key `setting` is `name` or lies in the table `name`."""
     return setting == name or setting.startswith(f"{name}.")
+
+
+# Any: an experiment's table.
+def kept_files(table: Mapping[str, Any]) -> Description:
+    """The description of an experiment, with the files that it names. Raise RayflError if one cannot be read."""
+    contents: dict[str, bytes] = {}
+    relative = _are_inside(table.get("data", {}))
+
+    def kept(key: tuple[str, ...], path: str) -> str:
+        if key in STAYING:
+            stays = expanded(path).absolute()
+            return str(stays.relative_to(Path.cwd()) if relative else stays)
+        with reading(Path(path), f"give {'.'.join(key)}=FILE with the file of the experiment", SyntaxError):
+            copies = _copies(key, Path(path))
+        name = next(iter(copies))
+        if key not in KINDS and not plugins.is_loaded(Path(name).stem.removeprefix("plugin-")):
+            raise RayflError(f"{path} has changed since the experiment was read; start again")
+        contents.update(copies)
+        return name
+
+    return Description(mapped(table, kept), contents)
+
+
+def _are_inside(data: Mapping[str, Any]) -> bool:
+    """Whether a run records its data by paths from the current folder: all of them lie in it, with whole digests."""
+    paths = [expanded(data[name]).absolute() for _, name in STAYING if data.get(name)]
+    inside = all(path.is_relative_to(Path.cwd()) and ".." not in path.parts for path in paths)
+    return inside and has_whole_digests(data)
+
+
+def _copies(key: tuple[str, ...], path: Path) -> dict[str, bytes]:
+    """The content of a file by the path of its copy, followed by those of the files that a plug-in imports or reads.
+
+    The copy keeps the ending, which tells the format of a graph. Raise OSError; SyntaxError or UnicodeDecodeError if a
+    plug-in is not Python.
+    """
+    if key in KINDS:
+        return {input_name(KINDS[key], plugins.digest(content := read_bytes(path)), path.suffix): content}
+    file = plugins.PluginFile.read(path)
+    return dict(file.copies(Path(input_name("plugin", file.digest, path.suffix))))
+
+
+# Any: settings of any type.
+def require_copies(began: Mapping[str, Any], table: Mapping[str, Any], directory: Path) -> None:
+    """RayflError if a file that `table` names is not the one with which the run in `directory` began, by the digest in
+    the name of its copy.
+
+    began: the experiment of the run as its directory has it. A table that was made of it is checked before any code in
+    these files runs. A file that cannot be read, or of which `began` has none, is left to those who need it.
+    """
+    names: dict[tuple[str, ...], list[str]] = {}
+
+    def noted(key: tuple[str, ...], path: str) -> str:
+        names.setdefault(key, []).append(path)
+        return path
+
+    def checked(key: tuple[str, ...], path: str) -> str:
+        with suppress(OSError, SyntaxError, UnicodeDecodeError):
+            if key in names and key not in STAYING:
+                copy = next(iter(_copies(key, Path(path))))
+                if Path(copy).stem not in [Path(name).stem for name in names[key]]:
+                    imported = "" if key in KINDS else " (its own, or that of files that it imports or reads)"
+                    raise RayflError(
+                        f"{'.'.join(key)} names a file with other content than {names[key][0]}{imported}, with which "
+                        f"the run in {directory} began; give {'.'.join(key)}=FILE with a copy of that file"
+                    )
+        return path
+
+    mapped(began, noted)
+    mapped(table, checked)

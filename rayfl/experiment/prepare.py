@@ -15,8 +15,8 @@ from rayfl import tree
 from rayfl.choices import plugins
 from rayfl.choices.kinds import Kind
 from rayfl.data.batches import first_two
-from rayfl.data.check import read_dataset
 from rayfl.data.datasets import Dataset, Samples
+from rayfl.data.loading import read_dataset
 from rayfl.data.partition import Partition, Shards
 from rayfl.determinism import seeding, torch_flags
 from rayfl.determinism.global_draws import key, preserved
@@ -138,7 +138,7 @@ def _naming_failed_code(experiment: Experiment) -> Iterator[None]:
         raise
     except BaseException as error:
         tables = (experiment.data, experiment.partition, experiment.task, experiment.topology, *experiment.wrap)
-        chosen = (*map(type, tables), experiment.method.kind)
+        chosen = (*(type(one) for one in tables), experiment.method.kind)
         modules = {one.__module__ for kind in chosen for one in kind.__mro__ if issubclass(one, Kind)}
         frames = [one for one in traceback.walk_tb(error.__traceback__) if one[0].f_globals["__name__"] in modules]
         if not frames or out_of_memory(error):

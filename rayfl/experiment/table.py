@@ -1,21 +1,35 @@
-"""An experiment as a table of settings: read from its TOML file and changed by overrides.
+"""An experiment as a table of settings: read from its TOML file and changed by overrides; and the paths in a table.
 
-Nothing here loads torch, so that mistakes show at once.
+In an experiment's TOML file a path is relative to that file, elsewhere to the current directory. Nothing here loads
+torch, so that mistakes show at once.
 """
 
 import datetime
 import itertools
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rayfl.choices import plugins
 from rayfl.errors import RayflError
-from rayfl.experiment.input_files import located
-from rayfl.limits.regular_files import read_text, reading
+from rayfl.limits.regular_files import expanded, read_text, reading
 from rayfl.settings import MOST_NESTED, check_plain, shown
 
+KINDS = {
+    ("clients", "availability", "trace"): "trace",
+    ("topology", "path"): "graph",
+    ("model", "start"): "weights",
+}
+"""The settings that name a file, and the word with which the copy's name begins."""
+STAYING = {("data", "path"), ("data", "test_path")}
+"""The settings that name files of samples. They are too large to be copied; `data.digest` has their digests."""
+_OPEN = (
+    *("data", "partition", "model", "task", "method", "uplink", "downlink", "topology", "evaluation"),
+    *("selection", "schedule", "wrap"),
+)
+"""The tables in which a name may refer to a plugin file: my_methods.py:FedExP."""
 LONGEST_NAME = 200
 """The most letters of a name: file names have at most 255, and some files are named after it."""
 _MOST_DOTS = 1_000
@@ -173,3 +187,53 @@ def _value(text: str) -> Any:
         return text
     is_date = isinstance(parsed["value"], datetime.date | datetime.time)
     return text if is_date or len(parsed) > 1 else parsed["value"]
+
+
+# Any: a table of a TOML file, with a [sweep] or without.
+def located(table: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """The table of a TOML file in `folder`, with its relative paths resolved from there.
+
+    Those of data with digests, which a run has recorded, begin in a folder around it, or in the current one.
+    """
+    data = table.get("data")
+    recorded = isinstance(data, Mapping) and has_whole_digests(data)
+
+    def resolved(key: tuple[str, ...], path: str) -> str:
+        homes = (folder, Path.cwd(), *folder.absolute().parents) if key in STAYING and recorded else (folder,)
+        paths = [home / expanded(path) for home in homes]
+        return str(next((one for one in paths if one.exists()), paths[0]))
+
+    return mapped(table, resolved)
+
+
+# Any: a table.
+def absolute(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The table with absolute paths to files."""
+    return mapped(table, lambda key, path: str(Path(path).absolute()))
+
+
+# Any: a table, and what is in it.
+def mapped(table: Mapping[str, Any], change: Callable[[tuple[str, ...], str], str]) -> dict[str, Any]:
+    """The table with `change(key, path)` in place of every path to a file, also in a [sweep].
+
+    In a name that refers to a class in a plugin file only the path is changed.
+    """
+
+    def walk(value: Any, path: tuple[str, ...]) -> Any:
+        if isinstance(value, Mapping):
+            return {key: walk(inner, (*path, *str(key).split("."))) for key, inner in value.items()}
+        if isinstance(value, list | tuple):
+            return [walk(item, path) for item in value]
+        leads = ("sweep", "case"), ("sweep",), ("tune",)
+        key = path[next((len(lead) for lead in leads if path[: len(lead)] == lead), 0) :]
+        if key[:1] and key[0] in _OPEN and (named := plugins.file_of(value)) is not None:
+            return f"{change(key, named[0])}:{named[1]}"
+        return change(key, value) if key in (*KINDS, *STAYING) and isinstance(value, str) and value else value
+
+    return walk(table, ())
+
+
+def has_whole_digests(data: Mapping[str, Any]) -> bool:
+    """Whether a table of data has the digests of files, and none of a sample only."""
+    digests = data.get("digest")
+    return isinstance(digests, Mapping) and bool(digests) and not any("sample-" in str(one) for one in digests.values())

@@ -20,9 +20,9 @@ from rayfl.report.groups import groups, ranked_names
 from rayfl.report.numbers import number
 from rayfl.report.series import cost, metric_names, series
 from rayfl.report.summary import Summary, summary
-from rayfl.run_directory.copies import copy_for_reading
 from rayfl.run_directory.object_storage import is_url, require_path
 from rayfl.run_directory.record import Run, read_run, run_directories
+from rayfl.run_directory.run_folder import copy_for_reading
 from rayfl.run_directory.saved_models import CONSTANTS, load_model, read_model_inputs
 from rayfl.settings import dotted, shown
 
@@ -225,7 +225,8 @@ class RunResults:
     # Any: tables of the experiment.
     def _located(self, table: Mapping[str, Any]) -> dict[str, Any]:
         """Tables of the run's experiment with the places of its files. RayflError if one is not as the run began."""
-        from rayfl.experiment.input_files import located, require_copies
+        from rayfl.experiment.identity import require_copies
+        from rayfl.experiment.table import located
 
         found = located(table, self.directory)
         require_copies(self.settings, found, self.directory)

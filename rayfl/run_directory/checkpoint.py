@@ -1,38 +1,46 @@
 """Checkpoints: the states from which a run resumes after any stop.
 
-manifest.py describes their files. Client states pass through memory a few at a time. A checkpoint writes the states
-that have changed since the one before it, and shares that one's other files.
+checkpoints/00000040/            before round 40, that is, after 40 rounds
+    manifest.json                format, version, digest of the experiment, round, rows on record, numbers of
+                                 states, size and SHA-256 of every other file, and its own SHA-256
+    server.safetensors           the server's state, and that of the selection if it has one
+    states-0000.safetensors ...  client states
+    memories-0000.safetensors    what the server keeps of clients
+
+Client states pass through memory a few at a time. A checkpoint writes the states that have changed since the one before
+it, and shares that one's other files by hard links. Of a client's states in several files that in the file with the
+highest number counts.
 """
 
+import hashlib
+import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field
 
 from rayfl import tree
 from rayfl.compress.base import Packet
 from rayfl.errors import RayflError, log, reason
+from rayfl.limits.json_files import read_json
+from rayfl.limits.regular_files import require_regular
 from rayfl.rounds.executor import Executor, Ref
 from rayfl.rounds.rounds import RunState
 from rayfl.rounds.run_state import Air
-from rayfl.run_directory.disk import Stamp, portions, stamp
-from rayfl.run_directory.manifest import (
-    SERVER,
-    DamagedFile,
-    File,
-    Manifest,
-    checkpoints,
-    new_checkpoint,
-    read_manifest,
-    write_manifest,
-)
+from rayfl.run_directory.checkpoint_folders import MANIFEST, STATES, DamagedFile, checkpoints, new_checkpoint
+from rayfl.run_directory.disk import Stamp, portions, stamp, write_json
 from rayfl.run_directory.states import load_states, save_states
 from rayfl.settings import Settings, shown
+from rayfl.version import __version__
 
+SERVER = "server.safetensors"
+FORMAT = 5
+_CHECKSUM = "sha256"
 _BESIDE_SERVER = ("selection", "downlink")
 """Fields of `RunState` that lie in the server's file if they are not empty."""
 VERSION = "version "
@@ -51,6 +59,26 @@ MOST_SMALL = 100
 
 Held = tuple[Sequence[int], int]
 """The states in a file: the clients whose present states it holds, and the number of all its states."""
+
+
+class File(Settings):
+    """Size and digest of a file."""
+
+    bytes: int = Field(ge=0)
+    sha256: str
+
+
+class Manifest(Settings):
+    """The content of a manifest."""
+
+    format: int
+    rayfl: str
+    identity: str = Field(description="digest of what decides the run's numbers, see rayfl.experiment.identity")
+    round: int = Field(ge=0)
+    rows: Mapping[str, int]
+    states: int = Field(ge=0, description="clients that have a state")
+    memories: int = Field(ge=0, description="clients for which the server has a memory")
+    files: Mapping[Annotated[str, Field(pattern=rf"^{STATES}$")], File]
 
 
 class Saved(NamedTuple):
@@ -95,16 +123,19 @@ def save(
         with new_checkpoint(directory, run_state.round) as place:
             shared = _shared(place, run_state, before) if before else {}
             held = shared | _write_states(place, run_state, executor, shared)
-            manifest = write_manifest(
-                place,
-                [SERVER, *held],
-                {name: before.files[name] for name in shared} if before else {},
+            known = {name: before.files[name] for name in shared} if before else {}
+            manifest = Manifest(
+                format=FORMAT,
+                rayfl=__version__,
                 identity=identity,
                 round=run_state.round,
                 rows=num_rows or {},
                 states=len(run_state.states),
                 memories=len(run_state.server_memories),
+                files=known | _synced(place, {SERVER, *held} - known.keys()),
             )
+            about = manifest.model_dump(mode="json")
+            write_json(place / MANIFEST, {**about, _CHECKSUM: _checksum(about)})
         place = place.with_suffix("")
         return Saved(place, run_state.round, held, manifest.files, {name: stamp(place / name) for name in held})
     except OSError as error:
@@ -159,6 +190,27 @@ def _number(name: str) -> int:
     return int(re.sub("[^0-9]", "", name))
 
 
+def _synced(place: Path, names: Collection[str]) -> dict[str, File]:
+    """Sync files of a checkpoint; returns size and digest of each."""
+    files: dict[str, File] = {}
+    for name in names:
+        with open(place / name, "rb") as file:
+            os.fsync(file.fileno())
+            files[name] = _measured(file)
+    return files
+
+
+def _measured(file: BufferedReader) -> File:
+    """Size and digest of an open file."""
+    return File(bytes=os.fstat(file.fileno()).st_size, sha256=hashlib.file_digest(file, "sha256").hexdigest())
+
+
+# Any: JSON.
+def _checksum(about: Mapping[str, Any]) -> str:
+    """SHA-256 of a manifest without its checksum; spaces and the order of keys do not change it."""
+    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
+
+
 def load(
     directory: Path,
     executor: Executor,
@@ -173,7 +225,7 @@ def load(
     """
     for place in checkpoints(directory).values():
         try:
-            about = read_manifest(place)
+            about = _read_manifest(place)
             if identity is not None and about.identity != identity:
                 raise RayflError(
                     f"checkpoint {place} is of a run with other settings, seed or files: restore this run's one, or "
@@ -186,6 +238,42 @@ def load(
         except DamagedFile as error:
             log.warning("checkpoint %s is damaged (%s); the checkpoint before it is used", place.name, error)
     return None
+
+
+def _read_manifest(place: Path) -> Manifest:
+    """The manifest of a checkpoint whose files are as they were written.
+
+    Raise DamagedFile if they are not; another RayflError if the manifest has another format.
+    """
+    try:
+        about = dict(read_json(place / MANIFEST))
+        if about.pop(_CHECKSUM, None) != _checksum(about):
+            raise DamagedFile("it is not what was written")
+    except (OSError, ValueError) as error:
+        raise DamagedFile(f"its manifest cannot be read: {error}") from None
+    if about.get("format") != FORMAT:
+        raise RayflError(
+            f"checkpoint {place} has format {shown(about.get('format'))}, written by rayfl {about.get('rayfl')}; this "
+            f"is rayfl {__version__}, which reads format {FORMAT}: resume it with the version that wrote it"
+        )
+    try:
+        manifest = Manifest(**about)
+    except ValueError as error:
+        raise DamagedFile(f"its manifest is not valid: {error}") from None
+    if manifest.round != int(place.name):
+        raise DamagedFile(f"its manifest is of round {manifest.round}")
+    if SERVER not in manifest.files:
+        raise DamagedFile(f"its manifest lacks {SERVER}")
+    for name, file in manifest.files.items():
+        try:
+            require_regular(place / name)
+            with open(place / name, "rb") as stream:
+                is_same = os.fstat(stream.fileno()).st_size == file.bytes and _measured(stream) == file
+        except OSError as error:
+            raise DamagedFile(f"{name} cannot be read: {reason(error)}") from None
+        if not is_same:
+            raise DamagedFile(f"{name} is not what was written")
+    return manifest
 
 
 def _read(place: Path, about: Manifest, executor: Executor) -> RunState:

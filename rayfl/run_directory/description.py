@@ -11,10 +11,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
+from rayfl import toml
 from rayfl.errors import RayflError, reason
 from rayfl.limits.json_files import read_json
 from rayfl.metrics.facts import RECORDED_BEFORE, Facts
@@ -57,34 +59,38 @@ def input_name(kind: str, digest: str, suffix: str) -> str:
     return f"files/{kind}-{digest}{suffix}"
 
 
-# Any: settings of any type.
-def describe_run(
-    directory: Path,
-    table: Mapping[str, Any],
-    platform: Mapping[str, object] | None,
-    toml: str,
-    inputs: Mapping[str, bytes] | None = None,
-) -> None:
-    """Write the description of a run into its directory.
+@dataclass(frozen=True)
+class Description:
+    """An experiment as its run directory describes it.
 
-    table: the settings of the experiment, with the paths of the copies in place of those of its files; toml: the same
-    as text; inputs: the content of every copy by its path in the directory; platform: the machines that compute, or
-    None on Ray before they are known. Raise OSError if writing fails. Raise RayflError if another process writes to the
-    directory.
+    `table`: its settings, with the paths of the copies in place of those of its files; `contents`: the content of each
+    copy by its path in the directory; `platform`: that of the process that prepared the run.
     """
-    with locked(directory):
-        # The TOML file comes last: an older one is never beside a newer experiment, and a folder in which there is only
-        # the user's own experiment.toml is not taken for what a killed run left.
-        (directory / TOML).unlink(missing_ok=True)
-        for name, content in (inputs or {}).items():
-            copy = directory / name
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            if not copy.is_file() or copy.read_bytes() != content:
-                write_whole(copy, lambda partial, content=content: partial.write_bytes(content))
-        if platform is not None:
-            write_json(directory / PLATFORM, platform)
-        write_json(directory / EXPERIMENT, table)
-        write_text(directory / TOML, toml)
+
+    # Any: settings of any type.
+    table: Mapping[str, Any]
+    contents: Mapping[str, bytes] = field(default_factory=dict)
+    platform: Mapping[str, object] = field(default_factory=dict)
+
+    def write(self, directory: Path, machines: Mapping[str, object] | None) -> None:
+        """Write it into a run directory, with the machines that compute; None on Ray before they are known.
+
+        Raise OSError if writing fails. Raise RayflError if another process writes to the directory.
+        """
+        text = toml.dumps(self.table)
+        with locked(directory):
+            # The TOML file comes last: an older one is never beside a newer experiment, and a folder in which there is
+            # only the user's own experiment.toml is not taken for what a killed run left.
+            (directory / TOML).unlink(missing_ok=True)
+            for name, content in self.contents.items():
+                copy = directory / name
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                if not copy.is_file() or copy.read_bytes() != content:
+                    write_whole(copy, lambda partial, content=content: partial.write_bytes(content))
+            if machines is not None:
+                write_platform(directory, machines)
+            write_json(directory / EXPERIMENT, self.table)
+            write_text(directory / TOML, text)
 
 
 def write_platform(directory: Path, platform: Mapping[str, object]) -> None:

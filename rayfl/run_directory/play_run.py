@@ -1,7 +1,7 @@
 """Play an experiment from its first round, or from its last checkpoint, to its end in a run directory."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 
@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from rayfl import tree
 from rayfl.errors import log
-from rayfl.rounds.executor import Executor
-from rayfl.rounds.ledger import RoundRecord
+from rayfl.rounds.executor import Executor, OnWave
+from rayfl.rounds.ledger import OnRound, RoundRecord
 from rayfl.rounds.rounds import RunState, personal_models, simulate
 from rayfl.rounds.setup import Setup
 from rayfl.run_directory import checkpoint
@@ -24,53 +24,73 @@ from rayfl.run_directory.trackers.tracker import TrackerName
 from rayfl.run_directory.tracking import Stopped, Tracking
 
 
-def play_run(
-    setup: Setup,
-    executor: Executor,
-    directory: Path,
-    on_round: Callable[[RoundRecord], None],
-    *,
-    save_models: bool = True,
-    trackers: Collection[TrackerName] = (),
-    checkpoints: checkpoint.Checkpoints | None = None,
-    resumed: bool = False,
-    stopping: Callable[[], bool] = lambda: False,
-    hurrying: Callable[[], bool] = lambda: False,
-) -> RunState:
-    """Run all rounds, record and track each, save checkpoints and the final models. If this is interrupted, the records
-    can be read.
+@dataclass(frozen=True)
+class RunOutput:
+    """What a run writes into its directory.
 
-    resumed: continue from the newest undamaged checkpoint, or from the start if there is none; the records of later
-    rounds are dropped. stopping: called after each round; if it returns true, a checkpoint is saved and `Stopped`
-    raised. hurrying: called after each round; if it returns true, a checkpoint is saved.
+    `resumed`: continue from the newest undamaged checkpoint there, or from the start if there is none; the records of
+    later rounds are dropped.
+    """
+
+    directory: Path
+    save_models: bool = True
+    trackers: Collection[TrackerName] = ()
+    checkpoints: checkpoint.Checkpoints = field(default_factory=lambda: checkpoint.Checkpoints(every=0))
+    resumed: bool = False
+
+    @property
+    def resume(self) -> str:
+        """The command that continues the run."""
+        return f"rayfl resume {self.directory}"
+
+
+@dataclass(frozen=True)
+class Listener:
+    """The functions that a run calls.
+
+    `on_round`: with every round's row and means. `on_wave`: about once a second, with the progress of the round.
+    `on_stop`: when a first signal comes. `stopping`: after each round, and on Ray about once a second; if it returns
+    true, the run ends as after a signal. `hurrying`: after each round; if it returns true, a checkpoint is saved.
+    """
+
+    on_round: OnRound = lambda row, means: None
+    on_wave: OnWave = lambda wave: None
+    on_stop: Callable[[], object] = lambda: None
+    stopping: Callable[[], bool] = lambda: False
+    hurrying: Callable[[], bool] = lambda: False
+
+
+def play_run(setup: Setup, executor: Executor, output: RunOutput, listener: Listener | None = None) -> RunState:
+    """Run all rounds, record and track each, save checkpoints and the final models. If this is interrupted, the records
+    can be read. If the listener stops the run, a checkpoint is saved and `Stopped` raised.
 
     The log says from which checkpoint a resumed run continues, which checkpoints are damaged or could not be written,
     and which trackers failed. Raise DiskError if the records or the models cannot be written.
     """
-    checkpoints = checkpoints or checkpoint.Checkpoints(every=0)
-    run_state, earlier = recalled(setup, executor, directory) if resumed else (None, None)
+    directory, listener = output.directory, listener or Listener()
+    run_state, earlier = recalled(setup, executor, directory) if output.resumed else (None, None)
     rounds_done = run_state.round if run_state else 0
     saved: checkpoint.Saved | None = None
-    with Recorder(directory, earlier, rounds_done) as recorder, Tracking(directory, trackers) as tracking:
-        with writing(directory, f"go on with: rayfl resume {directory}"):
+    with Recorder(directory, earlier, rounds_done) as recorder, Tracking(directory, output.trackers) as tracking:
+        with writing(directory, f"go on with: {output.resume}"):
             write_metric_facts(directory, setup.metric_facts)
 
         def record_round(record: RoundRecord, run_state: RunState) -> None:
             nonlocal saved
             recorder.round(record.row, record.clients, record.metrics)
             last = run_state.round >= setup.rounds
-            stop = not last and stopping()
-            if checkpoints.due(run_state.round, last or stop or hurrying()):
+            stop = not last and listener.stopping()
+            if output.checkpoints.due(run_state.round, last or stop or listener.hurrying()):
                 recorder.sync()
                 saved = checkpoint.save(directory, run_state, executor, recorder.num_rows, setup.identity, saved)
-            on_round(record)
+            listener.on_round(record.row, record.means)
             tracking.round(record.row, record.means)
             if stop:
                 raise Stopped
 
         run_state = simulate(setup, executor, record_round, run_state)
-        models = final_models(setup, executor, run_state) if save_models else {}
-        with writing(directory, f"go on with: rayfl resume {directory}"):
+        models = final_models(setup, executor, run_state) if output.save_models else {}
+        with writing(directory, f"go on with: {output.resume}"):
             if models:
                 outputs = setup.method.task.num_outputs(setup.dataset)
                 write_model_inputs(directory, replace(setup.dataset, num_classes=outputs), setup.precision)

@@ -9,14 +9,14 @@ from os import stat_result
 from pathlib import Path
 
 from rayfl.errors import RayflError
-from rayfl.run_directory import description, disk, manifest, outputs, saved_models, tables
+from rayfl.run_directory import checkpoint_folders, description, disk, outputs, saved_models, tables
 from rayfl.run_directory.trackers import tracker
 
 PARTS = (
     description.PART,
     tables.PART,
     saved_models.PART,
-    manifest.PART,
+    checkpoint_folders.PART,
     description.INPUT_FILES,
     tracker.PART,
     outputs.PART,

@@ -1,17 +1,25 @@
-"""The place of a run: a directory of this machine, and its copy in object storage if `output.directory` is a URL."""
+"""The place of a run: a directory of this machine, and its copy in object storage if `output.directory` is a URL.
 
-from collections.abc import Callable, Iterator
+The copy is kept up to date during the run, and fetched to resume or read it. If copying is interrupted, the copy is
+still a run that can be resumed: a checkpoint comes after the records that it relies on, and its manifest after its
+other files. Only changed files are copied. Only a run's own files are written or removed.
+"""
+
+import atexit
+import shutil
+import tempfile
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from rayfl.errors import RayflError
-from rayfl.run_directory.copies import Copies, mirrored
+from rayfl.errors import RayflError, log
+from rayfl.run_directory.checkpoint_folders import FOLDER, MANIFEST, checkpoints, round_of
 from rayfl.run_directory.description import EXPERIMENT, is_left_over, is_run
-from rayfl.run_directory.disk import LOCK, DiskError, locked
+from rayfl.run_directory.disk import LOCK, DiskError, Stamp, locked, stamp, sync_directory, writing
 from rayfl.run_directory.object_storage import Storage, StorageError, below, is_url, opened, parted
-from rayfl.run_directory.run_files import remove_entries, require_own_entries
-from rayfl.run_directory.tables import read_records
+from rayfl.run_directory.run_files import is_own_file, own_files, remove_entries, require_own_entries
+from rayfl.run_directory.tables import SCHEMAS, read_records
 
 LOCAL = Path("runs")
 """The folder on this machine of the runs whose `output.directory` is a URL."""
@@ -94,8 +102,7 @@ class RunFolder:
             raise
 
     def mirrored(self) -> AbstractContextManager[Callable[[], None]]:
-        """Copy the run to its storage, if it has one, while the `with` block runs, and at its end; see
-        copies.mirrored."""
+        """Copy the run to its storage, if it has one, while the `with` block runs, and at its end; see `mirrored`."""
         if self.url is None:
             return nullcontext(lambda: None)
         try:
@@ -158,3 +165,184 @@ def require_free(path: Path, overwrite: bool = False) -> bool:
         )
     require_own_entries(path)
     return bool(found)
+
+
+def reached(names: Collection[str]) -> tuple[int, bool] | None:
+    """How far the run with these files has come; None if they are not those of a run.
+
+    The rounds before its newest checkpoint, or -1, and whether all its tables are finished: of two runs, the one that
+    has come further compares larger.
+    """
+    if EXPERIMENT not in names:
+        return None
+    saved = max((rounds for name in names if (rounds := round_of(name)) is not None), default=-1)
+    return saved, all(f"records/{name}.parquet" in names for name in SCHEMAS)
+
+
+class Copies:
+    """Copies the changed files of a run directory to a storage."""
+
+    def __init__(self, directory: Path, storage: Storage) -> None:
+        self.directory, self.storage = directory, storage
+        self._copied: dict[str, Stamp] = {}
+        """The stamps of the files that this process has copied."""
+
+    def update(self) -> None:
+        """Copy what has changed, and remove from the copy what the directory no longer has.
+
+        Raise StorageError or OSError if that fails; the copy is then still a run that can be resumed.
+        """
+        here, there = set(own_files(self.directory)), self._there()
+        gone, lost = there - here, set[str]()
+        for name in sorted(here | there, key=lambda name: (_step(name, name in gone), name)):
+            if name in gone:
+                # If it may not be removed it stays, and does no harm.
+                with suppress(StorageError):
+                    self.storage.remove(name)
+            # The run may remove an old checkpoint meanwhile: a manifest without its other files must not be copied.
+            elif not (name.endswith(MANIFEST) and name.rpartition("/")[0] in lost):
+                try:
+                    found = stamp(self.directory / name)
+                    if name not in there or self._copied.get(name) != found:
+                        # Checkpoints share files.
+                        twin = next((other for other in there if self._copied.get(other) == found), None)
+                        if twin is None:
+                            self.storage.put(name, self.directory / name)
+                        else:
+                            self.storage.copy(twin, name)
+                        self._copied[name] = found
+                except FileNotFoundError:
+                    lost.add(name.rpartition("/")[0])
+
+    def is_behind(self) -> bool:
+        """Whether the copy lacks a file, or has not come as far as the run."""
+        there, here = self._there(), set(own_files(self.directory))
+        return not here <= there or reached(there) != reached(here)
+
+    def clear(self) -> None:
+        """Remove the run from the storage, its experiment first, so that a part of a run is not a run."""
+        for name in sorted(self._there(), key=lambda name: name != EXPERIMENT):
+            self.storage.remove(name)
+
+    def _there(self) -> set[str]:
+        """The run's files in the storage."""
+        return {name for name in self.storage.files() if is_own_file(name)}
+
+
+def _step(name: str, gone: bool) -> int:
+    """The place of a file in the order of copying or, if it is `gone` here, of removing.
+
+    The experiment is copied after its own files, then records, checkpoints, and their manifests. Records are removed
+    before checkpoints are copied, because a finished table would be read instead of the newer stream. All other
+    files are removed at the end, manifests first.
+    """
+    part = MANIFEST if round_of(name) is not None else name.partition("/")[0]
+    if gone:
+        return {"records": 3, MANIFEST: 6}.get(part, 7)
+    return {EXPERIMENT: 1, "records": 2, FOLDER: 4, MANIFEST: 5}.get(part, 0)
+
+
+@contextmanager
+def mirrored(directory: Path, storage: Storage) -> Iterator[Callable[[], None]]:
+    """Context manager: copy the run in `directory` at its end, even if the block fails; yields what copies meanwhile.
+
+    The function is called after each round, and copies the run if the round has left a new checkpoint. Raise DiskError
+    if the copying at the end fails; if the block has failed too, only log it.
+    """
+    copies, last = Copies(directory, storage), None
+
+    def round_done() -> None:
+        nonlocal last
+        newest = max(checkpoints(directory), default=None)
+        if newest == last:
+            return
+        last = newest
+        try:
+            copies.update()
+        except OSError as error:
+            log.warning(
+                "%s cannot be written to (%s): the run continues in %s, and copying is tried again at the next "
+                "checkpoint",
+                storage.url,
+                error,
+                directory,
+            )
+
+    try:
+        yield round_done
+    except Exception:
+        if refusal := _refusal(copies):
+            log.warning("%s", refusal)
+        raise
+    if refusal := _refusal(copies):
+        raise refusal
+
+
+def _refusal(copies: Copies) -> DiskError | None:
+    """Copy the run a last time. Return the error if that fails."""
+    try:
+        copies.update()
+    except OSError as error:
+        return DiskError(
+            f"{copies.storage.url} cannot be written to ({error}), so the newest results are only in "
+            f"{copies.directory}: when it can be written to again, copy them with: rayfl resume {copies.directory}"
+        )
+    return None
+
+
+def fetch(storage: Storage, directory: Path, leave_out: tuple[str, ...] = ()) -> None:
+    """Download a run into an empty or missing directory, its experiment last.
+
+    `leave_out`: files whose paths begin with one of these are not fetched. Raise RayflError if there is no run,
+    StorageError if reading fails, DiskError if writing fails.
+    """
+    names = [name for name in storage.files() if is_own_file(name) and not name.startswith(leave_out)]
+    if EXPERIMENT not in names:
+        raise RayflError(f"{storage.url} holds no run ({EXPERIMENT} is missing there): name the folder of a run")
+    for name in sorted(names, key=lambda name: name == EXPERIMENT):
+        path = directory / name
+        with writing(directory, "try again"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            storage.fetch(name, path)
+
+
+def fetch_newer(storage: Storage, directory: Path, require_same: Callable[[Path, Path], object]) -> bool:
+    """Replace the run in `directory` by its copy in a storage if the copy is ahead; returns whether it was.
+
+    `require_same(directory, fetched)` raises if another run lies in `directory`, which then stays as it is. Errors are
+    those of `fetch`.
+    """
+    there, here = reached(storage.files()), reached(list(own_files(directory)))
+    if there is None or (here is not None and here >= there):
+        return False
+    if here is None and (directory / "records").exists():
+        raise RayflError(f"{directory} is a run that lost its {EXPERIMENT}: restore it, or move it away")
+    with writing(directory, "try again"):
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        # A folder beside it, from which the run takes its place when it is complete.
+        with tempfile.TemporaryDirectory(suffix=".fetched", dir=directory.parent) as beside:
+            partial = Path(beside, directory.name)
+            fetch(storage, partial)
+            if here is not None:
+                require_same(directory, partial)
+            if directory.exists():
+                require_own_entries(directory)
+                with locked(directory):
+                    remove_entries(directory)
+                    (directory / LOCK).unlink(missing_ok=True)
+            partial.replace(directory)
+            sync_directory(directory.parent)
+    return True
+
+
+def copy_for_reading(url: str, leave_out: tuple[str, ...] = ("checkpoints/",)) -> Path:
+    """Download the run at a URL to a temporary directory, which is removed when this process ends.
+
+    Raise RayflError if it cannot be read, DiskError if writing fails.
+    """
+    home = Path(tempfile.mkdtemp(prefix="rayfl-"))
+    atexit.register(shutil.rmtree, home, ignore_errors=True)
+    directory = home / url.partition("?")[0].rstrip("/").rpartition("/")[2]
+    with opened(url) as storage:
+        fetch(storage, directory, leave_out)
+    return directory

@@ -23,8 +23,8 @@ from rayfl.compress.base import Compressor, Packet
 from rayfl.errors import RayflError
 from rayfl.limits import json_files
 from rayfl.methods.base import Method
+from rayfl.run_directory.checkpoint_folders import DamagedFile
 from rayfl.run_directory.disk import safetensors_errors
-from rayfl.run_directory.manifest import DamagedFile
 from rayfl.tree import Arrays, PackedBits
 
 _LAYOUT = "layout"

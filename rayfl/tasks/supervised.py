@@ -7,8 +7,8 @@ import torch
 from pydantic import Field
 from torch.nn import functional
 
-from rayfl.data.check import first_row
 from rayfl.data.datasets import Dataset
+from rayfl.data.loading import first_row
 from rayfl.errors import RayflError
 from rayfl.metrics.accuracy import Accuracy
 from rayfl.metrics.base import Metric

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from jobs.single import run
-from rayfl.experiment import toml
+from rayfl import toml
 from tests.actors.heads import HEAD_ID, TOKEN, Head, environment, started_head
 from tests.actors.toys import assert_same_run, experiment
 from tests.refusals import check_sentence

@@ -13,18 +13,18 @@ import pytest
 import ray
 from ray.exceptions import RayError
 
-from actors import driver, pool, retry_policy, signals
+from actors import driver, errors, pool, supervision
 from actors.coordinator import Progress, RunSpec
-from actors.errors import ClusterError
+from actors.errors import TRIES, Cause, ClusterError
 from actors.placement import Placement
 from actors.ray_executor import Call, RayExecutor
-from actors.retry_policy import TRIES, Cause
 from benchmarks.client_actors import client_actors
 from rayfl.experiment.prepare import prepare
 from rayfl.experiment.runtime import Runtime
 from rayfl.rounds.executor import Job
 from rayfl.rounds.ledger import RoundRow
 from rayfl.rounds.worker_jobs import EvaluateJob, RoundInputs
+from rayfl.run_directory.play_run import Listener
 from tests.actors.toys import experiment, logged, play_on_ray
 from tests.refusals import check_sentence, refused
 
@@ -67,14 +67,14 @@ def test_coordinators_that_die(
     resumed: list[bool] = []
 
     def run(spec: RunSpec) -> Progress:
-        resumed.append(spec.resumed)
+        resumed.append(spec.output.resumed)
         return Progress([(RoundRow(forward * len(resumed), 1, 1, 0, 0, 1.0, 0.1), {})], over=False)
 
     chosen = experiment(rounds=50)
     handles(lambda: Handle(run, ends=len(resumed) == 24))
 
     def play() -> bool:
-        return play_on_ray(chosen, prepare(chosen), tmp_path, driver.Listener())
+        return play_on_ray(chosen, prepare(chosen), tmp_path, Listener())
 
     if forward:
         assert play()
@@ -98,7 +98,7 @@ def test_a_coordinator_that_dies_after_a_signal_is_the_last_one(tmp_path: Path, 
 
     handles(lambda: Handle(run, ends=False))
     chosen = experiment()
-    assert play_on_ray(chosen, prepare(chosen), tmp_path, driver.Listener()) is False
+    assert play_on_ray(chosen, prepare(chosen), tmp_path, Listener()) is False
     assert len(lives) == 1
 
 
@@ -107,7 +107,7 @@ def test_a_coordinator_that_dies_after_a_signal_is_the_last_one(tmp_path: Path, 
 def test_a_run_that_ends_without_news_is_over(tmp_path: Path, handles: Any) -> None:
     handles(lambda: Handle(lambda spec: Progress([], over=False), ends=True))
     chosen, rounds = experiment(), list[int]()
-    listener = driver.Listener(lambda row, means: rounds.append(row.round))
+    listener = Listener(lambda row, means: rounds.append(row.round))
     assert play_on_ray(chosen, prepare(chosen), tmp_path, listener) and not rounds
 
 
@@ -127,7 +127,7 @@ def test_keys_of_accounts_travel_beside_what_lies_in_the_object_store(
     handle = Handle(run, ends=True)
     handles(lambda: handle)
     chosen = experiment(output={"track": ["wandb"]})
-    assert play_on_ray(chosen, prepare(chosen), tmp_path, driver.Listener())
+    assert play_on_ray(chosen, prepare(chosen), tmp_path, Listener())
     assert len(specs) == 1 and b"a-secret-key" not in specs[0]
     assert handle.variables["WANDB_API_KEY"] == "a-secret-key"
     assert len(pickle.dumps(handle.variables)) < 8192
@@ -135,8 +135,8 @@ def test_keys_of_accounts_travel_beside_what_lies_in_the_object_store(
 
 def test_a_signal_stops_what_is_inside_and_what_is_around_it() -> None:
     stops: list[str] = []
-    with signals.stoppable(lambda: stops.append("outer")):
-        with signals.stoppable(lambda: stops.append("inner")):
+    with supervision.stoppable(lambda: stops.append("outer")):
+        with supervision.stoppable(lambda: stops.append("inner")):
             os.kill(os.getpid(), signal.SIGTERM)
         assert stops == ["inner", "outer"]
         with pytest.raises(KeyboardInterrupt):
@@ -146,7 +146,7 @@ def test_a_signal_stops_what_is_inside_and_what_is_around_it() -> None:
 @pytest.mark.ray
 @pytest.mark.usefixtures("cluster")
 def test_the_deaths_of_idle_actors_are_not_those_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(retry_policy.TRIES, "death", 2)
+    monkeypatch.setitem(errors.TRIES, "death", 2)
     setup = prepare(experiment())
     with client_actors(setup, Runtime(actors=3)) as executor:
         before = set(executor.pids)

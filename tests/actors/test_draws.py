@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from actors.driver import Listener
 from rayfl.experiment.prepare import prepare
 from rayfl.rounds.executor import InlineExecutor
-from rayfl.run_directory.play_run import play_run
+from rayfl.run_directory.play_run import Listener, RunOutput, play_run
 from tests.actors.toys import assert_same_run, experiment, play_on_ray
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
@@ -44,5 +43,5 @@ def test_models_that_draw_have_the_bits_of_one_process_on_actors(tmp_path: Path)
     for name in ("ray", "inline"):
         (tmp_path / name).mkdir()
     assert play_on_ray(chosen, setup, tmp_path / "ray", Listener())
-    play_run(setup, InlineExecutor(setup), tmp_path / "inline", lambda record: None)
+    play_run(setup, InlineExecutor(setup), RunOutput(tmp_path / "inline"))
     assert_same_run(tmp_path / "ray", tmp_path / "inline")

@@ -15,7 +15,7 @@ from actors.leaving_nodes import LeavingNodes
 from actors.placement import Node, Placement
 from rayfl.experiment.prepare import prepare
 from rayfl.rounds.executor import InlineExecutor
-from rayfl.run_directory.play_run import play_run
+from rayfl.run_directory.play_run import RunOutput, play_run
 from tests.actors.toys import assert_same_run, experiment
 from tests.refusals import check_sentence
 
@@ -32,7 +32,7 @@ from actors.ray_executor import RayExecutor
 from benchmarks.local_cluster import own_cluster
 from rayfl.experiment.prepare import prepare
 from rayfl.run_directory.checkpoint import Checkpoints
-from rayfl.run_directory.play_run import play_run
+from rayfl.run_directory.play_run import Listener, RunOutput, play_run
 from tests.actors.test_elastic import changing
 import ray
 
@@ -52,11 +52,11 @@ with own_cluster(1) as nodes:
                 executor.pool.grow()
                 time.sleep(0.1)
 
-        def on_round(record):
-            seen[record.row.round] = len(executor.pids)
-            match pending.pop(record.row.round, None):
+        def on_round(row, means):
+            seen[row.round] = len(executor.pids)
+            match pending.pop(row.round, None):
                 case "grow":
-                    while len(added) < (1 if record.row.round == 1 else 2):
+                    while len(added) < (1 if row.round == 1 else 2):
                         added.append(nodes.add())
                     until(1 + len(added))
                 case "shrink":
@@ -66,7 +66,8 @@ with own_cluster(1) as nodes:
         while True:
             try:
                 every = Checkpoints(every=1)
-                play_run(setup, executor, Path(sys.argv[1]), on_round, checkpoints=every, resumed=resumed)
+                output = RunOutput(Path(sys.argv[1]), checkpoints=every, resumed=resumed)
+                play_run(setup, executor, output, Listener(on_round))
                 break
             except (LostObjects, ObjectLostError) as error:
                 resumed = True
@@ -100,7 +101,7 @@ def test_a_cluster_that_grows_shrinks_and_grows_gives_the_same_bits(tmp_path: Pa
     assert [ready[round] for round in (0, 1, 2, 4, 8, 9)] == [1, 1, 2, 2, 3, 3]
     assert ready[7] == 1, "the lost node's actor waits for room, and holds nobody up"
     setup = prepare(changing())
-    play_run(setup, InlineExecutor(setup), tmp_path / "still", lambda record: None)
+    play_run(setup, InlineExecutor(setup), RunOutput(tmp_path / "still"))
     assert_same_run(tmp_path / "changing", tmp_path / "still")
 
 

@@ -18,7 +18,7 @@ from actors.ray_executor import RayExecutor
 from rayfl.experiment.prepare import prepare
 from rayfl.rounds.executor import InlineExecutor, Job
 from rayfl.rounds.worker_jobs import EvaluateJob, RoundInputs
-from rayfl.run_directory.play_run import play_run
+from rayfl.run_directory.play_run import RunOutput, play_run
 from rayfl.run_directory.tracking import Stopped
 from tests.actors.test_elastic import changing
 from tests.actors.toys import assert_same_run, experiment, logged
@@ -85,10 +85,11 @@ from rayfl.determinism.process import prepare_process
 prepare_process()
 import json, logging, sys, threading, time
 from pathlib import Path
-from actors import driver, retry_policy, session
+from actors import driver, errors, session
 from actors.placement import place
 from benchmarks.local_cluster import own_cluster
 from rayfl.experiment.prepare import prepare
+from rayfl.run_directory.play_run import Listener, RunOutput
 from tests.actors.test_elastic import changing
 import ray
 from ray.core.generated import autoscaler_pb2
@@ -121,7 +122,8 @@ with own_cluster(4) as nodes:
 
     with session.session(chosen.runtime):
         placement = place(chosen.runtime, most_calls=setup.most_actors)
-        assert driver.play_on_ray(chosen, setup, placement, Path(sys.argv[1]), driver.Listener(on_round))
+        output = RunOutput(Path(sys.argv[1]), chosen.output.save_models, chosen.output.track, chosen.checkpoint)
+        assert driver.play_on_ray(lambda: setup, placement, None, output, Listener(on_round))
     taking.join()
 print(json.dumps([lines, rounds, ended]))
 """
@@ -143,5 +145,5 @@ def test_two_nodes_that_are_taken_away_at_once_cost_no_round(tmp_path: Path) -> 
         assert re.search(r"127\.0\.0\.1 \(\w{8}\) will end in [2-4] s\b", line)
     assert not any("try" in line.split() for line in lines)
     setup = prepare(changing(rounds=120))
-    play_run(setup, InlineExecutor(setup), tmp_path / "still", lambda record: None)
+    play_run(setup, InlineExecutor(setup), RunOutput(tmp_path / "still"))
     assert_same_run(tmp_path / "taken", tmp_path / "still")

@@ -11,7 +11,7 @@ import ray
 import torch
 from ray.exceptions import ObjectStoreFullError, OutOfDiskError, OutOfMemoryError, RayTaskError
 
-from actors import retry_policy
+from actors import errors
 from actors.driver import final_error
 from actors.errors import ClusterError
 from actors.placement import Placement
@@ -86,7 +86,7 @@ def test_the_last_try_says_who_and_what_to_change_and_the_run_can_go_on(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = experiment(checkpoint={"every": 1}, runtime={"actors": 1})
-    hungry = with_method(Starving, folder=tmp_path, times=retry_policy.TRIES["memory"], lack=kind)
+    hungry = with_method(Starving, folder=tmp_path, times=errors.TRIES["memory"], lack=kind)
     directory = tmp_path.parent / f"{tmp_path.name}-run"
     with monkeypatch.context() as patch, pytest.raises(ClientError) as raised:
         patch.setattr(running, "prepare", lambda *given: replace(prepare(*given), method=hungry.method))

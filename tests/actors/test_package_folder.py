@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.package_folder import warning
+from actors.folders import warning_of_deletion
 from rayfl.errors import log_once
 from tests.jobs.commands import rayfl
 from tests.refusals import check_sentence
@@ -35,7 +35,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_run_there_says_at_its_beginning_how_to_keep_it(package: Path, caplog: pytest.LogCaptureFixture):
     directory = package / "runs" / "small"
-    sentence = warning(directory)
+    sentence = warning_of_deletion(directory)
     assert sentence is not None
     check_sentence(sentence, [directory, "--output", "output.directory"])
     for command in (["run", "small.toml"], ["resume", directory, "--rounds", "2"]):
@@ -44,7 +44,7 @@ def test_a_run_there_says_at_its_beginning_how_to_keep_it(package: Path, caplog:
         log_once.cache_clear()
         result = rayfl(*command)
         assert result.exit_code == 0, result.output
-        assert [one for one in caplog.messages if one == warning(directory.parent)] != []
+        assert [one for one in caplog.messages if one == warning_of_deletion(directory.parent)] != []
 
 
 def test_a_sweep_there_says_it_for_the_whole_sweep(
@@ -53,15 +53,15 @@ def test_a_sweep_there_says_it_for_the_whole_sweep(
     monkeypatch.setattr("jobs.sweep.draw", lambda *_: None)
     result = rayfl("sweep", "small.toml", "sweep.seed=[1, 2]")
     assert result.exit_code == 0, result.output
-    sentence = warning(package / "runs" / "small")
+    sentence = warning_of_deletion(package / "runs" / "small")
     assert sentence is not None and caplog.messages == [sentence]
 
 
 def test_a_link_out_of_it_and_any_other_place_are_kept(package: Path, tmp_path: Path):
     (tmp_path / "shared").mkdir()
     (package / "runs").symlink_to(tmp_path / "shared")
-    assert warning(package / "runs" / "small") is None
+    assert warning_of_deletion(package / "runs" / "small") is None
     assert "output.directory" not in rayfl("run", "small.toml").output
     (tmp_path / "link").symlink_to(package)
-    assert warning(tmp_path / "link" / "other") is not None
-    assert warning(Path("/home/me/working_dir_files/runs")) is None
+    assert warning_of_deletion(tmp_path / "link" / "other") is not None
+    assert warning_of_deletion(Path("/home/me/working_dir_files/runs")) is None

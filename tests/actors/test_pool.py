@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import ray
 
-from actors import retry_policy
+from actors import errors
 from actors.errors import ClusterError
-from actors.kinds import Kinds, Verdict
+from actors.machines import Machines, Verdict
 from actors.placement import Placement
 from actors.ray_executor import PendingCalls, RayExecutor
 from benchmarks.client_actors import client_actors
@@ -106,7 +106,7 @@ def test_an_actor_killed_during_a_call_changes_nothing(tmp_path: Path, caplog: p
     assert_same_bits(run_state, other)
 
 
-class Odd(Kinds):
+class Odd(Machines):
     """Takes the first `count` actors for machines of another kind."""
 
     count = 1
@@ -121,8 +121,8 @@ def test_an_odd_machine_is_left_aside_and_a_run_without_another_ends_in_its_sent
 ) -> None:
     setup = prepare(experiment())
     written: list[Platform] = []
-    kinds = Odd({}, resume="rayfl resume DIR")
-    executor = RayExecutor(ray.put(setup), Placement(2, 1.0, 0.0), kinds, written.append)
+    machines = Odd({}, resume="rayfl resume DIR")
+    executor = RayExecutor(ray.put(setup), Placement(2, 1.0, 0.0), machines, written.append)
     try:
         # Another actor would have to start elsewhere, and there is no other node.
         assert len(executor.pids) == 1 and len(executor.pool._starting) == 1
@@ -132,10 +132,10 @@ def test_an_odd_machine_is_left_aside_and_a_run_without_another_ends_in_its_sent
         executor.close()
     (sentence,) = logged(caplog)
     check_sentence(sentence, ["node", f"cpu={written[0]['cpu']}", "cpu=odd"])
-    kinds = Odd(written[0], resume="rayfl resume DIR")
-    kinds.count = 2
+    machines = Odd(written[0], resume="rayfl resume DIR")
+    machines.count = 2
     with refused(names=["cpu=odd", "rayfl resume DIR", "runtime.mixed=true"], error=ClusterError):
-        RayExecutor(ray.put(setup), Placement(2, 1.0, 0.0), kinds, written.append)
+        RayExecutor(ray.put(setup), Placement(2, 1.0, 0.0), machines, written.append)
     assert len(written) == 1
 
 
@@ -210,7 +210,7 @@ def test_an_idle_actor_that_is_killed_is_replaced() -> None:
 
 
 def test_a_call_that_kills_every_actor_ends_the_run_with_its_round_and_clients(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(retry_policy.TRIES, "death", 2)
+    monkeypatch.setitem(errors.TRIES, "death", 2)
     setup = with_method(Fatal)
     with (
         client_actors(setup, Runtime(actors=1)) as executor,

@@ -12,7 +12,7 @@ from actors import ray_internals
 from actors.errors import ClusterError
 from rayfl.experiment.prepare import prepare
 from rayfl.rounds.executor import InlineExecutor
-from rayfl.run_directory.play_run import play_run
+from rayfl.run_directory.play_run import RunOutput, play_run
 from tests.actors.toys import assert_same_run, experiment
 from tests.refusals import refused
 
@@ -54,13 +54,14 @@ from pathlib import Path
 {before}
 from actors import driver, fork_server, ray_internals
 from rayfl.experiment.prepare import prepare
+from rayfl.run_directory.play_run import Listener
 from tests.actors.toys import experiment, play_on_ray
 import ray
 
 def play():
     print(sum(ray_internals.find(part) is not None for part in ray_internals.PARTS))
     chosen = experiment("scaffold", runtime={"actors": 2, "num_cpus": 0.5})
-    listener = driver.Listener(lambda row, means: print(fork_server._begun is not None, bool(asked())))
+    listener = Listener(lambda row, means: print(fork_server._begun is not None, bool(asked())))
     play_on_ray(chosen, prepare(chosen), Path(sys.argv[1]), listener)
 
 def asked():
@@ -106,7 +107,7 @@ def test_a_run_without_the_private_parts_gives_the_same_bits(way: str, tmp_path:
     # No part is found; no fork server runs in a plain Ray; each Ray asks for a token.
     assert found == "0" and rounds == [f"{way == 'missing'} True"] * 4
     setup = prepare(experiment("scaffold"))
-    play_run(setup, InlineExecutor(setup), tmp_path / "inline", lambda record: None)
+    play_run(setup, InlineExecutor(setup), RunOutput(tmp_path / "inline"))
     assert_same_run(tmp_path / "ray", tmp_path / "inline")
 
 

@@ -4,11 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from actors.driver import Listener
 from rayfl.experiment.prepare import prepare
 from rayfl.rounds import train
 from rayfl.rounds.executor import InlineExecutor
-from rayfl.run_directory.play_run import play_run
+from rayfl.run_directory.play_run import Listener, RunOutput, play_run
 from tests.actors.toys import assert_same_run, experiment, play_on_ray
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
@@ -26,5 +25,5 @@ def test_robust_means_on_actors_have_the_bits_of_one_process(tmp_path: Path, mon
     for name in ("ray", "inline"):
         (tmp_path / name).mkdir()
     assert play_on_ray(chosen, setup, tmp_path / "ray", Listener())
-    play_run(setup, InlineExecutor(setup), tmp_path / "inline", lambda record: None)
+    play_run(setup, InlineExecutor(setup), RunOutput(tmp_path / "inline"))
     assert_same_run(tmp_path / "ray", tmp_path / "inline")

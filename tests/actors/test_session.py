@@ -17,8 +17,7 @@ import ray
 from ray._private.internal_api import memory_summary
 
 import rayfl
-from actors import session, signals
-from actors.driver import Listener
+from actors import session, supervision
 from benchmarks.client_actors import client_actors
 from rayfl.experiment.prepare import prepare
 from rayfl.experiment.runtime import Runtime
@@ -26,7 +25,7 @@ from rayfl.rounds.errors import ClientError
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.ledger import RoundRow
 from rayfl.rounds.rounds import simulate
-from rayfl.run_directory.play_run import play_run
+from rayfl.run_directory.play_run import Listener, RunOutput, play_run
 from rayfl.run_directory.record import read_run
 from tests.actors.toys import Failing, assert_same_run, experiment, logged, play_on_ray, with_method, write_experiment
 from tests.refusals import check_sentence, refused
@@ -45,7 +44,12 @@ def test_one_actor_leaves_the_run_directory_of_one_process(method: str, tmp_path
         chosen, setup, tmp_path / "ray", Listener(lambda row, means: rows.append((row.round, means)))
     )
     expected: list[tuple[int, Mapping[str, float]]] = []
-    play_run(setup, InlineExecutor(setup), tmp_path / "inline", lambda r: expected.append((r.row.round, r.means)))
+    play_run(
+        setup,
+        InlineExecutor(setup),
+        RunOutput(tmp_path / "inline"),
+        Listener(lambda row, means: expected.append((row.round, means))),
+    )
     assert finished and rows == expected
     assert_same_run(tmp_path / "ray", tmp_path / "inline")
 
@@ -103,7 +107,7 @@ def test_a_signal_ends_the_run_after_the_current_round(number: int, tmp_path: Pa
 
 def test_the_second_signal_does_not_wait() -> None:
     stops: list[str] = []
-    with pytest.raises(KeyboardInterrupt), signals.stoppable(lambda: stops.append("stop")):
+    with pytest.raises(KeyboardInterrupt), supervision.stoppable(lambda: stops.append("stop")):
         os.kill(os.getpid(), signal.SIGINT)
         assert stops == ["stop"]
         os.kill(os.getpid(), signal.SIGTERM)
@@ -140,7 +144,7 @@ import os
 from pathlib import Path
 import ray
 from actors import session
-from actors.driver import Listener
+from rayfl.run_directory.play_run import Listener
 from benchmarks.victims import ACTOR, processes
 from rayfl.experiment.prepare import prepare
 from tests.actors.toys import experiment, play_on_ray

@@ -15,6 +15,7 @@ from rayfl.experiment.runtime import Runtime
 from rayfl.rounds.executor import Job, JobResult, Wave
 from rayfl.rounds.ledger import RoundRow
 from rayfl.rounds.worker_jobs import EvaluateJob, PooledJob
+from rayfl.run_directory.play_run import Listener
 from tests.refusals import check_sentence, mentions, refused
 
 
@@ -101,7 +102,7 @@ def test_how_far_the_round_is_reaches_the_driver_with_the_rounds(monkeypatch: py
     monkeypatch.setattr(ray, "wait", lambda refs, timeout: ([], refs))
     monkeypatch.setattr(ray, "get", lambda value: value)
     seen: list[object] = []
-    following = driver._Following(driver.Listener(lambda *one: seen.append(one), seen.append))
+    following = driver._Following(Listener(lambda *one: seen.append(one), seen.append))
     following.coordinator = SimpleNamespace(progress=SimpleNamespace(remote=lambda *_: news.pop(0)))
     over: Any = object()
     following.follow(over)

@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+import weakref
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,6 @@ import pytest
 import torch
 
 from actors import driver, session
-from actors.driver import Listener
 from actors.placement import place
 from rayfl import tree
 from rayfl.compress.base import Message
@@ -25,6 +25,7 @@ from rayfl.rounds.executor import Executor
 from rayfl.rounds.ledger import RoundRecord
 from rayfl.rounds.rounds import RunState, simulate
 from rayfl.rounds.setup import Setup
+from rayfl.run_directory.play_run import Listener, RunOutput
 from rayfl.run_directory.record import read_run
 from rayfl.tree import State
 
@@ -53,9 +54,12 @@ def play_on_ray(
     """`driver.play_on_ray` in a session of its own, or in the one that there is."""
     with session.session(experiment.runtime):
         placement = place(experiment.runtime, most_calls=setup.most_actors)
-        given = copy(setup)
-        played = driver.play_on_ray(experiment, given, placement, directory, listener, resumed)
-        assert not vars(given), "the driver keeps a setup that the object store has"
+        given = experiment.output
+        output = RunOutput(directory, given.save_models, given.track, experiment.checkpoint, resumed)
+        held = [copy(setup)]
+        handed_over = weakref.ref(held[0])
+        played = driver.play_on_ray(held.pop, placement, None, output, listener)
+        assert handed_over() is None, "the driver keeps a setup that the object store has"
         return played
 
 

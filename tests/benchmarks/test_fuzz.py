@@ -11,12 +11,12 @@ from benchmarks import fuzz_choices as choices
 from benchmarks.fuzz import parsed
 from benchmarks.fuzz_choices import LATEST, of_version
 from benchmarks.fuzz_experiments import Draws, additions, drawn, named, plain
+from rayfl import toml
 from rayfl.choices import kinds
 from rayfl.choices.kinds import Choice
 from rayfl.compress.base import Compressor
 from rayfl.data.partition import PartitionScheme
 from rayfl.errors import RayflError
-from rayfl.experiment import toml
 from rayfl.methods.base import Method
 from rayfl.schedules.base import Schedule
 from rayfl.selections.base import Selection

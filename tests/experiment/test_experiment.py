@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
+from rayfl import toml
 from rayfl.choices.kinds import Choice, named
-from rayfl.experiment import toml
 from rayfl.experiment.experiment import Experiment, read
 from rayfl.experiment.identity import determining_settings
 from rayfl.methods.base import Method

@@ -4,7 +4,7 @@ import pytest
 from click.testing import CliRunner
 
 from jobs.cli import main
-from rayfl.experiment import toml
+from rayfl import toml
 from rayfl.experiment.experiment import Experiment, read
 from rayfl.experiment.identity import determining_settings
 from rayfl.experiment.report_options import ReportOptions, agreed_options

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jobs.failures import FAILED, MISTAKE
-from rayfl.experiment import toml
+from rayfl import toml
 
 Content = str | bytes | Callable[[Path], object]
 """What becomes of a path: text or bytes are written there, a function makes it or damages what is there."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from actors import signals
+from actors import supervision
 from jobs import console
 from jobs.console import Audience
 from jobs.display import STOPPING, Display, Overall
@@ -95,7 +95,7 @@ def test_a_bar_shows_the_clients_of_the_round_under_way(display: Display):
 def test_a_signal_is_answered_at_once(display: Display):
     with (
         console.following(40, "a run", Audience(display=display)) as show,
-        signals.stoppable(show.stopping) as stopping,
+        supervision.stoppable(show.stopping) as stopping,
     ):
         show.wave(Wave("train", 1, 500))
         os.kill(os.getpid(), signal.SIGINT)
@@ -103,7 +103,7 @@ def test_a_signal_is_answered_at_once(display: Display):
         show.wave(Wave("train", 2, 500))
         show(row(0), {})
         assert STOPPING in shown(display)
-    with console.following(40, "another", Audience(display=display)), signals.stoppable() as stopping:
+    with console.following(40, "another", Audience(display=display)), supervision.stoppable() as stopping:
         assert not stopping()
 
 

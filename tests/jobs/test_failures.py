@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from actors.errors import ClusterError
-from jobs import failures, from_python
+from jobs import failures, python_api
 from rayfl.errors import RayflError
 from rayfl.run_directory.record import read_run
 from tests.jobs.commands import rayfl
@@ -201,4 +201,4 @@ def test_a_plug_in_that_ends_the_process_is_an_error_of_its_own(part: str, tmp_p
 
 def load_and_run(file: Path, directory: Path) -> None:
     """Run an experiment from Python, which no SystemExit may end."""
-    from_python.run(file, "runtime.executor=inline", directory=directory, progress=False)
+    python_api.run(file, "runtime.executor=inline", directory=directory, progress=False)

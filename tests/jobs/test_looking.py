@@ -16,7 +16,7 @@ from rayfl.metrics.facts import Facts
 from rayfl.report.comparison import TextTable
 from rayfl.report.results import RunResults, load
 from rayfl.rounds.ledger import MetricRow, RoundRow
-from rayfl.run_directory.description import describe_run, write_metric_facts
+from rayfl.run_directory.description import Description, write_metric_facts
 from rayfl.run_directory.disk import locked
 from rayfl.run_directory.record import Recorder
 from rayfl.run_directory.run_folder import create_run_directory
@@ -30,7 +30,7 @@ def recorded(
     """Two of two rounds, or of three where the run is cut: 8 Mbit up and 16 down a round."""
     directory = Path(name)
     experiment = {"name": "same", "seed": seed, "rounds": 3 if cut else 2, "method": {"name": "fedavg", "lr": lr}}
-    describe_run(create_run_directory(directory), experiment, {"torch": "2.13", "variables": {"A": "b"}}, "")
+    Description(experiment).write(create_run_directory(directory), {"torch": "2.13", "variables": {"A": "b"}})
     recorder = Recorder(directory)
     for round in range(2):
         row = RoundRow(round, 1, 1, 8_000_000, 16_000_000, 1.0, 1.0)
@@ -131,7 +131,7 @@ def judged(name: str, method: str, pooled: float, own: float | None, seed: int =
     """A run of one round that was judged on the pooled test set and, unless `own` is None, on clients' own."""
     directory = Path(name)
     experiment = {"name": method, "seed": seed, "rounds": 1, "method": {"name": method}}
-    describe_run(create_run_directory(directory), experiment, {}, "")
+    Description(experiment).write(create_run_directory(directory), {})
     metrics = [MetricRow(None, "pooled/accuracy", pooled)]
     metrics += [] if own is None else [MetricRow(client, "own/accuracy", own) for client in (0, 1)]
     with Recorder(directory) as recorder:
@@ -159,7 +159,7 @@ def ranked(*names: str) -> tuple[str, list[str]]:
 def test_how_evenly_clients_fare_stands_in_compare_and_show():
     names = ("own/recall", "own/recall/3")
     metrics = [MetricRow(client, name, 0.25 + 0.5 * client) for name in names for client in (0, 1)]
-    describe_run(create_run_directory(Path("b")), {"name": "b", "seed": 1, "rounds": 1, "method": "fedavg"}, {}, "")
+    Description({"name": "b", "seed": 1, "rounds": 1, "method": "fedavg"}).write(create_run_directory(Path("b")), {})
     with Recorder(Path("b")) as recorder:
         recall = Facts(title="Recall", unit="%", low=0.0, high=1.0, higher_is_better=True, ranks=True)
         write_metric_facts(Path("b"), {"recall": recall, "recall/3": recall.model_copy(update={"title": "Recall: 3"})})
@@ -225,7 +225,7 @@ def test_no_name_of_somebody_elses_run_commands_the_terminal(command: str, here:
     for number in range(2):
         directory = parent / f"{number}{HOSTILE.replace('/', '')}"
         table = {"name": HOSTILE, "label": HOSTILE, "seed": 1, "rounds": 2, "method": {"name": HOSTILE, "lr": number}}
-        describe_run(create_run_directory(directory), table, {"torch": HOSTILE, HOSTILE: HOSTILE}, "")
+        Description(table).write(create_run_directory(directory), {"torch": HOSTILE, HOSTILE: HOSTILE})
         recorder = Recorder(directory)
         for round in range(2):
             metrics = [MetricRow(None, "pooled/accuracy", 0.5), MetricRow(None, f"{HOSTILE}/accuracy", 0.5)]

@@ -10,7 +10,7 @@ import torch
 
 import rayfl
 from jobs import single
-from jobs.from_python import SweepFailed
+from jobs.python_api import SweepFailed
 from rayfl.methods.fedavg import FedAvg
 from rayfl.run_directory.saved_models import load_model
 from tests.actors.toys import assert_same_run

@@ -1,14 +1,16 @@
 """`rayfl run FILE --output DIR --resume`: one command that begins a run, goes on with it, or says it is finished."""
 
+import gc
 import json
 import shutil
+import weakref
 from pathlib import Path
 
 import pytest
 
 from jobs.console import Audience
 from jobs.single import _prepared
-from rayfl.experiment import toml
+from rayfl import toml
 from rayfl.experiment.experiment import read
 from rayfl.run_directory import disk
 from rayfl.run_directory.record import Recorder, read_run
@@ -168,4 +170,13 @@ def test_a_task_that_follows_from_the_data_is_recorded_and_may_be_written(file: 
 
 def test_a_run_with_its_task_written_has_the_identity_of_one_without(file: Path):
     implied, written = (_prepared(read(file, task), Audience()) for task in ([], ["task=classification"]))
-    assert implied.setup.identity == written.setup.identity and implied.files.table == written.files.table
+    assert implied.setup.identity == written.setup.identity and implied.description == written.description
+
+
+def test_what_is_handed_over_is_kept_by_nobody_else(file: Path):
+    prepared = _prepared(read(file), Audience())
+    setup = prepared.hand_over()
+    alive = weakref.ref(setup)
+    del setup
+    gc.collect()
+    assert alive() is None

@@ -7,8 +7,7 @@ import pytest
 
 from jobs.console import Audience
 from jobs.display import Display
-from jobs.run_and_print import print_result
-from jobs.single import run
+from jobs.single import print_result, run
 from rayfl.experiment.experiment import Experiment, read
 from rayfl.run_directory.record import read_run
 from rayfl.wrappers.differential_privacy import epsilon

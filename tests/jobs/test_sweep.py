@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -178,13 +179,13 @@ def test_a_run_that_was_interrupted_ends_the_sweep(file, monkeypatch):
 def test_a_signal_in_the_last_round_of_a_run_ends_the_sweep_after_it(file, monkeypatch, number):
     finish = running.play_run
 
-    def late(setup, executor, directory, listener, **settings):
-        def print_result(record):
-            if record.row.round == setup.rounds - 1:
+    def late(setup, executor, output, listener):
+        def signalled(row, means):
+            if row.round == setup.rounds - 1:
                 os.kill(os.getpid(), number)
-            listener(record)
+            listener.on_round(row, means)
 
-        return finish(setup, executor, directory, print_result, **settings)
+        return finish(setup, executor, output, replace(listener, on_round=signalled))
 
     monkeypatch.setattr(running, "play_run", late)
     result = rayfl("sweep", file, "--inline", "--dir", "all")
@@ -197,12 +198,12 @@ def cut(experiment: Experiment, directory: Path, after: int) -> None:
     """Run until so many rounds are done, and end as a kill would."""
     play = running.play_run
 
-    def killed(setup, executor, directory, listener, **settings) -> None:
-        def print_result(record) -> None:
-            if record.row.round + 1 == after:
+    def killed(setup, executor, output, listener) -> None:
+        def dying(row, means) -> None:
+            if row.round + 1 == after:
                 raise KeyboardInterrupt
 
-        play(setup, executor, directory, print_result, **settings)
+        play(setup, executor, output, replace(listener, on_round=dying))
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(running, "play_run", killed)

@@ -15,8 +15,8 @@ from playwright.sync_api import Browser, Page, sync_playwright
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare
 from rayfl.rounds.executor import InlineExecutor
-from rayfl.run_directory.description import describe_run
-from rayfl.run_directory.play_run import play_run
+from rayfl.run_directory.description import Description
+from rayfl.run_directory.play_run import RunOutput, play_run
 from rayfl.run_directory.run_folder import create_run_directory
 from tests import machine
 
@@ -70,8 +70,8 @@ def played(directory: Path, **settings: Any) -> Path:
     experiment = Experiment(**{"data": "digits", "partition": "iid", **settings})
     setup = prepare(experiment)
     create_run_directory(directory)
-    describe_run(directory, experiment.as_dict(), {"torch": "2.13.0"}, "")
-    play_run(setup, InlineExecutor(setup), directory, lambda record: None)
+    Description(experiment.as_dict()).write(directory, {"torch": "2.13.0"})
+    play_run(setup, InlineExecutor(setup), RunOutput(directory))
     return directory
 
 

@@ -10,7 +10,7 @@ from playwright.sync_api import expect
 
 from rayfl.report.page import report
 from rayfl.rounds.ledger import ClientRow, MetricRow, RoundRow
-from rayfl.run_directory.description import describe_run
+from rayfl.run_directory.description import Description
 from rayfl.run_directory.record import Recorder
 from rayfl.run_directory.run_folder import create_run_directory
 from tests.report.browser import BROWSERS, chromium, open_page, played
@@ -51,7 +51,7 @@ def pages(tmp_path_factory) -> dict[str, Path]:
         record(folder / "c", [1.0] * 4, label="x" * 200, training={"lr": 2}),
     ]
     hostile = create_run_directory(folder / "hostile")
-    describe_run(hostile, {"name": EVIL, "seed": 1, EVIL: {EVIL: EVIL}, "method": EVIL}, {EVIL: EVIL}, "")
+    Description({"name": EVIL, "seed": 1, EVIL: {EVIL: EVIL}, "method": EVIL}).write(hostile, {EVIL: EVIL})
     with Recorder(hostile) as recorder:
         for round in range(2):
             names = (EVIL, QUOTES, f"{EVIL}/accuracy")
@@ -231,7 +231,7 @@ def test_a_table_of_runs_with_seeds_is_whole_at_1280_pixels_and_can_be_saved(bro
     for label in ("FedAvg & co", "FedPSE (keep 10_%)", "local|alone"):
         for seed in (1, 2, 3):
             runs.append(create_run_directory(tmp_path / f"{label[:4]}{seed}"))
-            describe_run(runs[-1], {"name": "a", "label": label, "seed": seed, "method": {"name": label}}, {}, "")
+            Description({"name": "a", "label": label, "seed": seed, "method": {"name": label}}).write(runs[-1], {})
             with Recorder(runs[-1]) as recorder:
                 for round in range(3):
                     metrics = [MetricRow(None, name, 0.1 * seed + 0.2 * round) for name in names]

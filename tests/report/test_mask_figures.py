@@ -14,8 +14,8 @@ from rayfl.report.drawn_figures import _picture, mask_section
 from rayfl.report.figures import _by_retention, sections
 from rayfl.report.groups import groups
 from rayfl.rounds.executor import InlineExecutor
-from rayfl.run_directory.description import describe_run
-from rayfl.run_directory.play_run import play_run
+from rayfl.run_directory.description import Description
+from rayfl.run_directory.play_run import RunOutput, play_run
 from rayfl.run_directory.record import read_run
 from rayfl.run_directory.run_folder import create_run_directory
 from tests.contracts.every_method import experiment
@@ -28,8 +28,8 @@ def run(tmp_path_factory):
     directory = create_run_directory(tmp_path_factory.mktemp("runs") / "dispfl")
     options = {"evaluation": {"every": 1, "masks": True}, "clients": {"retention_ratio": [0.2, 0.5]}}
     here = prepare(experiment("dispfl", rounds=1, **options))
-    describe_run(directory, {"name": "dispfl", "seed": 1}, {}, "")
-    play_run(here, InlineExecutor(here), directory, lambda record: None)
+    Description({"name": "dispfl", "seed": 1}).write(directory, {})
+    play_run(here, InlineExecutor(here), RunOutput(directory))
     return read_run(directory)
 
 

@@ -18,7 +18,7 @@ from rayfl.report.summary import summary
 from rayfl.report.targets import cost_to_target
 from rayfl.report.tuning import choose
 from rayfl.rounds.ledger import MetricRow, RoundRow
-from rayfl.run_directory.description import describe_run, write_metric_facts
+from rayfl.run_directory.description import Description, write_metric_facts
 from rayfl.run_directory.record import Recorder, Run, read_run
 from rayfl.run_directory.run_folder import create_run_directory
 from tests.refusals import refused
@@ -28,7 +28,7 @@ ERROR = Facts(title="Distance", meaning="The distance", unit="km", low=0.0, high
 
 def run(directory: Path, values: list[float | None], lr: float = 0.1) -> Run:
     """A run with a metric that falls, of the round and of three clients; client 2's is never defined."""
-    describe_run(create_run_directory(directory), {"name": "run", "seed": 1, "method": {"lr": lr}}, {}, "")
+    Description({"name": "run", "seed": 1, "method": {"lr": lr}}).write(create_run_directory(directory), {})
     with Recorder(directory) as recorder:
         write_metric_facts(directory, {"distance": ERROR})
         for round, value in enumerate(values):
@@ -62,7 +62,7 @@ def test_a_metric_that_falls_ranks_the_smallest_first_and_reaches_targets_from_a
 def test_the_numbers_of_a_private_run_say_epsilon_and_delta(tmp_path: Path):
     wrap = [{"name": "attack"}, {"name": "central-dp", "delta": 1e-6}]
     directory = create_run_directory(tmp_path / "run")
-    describe_run(directory, {"name": "run", "seed": 1, "wrap": wrap}, {}, "")
+    Description({"name": "run", "seed": 1, "wrap": wrap}).write(directory, {})
     with Recorder(directory) as recorder:
         for round, spent in enumerate((1.5, 2.25)):
             recorder.round(RoundRow(round, 1, 1, 0, 0, 1.0, 1.0), [], [MetricRow(None, "privacy/epsilon", spent)])

@@ -14,7 +14,7 @@ from rayfl.report.page import report
 from rayfl.report.summary import summary
 from rayfl.report.vega_script import vega_javascript
 from rayfl.rounds.ledger import ClientRow, MetricRow, RoundRow
-from rayfl.run_directory.description import describe_run
+from rayfl.run_directory.description import Description
 from rayfl.run_directory.record import Recorder, read_run
 from rayfl.run_directory.run_folder import create_run_directory
 from tests.hand_written import heading
@@ -75,7 +75,7 @@ def record(
         "data": {"name": "digits"},
         **more,
     }
-    describe_run(directory, experiment, {"torch": "2.13.0"}, "")
+    Description(experiment).write(directory, {"torch": "2.13.0"})
     recorder = Recorder(directory)
     for round, value in enumerate(accuracy):
         clients = [ClientRow(0, "delivered", 4_000_000, 2_000_000, 10, 2, 4.0)]
@@ -183,7 +183,7 @@ def against(chart: dict) -> list[str]:
 
 def test_a_run_that_sends_nothing_is_not_to_be_drawn_against_bytes(tmp_path):
     directory = create_run_directory(tmp_path / "local")
-    describe_run(directory, {"method": "local", "seed": 1}, {}, "")
+    Description({"method": "local", "seed": 1}).write(directory, {})
     with Recorder(directory) as recorder:
         recorder.round(RoundRow(0, 1, 1, 0, 0, 0.0, 0.1), [], [MetricRow(None, "own/accuracy", 0.5)])
     html, page = rendered([directory], tmp_path)
@@ -293,9 +293,9 @@ def test_a_long_run_is_thinned_and_the_page_says_so(tmp_path):
 def test_hostile_words_are_shown_as_words(tmp_path):
     evil = '<img src=x onerror="alert(1)">$\\frac{$'
     directory = create_run_directory(tmp_path / "run")
-    describe_run(directory, {"name": evil, "seed": 1, evil: {evil: evil}, "method": evil}, {evil: evil}, "")
+    Description({"name": evil, "seed": 1, evil: {evil: evil}, "method": evil}).write(directory, {evil: evil})
     other = create_run_directory(tmp_path / "other")
-    describe_run(other, {"name": f"_{evil}", "seed": 1}, {}, "")
+    Description({"name": f"_{evil}", "seed": 1}).write(other, {})
     for path in (directory, other):
         with Recorder(path) as recorder:
             clients = [ClientRow(0, evil, 8, 8, 1, 1, 1.0)]

@@ -11,7 +11,7 @@ from rayfl.report.groups import groups
 from rayfl.report.page import report
 from rayfl.report.page_tables import differences
 from rayfl.rounds.ledger import MetricRow, RoundRow
-from rayfl.run_directory.description import describe_run
+from rayfl.run_directory.description import Description
 from rayfl.run_directory.record import Recorder, read_run
 from rayfl.run_directory.run_folder import create_run_directory
 from tests.refusals import mentions
@@ -20,7 +20,7 @@ from tests.refusals import mentions
 def recorded(directory: Path, uplink: dict, bits: int, *, seed: int = 1, accuracy: float = 0.5, **more: object) -> Path:
     """Two rounds of `bits` up and 8 Mbit down."""
     experiment = {"name": "same", "seed": seed, "uplink": uplink, **more}
-    describe_run(create_run_directory(directory), experiment, {}, "")
+    Description(experiment).write(create_run_directory(directory), {})
     with Recorder(directory) as recorder:
         for round in range(2):
             metrics = [MetricRow(None, "pooled/accuracy", accuracy)]

@@ -8,7 +8,7 @@ from rayfl.metrics.facts import ACCURACY
 from rayfl.report.groups import curve, groups
 from rayfl.report.series import cost, is_personal, metric_names, series, spread
 from rayfl.rounds.ledger import MetricRow, RoundRow
-from rayfl.run_directory.description import describe_run
+from rayfl.run_directory.description import Description
 from rayfl.run_directory.record import Recorder, Run, read_run
 from rayfl.run_directory.run_folder import create_run_directory
 
@@ -16,7 +16,7 @@ from rayfl.run_directory.run_folder import create_run_directory
 def recorded(path: Path, metrics: dict[int, list[MetricRow]], experiment: dict | None = None) -> Run:
     """A run whose round r sent r + 1 MB up and as much down and took 10 simulated seconds."""
     directory = create_run_directory(path)
-    describe_run(directory, experiment or {"seed": 1}, {}, "")
+    Description(experiment or {"seed": 1}).write(directory, {})
     with Recorder(directory) as recorder:
         for round, rows in metrics.items():
             recorder.round(RoundRow(round, 2, 2, 8_000_000 * (round + 1), 8_000_000 * (round + 1), 10.0, 0.5), [], rows)

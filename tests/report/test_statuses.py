@@ -7,7 +7,7 @@ from rayfl.report.groups import Group
 from rayfl.report.page import report
 from rayfl.report.page_tables import _STATUSES, statuses
 from rayfl.rounds.ledger import ClientRow, RoundRow
-from rayfl.run_directory.description import describe_run
+from rayfl.run_directory.description import Description
 from rayfl.run_directory.record import Recorder, read_run
 from rayfl.run_directory.run_folder import create_run_directory
 from tests.hand_written import heading
@@ -16,7 +16,7 @@ from tests.refusals import mentions
 
 def group(directory: Path, *rounds: tuple[str, ...]) -> Group:
     create_run_directory(directory)
-    describe_run(directory, {"name": directory.name, "seed": 1}, {"torch": "2.13.0"}, "")
+    Description({"name": directory.name, "seed": 1}).write(directory, {"torch": "2.13.0"})
     with Recorder(directory) as recorder:
         for round, some in enumerate(rounds):
             rows = [ClientRow(client, status, 0, 0, 0, 0, 1.0) for client, status in enumerate(some)]

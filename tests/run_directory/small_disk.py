@@ -19,7 +19,7 @@ from click.testing import CliRunner  # noqa: E402
 
 from jobs.cli import main  # noqa: E402
 from jobs.single import run  # noqa: E402
-from rayfl.experiment import toml  # noqa: E402
+from rayfl import toml  # noqa: E402
 from rayfl.run_directory.record import read_run  # noqa: E402
 from tests.actors.toys import assert_same_run, experiment  # noqa: E402
 

@@ -5,7 +5,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,20 +14,16 @@ import pytest
 
 from rayfl.experiment.prepare import prepare
 from rayfl.rounds.executor import InlineExecutor
-from rayfl.rounds.ledger import RoundRecord
+from rayfl.rounds.ledger import RoundRow
 from rayfl.rounds.rounds import RunState
 from rayfl.rounds.setup import Setup
 from rayfl.run_directory import checkpoint
 from rayfl.run_directory.checkpoint import Checkpoints
-from rayfl.run_directory.manifest import checkpoints
-from rayfl.run_directory.play_run import Stopped, play_run
+from rayfl.run_directory.checkpoint_folders import checkpoints
+from rayfl.run_directory.play_run import Listener, RunOutput, Stopped, play_run
 from rayfl.run_directory.states import load_states
 from tests.actors.toys import assert_same_bits, assert_same_run, experiment, logged, played, write_experiment
 from tests.refusals import check_sentence, refused
-
-
-def ignore(record: RoundRecord) -> None:
-    """A listener that does not care."""
 
 
 def begun(directory: Path) -> Path:
@@ -51,7 +47,7 @@ def setup() -> Setup:
 def saved(setup: Setup, directory: Path) -> InlineExecutor:
     """Checkpoints after 6 and 8 rounds."""
     executor = InlineExecutor(setup)
-    play_run(setup, executor, directory, ignore, checkpoints=Checkpoints(every=2))
+    play_run(setup, executor, RunOutput(directory, checkpoints=Checkpoints(every=2)))
     return executor
 
 
@@ -85,12 +81,12 @@ def test_a_checkpoint_writes_what_has_changed_since_the_one_before(tmp_path: Pat
     setup = prepare(experiment("fedpse", rounds=30, clients=FEW))
     executor, written = InlineExecutor(setup), list[int]()
 
-    def look(record: RoundRecord) -> None:
-        place = tmp_path / "checkpoints" / f"{record.row.round + 1:08d}"
+    def look(row: RoundRow, means: Mapping[str, float]) -> None:
+        place = tmp_path / "checkpoints" / f"{row.round + 1:08d}"
         new = [path for path in place.glob("*-*.safetensors") if path.stat().st_nlink == 1]
         written.append(sum(len(dict(load_states(path))) for path in new))
 
-    play_run(setup, executor, tmp_path, look, checkpoints=Checkpoints(every=1))
+    play_run(setup, executor, RunOutput(tmp_path, checkpoints=Checkpoints(every=1)), Listener(look))
     _, run_state = played(setup, executor)
     read = checkpoint.load(tmp_path, executor)
     assert read is not None and links(tmp_path / "checkpoints" / "00000030")
@@ -104,11 +100,11 @@ def test_many_small_files_become_one(tmp_path: Path, monkeypatch: pytest.MonkeyP
     setup = prepare(experiment("scaffold", rounds=12, clients=FEW))
     most: list[int] = []
 
-    def look(record: RoundRecord) -> None:
-        most.append(len([*(tmp_path / "checkpoints" / f"{record.row.round + 1:08d}").glob("states-*")]))
+    def look(row: RoundRow, means: Mapping[str, float]) -> None:
+        most.append(len([*(tmp_path / "checkpoints" / f"{row.round + 1:08d}").glob("states-*")]))
 
     executor = InlineExecutor(setup)
-    play_run(setup, executor, tmp_path, look, checkpoints=Checkpoints(every=1))
+    play_run(setup, executor, RunOutput(tmp_path, checkpoints=Checkpoints(every=1)), Listener(look))
     read = checkpoint.load(tmp_path, executor)
     assert read is not None and max(most) <= 5 and 1 in most[5:]
     assert_same_bits(played(setup, executor)[1], read)
@@ -132,14 +128,14 @@ def test_a_file_that_somebody_has_changed_is_not_shared_but_written_anew(
     setup = prepare(experiment("fedpse", rounds=23, clients=FEW))
     executor, damaged = InlineExecutor(setup), list[Path]()
 
-    def damage(record: RoundRecord) -> None:
+    def damage(row: RoundRow, means: Mapping[str, float]) -> None:
         place = tmp_path / "checkpoints" / "00000020"
-        if record.row.round == 19:
+        if row.round == 19:
             damaged.extend(sorted(place.glob("states-*")))
             for path in damaged:
                 path.write_bytes(path.read_bytes()[:-1] + b"?")
 
-    play_run(setup, executor, tmp_path, damage, checkpoints=Checkpoints(every=1))
+    play_run(setup, executor, RunOutput(tmp_path, checkpoints=Checkpoints(every=1)), Listener(damage))
     read = checkpoint.load(tmp_path, executor)
     assert len(damaged) > 5 and read is not None and read.round == 23 and not caplog.records
     assert links(tmp_path / "checkpoints" / "00000023")
@@ -245,7 +241,7 @@ def test_stopped_and_resumed_at_every_third_round_is_the_undisturbed_run(
     method: str, every: int, more: dict[str, Any], tmp_path: Path
 ):
     setup = prepare(experiment(method, rounds=8, **more))
-    play_run(setup, InlineExecutor(setup), tmp_path / "undisturbed", ignore)
+    play_run(setup, InlineExecutor(setup), RunOutput(tmp_path / "undisturbed"))
     directory, resumed, stops = begun(tmp_path / "resumed"), False, 0
     while True:
         rounds: list[int] = []
@@ -258,11 +254,8 @@ def test_stopped_and_resumed_at_every_third_round_is_the_undisturbed_run(
             play_run(
                 setup,
                 InlineExecutor(setup),
-                directory,
-                ignore,
-                checkpoints=Checkpoints(every=every),
-                resumed=resumed,
-                stopping=stopping,
+                RunOutput(directory, checkpoints=Checkpoints(every=every), resumed=resumed),
+                Listener(stopping=stopping),
             )
             break
         except Stopped:
@@ -275,23 +268,23 @@ def test_stopped_and_resumed_at_every_third_round_is_the_undisturbed_run(
 def test_a_run_that_was_cut_goes_back_to_its_checkpoint(every: int, tmp_path: Path, caplog: pytest.LogCaptureFixture):
     caplog.set_level("INFO", "rayfl")
     setup = prepare(experiment("fedpse", rounds=8))
-    play_run(setup, InlineExecutor(setup), tmp_path / "undisturbed", ignore)
+    play_run(setup, InlineExecutor(setup), RunOutput(tmp_path / "undisturbed"))
 
-    def cut(record: RoundRecord) -> None:
-        if record.row.round == 4:
+    def cut(row: RoundRow, means: Mapping[str, float]) -> None:
+        if row.round == 4:
             raise KeyboardInterrupt
 
     directory = begun(tmp_path / "cut")
     with pytest.raises(KeyboardInterrupt):
-        play_run(setup, InlineExecutor(setup), directory, cut, checkpoints=Checkpoints(every=every))
+        play_run(
+            setup, InlineExecutor(setup), RunOutput(directory, checkpoints=Checkpoints(every=every)), Listener(cut)
+        )
     again: list[int] = []
     play_run(
         setup,
         InlineExecutor(setup),
-        directory,
-        lambda record: again.append(record.row.round),
-        checkpoints=Checkpoints(every=every),
-        resumed=True,
+        RunOutput(directory, checkpoints=Checkpoints(every=every), resumed=True),
+        Listener(lambda row, means: again.append(row.round)),
     )
     assert again == list(range(every, 8))
     (sentence,) = logged(caplog)
@@ -301,9 +294,9 @@ def test_a_run_that_was_cut_goes_back_to_its_checkpoint(every: int, tmp_path: Pa
 
 def test_a_checkpoint_beyond_the_records_is_not_used(tmp_path: Path):
     setup = prepare(experiment("fedavg", rounds=4))
-    play_run(setup, InlineExecutor(setup), tmp_path / "long", ignore, checkpoints=Checkpoints(every=2))
+    play_run(setup, InlineExecutor(setup), RunOutput(tmp_path / "long", checkpoints=Checkpoints(every=2)))
     shorter = replace(setup, rounds=2)
-    play_run(shorter, InlineExecutor(setup), begun(tmp_path / "short"), ignore, checkpoints=Checkpoints(every=2))
+    play_run(shorter, InlineExecutor(setup), RunOutput(begun(tmp_path / "short"), checkpoints=Checkpoints(every=2)))
     shutil.copytree(tmp_path / "long" / "checkpoints" / "00000004", tmp_path / "short" / "checkpoints" / "00000004")
-    play_run(setup, InlineExecutor(setup), tmp_path / "short", ignore, resumed=True)
+    play_run(setup, InlineExecutor(setup), RunOutput(tmp_path / "short", resumed=True))
     assert_same_run(tmp_path / "long", tmp_path / "short")

@@ -23,7 +23,7 @@ from rayfl.rounds.rounds import RunState
 from rayfl.rounds.setup import Setup
 from rayfl.run_directory import checkpoint
 from rayfl.run_directory.checkpoint import Checkpoints
-from rayfl.run_directory.play_run import play_run
+from rayfl.run_directory.play_run import RunOutput, play_run
 from tests.actors.toys import assert_same_bits, experiment
 from tests.refusals import refused
 
@@ -45,7 +45,7 @@ class Saved:
 def played(directory: Path, seed: int) -> Setup:
     chosen = experiment("fedpse", seed=seed, rounds=3, clients={"count": 3}, model="logistic")
     setup = replace(prepare(chosen), identity=identity(chosen, chosen.as_dict()))
-    play_run(setup, InlineExecutor(setup), directory, lambda record: None, checkpoints=Checkpoints(every=1))
+    play_run(setup, InlineExecutor(setup), RunOutput(directory, checkpoints=Checkpoints(every=1)))
     return setup
 
 

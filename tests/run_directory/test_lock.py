@@ -8,7 +8,7 @@ from typing import IO
 
 import pytest
 
-from rayfl.experiment import toml
+from rayfl import toml
 from rayfl.run_directory.disk import locked
 from tests.actors.toys import experiment
 from tests.jobs.commands import rayfl

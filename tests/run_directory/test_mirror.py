@@ -16,12 +16,12 @@ from rayfl.experiment.prepare import prepare, with_task
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.setup import Setup
 from rayfl.run_directory.checkpoint import Checkpoints
-from rayfl.run_directory.copies import Copies, fetch, fetch_newer, mirrored, reached
 from rayfl.run_directory.disk import DiskError
 from rayfl.run_directory.object_storage import Storage, StorageError
-from rayfl.run_directory.play_run import play_run, recalled
+from rayfl.run_directory.play_run import Listener, RunOutput, play_run, recalled
 from rayfl.run_directory.record import read_run
 from rayfl.run_directory.run_files import own_files
+from rayfl.run_directory.run_folder import Copies, fetch, fetch_newer, mirrored, reached
 from tests.actors.toys import assert_same_run, experiment, logged
 from tests.refusals import check_sentence, refused
 from tests.run_directory.s3_server import KEYS, Server, serving
@@ -79,12 +79,17 @@ def half(directory: Path) -> None:
     """Play two of three rounds."""
     setup = prepared()
     with pytest.raises(Exception, match="enough"):
-        play_run(setup, InlineExecutor(setup), directory, stop_after(2), checkpoints=experiment(**CHANGES).checkpoint)
+        play_run(
+            setup,
+            InlineExecutor(setup),
+            RunOutput(directory, checkpoints=experiment(**CHANGES).checkpoint),
+            Listener(stop_after(2)),
+        )
 
 
 def stop_after(rounds: int) -> Any:
-    def on_round(record: Any) -> None:
-        if record.row.round == rounds - 1:
+    def on_round(row: Any, means: Any) -> None:
+        if row.round == rounds - 1:
             raise RuntimeError("enough")
 
     return on_round
@@ -118,7 +123,12 @@ def test_a_copy_has_all_of_a_run_and_nothing_travels_twice(finished: Path, there
 def test_a_file_that_checkpoints_share_travels_once(there: Storage, puts: list[str], tmp_path: Path):
     setup = prepare(experiment("fedpse", rounds=6, clients={"count": 10, "per_round": 1}))
     copies = Copies(tmp_path, there)
-    play_run(setup, InlineExecutor(setup), tmp_path, lambda record: copies.update(), checkpoints=Checkpoints(every=1))
+    play_run(
+        setup,
+        InlineExecutor(setup),
+        RunOutput(tmp_path, checkpoints=Checkpoints(every=1)),
+        Listener(lambda row, means: copies.update()),
+    )
     newest = {f"checkpoints/00000006/{path.name}": path for path in (tmp_path / "checkpoints/00000006").iterdir()}
     shared = {name for name, path in newest.items() if path.stat().st_nlink > 1}
     assert shared and not shared & {*puts}
@@ -188,7 +198,7 @@ def test_a_fetched_run_goes_on_to_the_same_bits(unfinished: Path, finished: Path
     assert not fetch_newer(there, place, same)
     setup = prepared()
     chosen = experiment("fedpse", **CHANGES)
-    play_run(setup, InlineExecutor(setup), place, lambda record: None, checkpoints=chosen.checkpoint, resumed=True)
+    play_run(setup, InlineExecutor(setup), RunOutput(place, checkpoints=chosen.checkpoint, resumed=True))
     assert_same_run(shutil.copytree(finished, tmp_path / "finished"), place)
 
 

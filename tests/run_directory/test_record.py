@@ -14,7 +14,7 @@ import torch
 
 from rayfl.errors import RayflError
 from rayfl.rounds.ledger import ClientRow, MetricRow, RoundRow
-from rayfl.run_directory.description import describe_run
+from rayfl.run_directory.description import Description
 from rayfl.run_directory.disk import locked, write_text
 from rayfl.run_directory.record import Recorder, read_run
 from rayfl.run_directory.run_files import require_no_links
@@ -26,7 +26,7 @@ from tests.refusals import mentions, refused
 
 def described(path: Path) -> Path:
     directory = create_run_directory(path)
-    describe_run(directory, {"method": {"name": "fedavg"}, "seed": 1}, {"torch": "2.13.0"}, "seed = 1\n")
+    Description({"method": {"name": "fedavg"}, "seed": 1}).write(directory, {"torch": "2.13.0"})
     return directory
 
 
@@ -323,7 +323,7 @@ def test_nothing_is_left_of_a_run_that_is_refused(tmp_path, there):
     directory = tmp_path / "runs" / "one"
     folder = RunFolder(directory, "runs")
     with pytest.raises(RayflError, match="refused"), folder.made():
-        describe_run(directory, {}, {}, "")
+        Description({}).write(directory, {})
         with Recorder(directory):
             raise RayflError("refused")
     assert [path.name for path in tmp_path.rglob("*")] == ["runs"]
@@ -334,7 +334,7 @@ def test_nothing_is_left_of_a_run_that_is_refused(tmp_path, there):
         pass
     assert raised.value.errno == errno.ENAMETOOLONG
     with pytest.raises(RayflError, match="late"), folder.made():
-        describe_run(directory, {}, {}, "")
+        Description({}).write(directory, {})
         with Recorder(directory) as recorder:
             record_round(recorder, 0)
             raise RayflError("late")

@@ -6,8 +6,8 @@ from typing import Literal
 
 import numpy as np
 
-from rayfl.data.check import check_finite, check_lengths, check_shapes, check_targets, first_row, whole_labels
 from rayfl.data.datasets import Dataset, Samples, shown
+from rayfl.data.loading import check_finite, check_lengths, check_shapes, check_targets, first_row, whole_labels
 from rayfl.data.sources.moments import moments
 from rayfl.errors import RayflError, did_you_mean, log_once
 

@@ -11,8 +11,8 @@ from typing import Annotated
 
 import numpy as np
 
-from rayfl.data.check import MOST_CLASSES
 from rayfl.data.datasets import Dataset, Field, Samples, Source
+from rayfl.data.loading import MOST_CLASSES
 from rayfl.determinism.seeding import generator
 from rayfl.limits import memory
 from rayfl.settings import unused_with

@@ -23,8 +23,8 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from rayfl.data.check import first_row, whole_labels
 from rayfl.data.datasets import Dataset, Field, RayflError, Samples
+from rayfl.data.loading import first_row, whole_labels
 from rayfl.data.sources.cifar import CIFAR100
 from rayfl.data.sources.fetch import Fetched
 from rayfl.data.sources.moments import moments

@@ -12,8 +12,8 @@ from pyarrow import parquet
 
 import rayfl
 from rayfl.choices.kinds import make
-from rayfl.data.check import checked_dataset, read_dataset
 from rayfl.data.datasets import Dataset, Samples, Source
+from rayfl.data.loading import checked_dataset, read_dataset
 from rayfl.data.sources.arrays import Arrays
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare

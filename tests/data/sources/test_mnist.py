@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rayfl.data.check import checked_dataset
+from rayfl.data.loading import checked_dataset
 from rayfl.data.sources import idx
 from rayfl.data.sources.idx import MNIST, FashionMNIST
 from rayfl.data.torchvision import torchvision

@@ -8,8 +8,8 @@ import pytest
 from pyarrow import csv, parquet
 
 from rayfl.choices.kinds import make
-from rayfl.data.check import checked_dataset
 from rayfl.data.datasets import Dataset, Source
+from rayfl.data.loading import checked_dataset
 from rayfl.data.sources.arrays import Arrays
 from rayfl.experiment.experiment import Experiment, read
 from rayfl.experiment.prepare import prepare

@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from rayfl.choices.kinds import make
-from rayfl.data.check import checked_dataset
 from rayfl.data.datasets import Dataset, Source
+from rayfl.data.loading import checked_dataset
 from rayfl.limits import memory
 from tests.refusals import check_sentence, refused
 

@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 
 from rayfl.choices.kinds import make
-from rayfl.data.check import checked_dataset
 from rayfl.data.datasets import Dataset, Source
+from rayfl.data.loading import checked_dataset
 from rayfl.data.sources.arrays import Arrays
 from tests.jobs.commands import rayfl
 from tests.refusals import check_sentence, refused

@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 
 from rayfl.choices.kinds import make
-from rayfl.data.check import checked_dataset
 from rayfl.data.datasets import Dataset, Source
+from rayfl.data.loading import checked_dataset
 from rayfl.data.sources.arrays import Arrays
 from rayfl.data.sources.conversion import next_tokens
 from rayfl.data.sources.text_files import sequences

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
+from rayfl import toml
 from rayfl.choices.kinds import named
 from rayfl.data.batches import Batch, schedule
 from rayfl.determinism import seeding
-from rayfl.experiment import toml
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare
 from rayfl.experiment.table import read_table

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rayfl import toml
 from rayfl.choices.kinds import named
-from rayfl.experiment import toml
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare
 from rayfl.methods.base import Method

@@ -13,7 +13,7 @@ from tensorboard.plugins.hparams.api_pb2 import Status  # pyright: ignore[report
 
 from rayfl.experiment.experiment import Output
 from rayfl.rounds.ledger import MetricRow, RoundRow
-from rayfl.run_directory.description import describe_run
+from rayfl.run_directory.description import Description
 from rayfl.run_directory.record import Recorder
 from rayfl.run_directory.run_files import require_no_links, require_own_entries
 from rayfl.run_directory.run_folder import create_run_directory
@@ -47,7 +47,7 @@ def nothing_is_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def described(path: Path) -> Path:
     directory = create_run_directory(path)
-    describe_run(directory, EXPERIMENT, {"torch": "2.13.0"}, "seed = 1\n")
+    Description(EXPERIMENT).write(directory, {"torch": "2.13.0"})
     return directory
 
 

@@ -15,12 +15,12 @@ from tests.refusals import check_sentence, line_with, mentions
 
 COMMAND = """
 import os, subprocess, sys, time
-from actors.parent_process import report, supervised
+from actors.supervision import supervised, tell_parent
 
 def lose():
     other, raylet = subprocess.Popen(["sleep", "300"]), subprocess.Popen(["sleep", "300"])
     print(other.pid, flush=True)
-    report(processes={"raylet": raylet.pid})
+    tell_parent(processes={"raylet": raylet.pid})
     raylet.kill()
     time.sleep(300)
 
@@ -34,7 +34,7 @@ def interrupt_twice():
 
 def command():
     os.write(2, b"core_worker.cc:609: what C++ code prints\\n")
-    report(run=sys.argv[1])
+    tell_parent(run=sys.argv[1])
     {act}
 
 supervised(command, 7)
@@ -60,8 +60,8 @@ def supervised(act: str, run: Path, **variables: str) -> "subprocess.CompletedPr
         ("sys.exit(None)", 0, []),
         ("print('rayfl: its own error', file=sys.stderr); sys.exit(1)", 1, ["its own error"]),
         ("os._exit(1)", 7, ["its process"]),
-        ("report(processes={}); os._exit(1)", 7, ["Ray"]),
-        ("report(cluster='head:1'); os._exit(1)", 7, ["Ray", "head:1"]),
+        ("tell_parent(processes={}); os._exit(1)", 7, ["Ray"]),
+        ("tell_parent(cluster='head:1'); os._exit(1)", 7, ["Ray", "head:1"]),
         ("os.abort()", 7, ["SIGABRT", "RAYFL_TRACEBACK=1"]),
         ("os.kill(os.getpid(), 9)", 7, ["SIGKILL", "memory"]),
         ("os.kill(os.getpid(), 15)", -signal.SIGTERM, []),
@@ -93,13 +93,13 @@ def test_the_lines_of_other_code_are_shown_with_tracebacks(tmp_path: Path) -> No
 @pytest.mark.parametrize("again", ["", "again='go on with --dir D'"])
 def test_a_run_that_was_killed_after_its_last_round_did_not_fail(again: str, tmp_path: Path) -> None:
     (tmp_path / "experiment.json").touch()
-    done = supervised(f"report(played=sys.argv[1], {again}); os.kill(os.getpid(), 9)", tmp_path)
+    done = supervised(f"tell_parent(played=sys.argv[1], {again}); os.kill(os.getpid(), 9)", tmp_path)
     assert done.returncode == 7
     facts = ["--dir D"] if again else [str(tmp_path), f"rayfl report {tmp_path}"]
     check_sentence(done.stderr.removesuffix("\n"), ["SIGKILL", *facts])
     assert "failed" not in done.stderr and "resume" not in done.stderr
     # The next run of a sweep is another one.
-    done = supervised(f"report(played='other', {again}); os.kill(os.getpid(), 9)", tmp_path)
+    done = supervised(f"tell_parent(played='other', {again}); os.kill(os.getpid(), 9)", tmp_path)
     check_sentence(done.stderr.removesuffix("\n"), ["failed", f"rayfl resume {tmp_path}"])
 
 

@@ -1,11 +1,11 @@
-"""A folder for a session's files, sockets and spilled objects that no other user of the machine can enter.
+"""Ray's folders: a private one for a session's files, and the one of a submitted job, which Ray soon deletes.
 
 Ray makes its own folders writable by everybody, so that another user could replace a file that Ray writes, or listen
 in place of its object store. A Ray that rayfl starts therefore has its folders inside a `PrivateFolder`, and so has
 the fork server.
 
-A process holds a lock on its folder as long as it lives. So the next start can tell which folders belong to killed
-processes, and removes them. Imports the standard library alone.
+A process holds a lock on its private folder as long as it lives. So the next start can tell which folders belong to
+killed processes, and removes them. Imports the standard library alone.
 """
 
 import fcntl
@@ -105,3 +105,19 @@ def _remove(folder: str) -> None:
     shutil.rmtree(rays, ignore_errors=True)
     if not rays.exists():
         shutil.rmtree(folder, ignore_errors=True)
+
+
+_FOLDER = ("runtime_resources", "working_dir_files")
+"""The path of such folders inside a session's directory."""
+
+
+def warning_of_deletion(directory: Path) -> str | None:
+    """A warning for the user if Ray will delete `directory`; None if it will not."""
+    parts = Path(os.path.realpath(directory)).parts
+    if not any(parts[place : place + 2] == _FOLDER for place in range(len(parts))):
+        return None
+    return (
+        f"{directory} lies in the copy of the working directory that Ray unpacked for this job, which is deleted with "
+        "the cluster or earlier: to keep results, give --output or output.directory an absolute path on permanent "
+        "storage, or copy them before that"
+    )

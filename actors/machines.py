@@ -18,7 +18,7 @@ class Verdict:
     notice: str = ""
 
 
-class Kinds:
+class Machines:
     """The kinds of machine that compute a run. `platform`: the leading one, in the form of platform.json; {}: none yet.
 
     A resumed run keeps the kind with which it began. A new run takes the kind of most of its first actors.

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rayfl.data import check
-from rayfl.data.check import checked_dataset, first_row, read_dataset, whole_labels
+from rayfl.data import loading
 from rayfl.data.datasets import Dataset, Samples
+from rayfl.data.loading import checked_dataset, first_row, read_dataset, whole_labels
 from rayfl.data.sources.arrays import ArrayFiles
 from tests.refusals import refused
 
@@ -73,7 +73,7 @@ def test_labels_become_whole_numbers_and_none_is_rounded():
 
 
 def test_rows_are_counted_through_the_pieces_of_a_large_array(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(check, "_CHUNK_BYTES", 48)
+    monkeypatch.setattr(loading, "_CHUNK_BYTES", 48)
     values = changed(np.ones((10, 3)), 7, np.nan)
     seen = []
     assert first_row(values, lambda part: seen.append(len(part)) or np.isnan(part)) == 7

@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from actors import private_folder
-from actors.private_folder import BASE, PrivateFolder
+from actors import folders
+from actors.folders import BASE, PrivateFolder
 from tests.refusals import check_sentence
 
 ROOT = Path(__file__).parents[2]
@@ -135,13 +135,13 @@ def test_the_first_suitable_base_is_taken(short: Path, tmp_path: Path, monkeypat
 def test_folders_of_others_and_of_other_machines_stay(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(BASE, str(short))
     here, elsewhere, empty = (PrivateFolder() for _ in range(3))
-    Path(elsewhere.path, private_folder._HOST).write_text("another machine")
-    Path(empty.path, private_folder._HOST).unlink()
+    Path(elsewhere.path, folders._HOST).write_text("another machine")
+    Path(empty.path, folders._HOST).unlink()
     for each in (here, elsewhere, empty):
         os.close(each._lock)
     link = short / "rayfl-link"
     (target := short / "target").mkdir()
-    (target / private_folder._HOST).write_text(Path(here.path, private_folder._HOST).read_text())
+    (target / folders._HOST).write_text(Path(here.path, folders._HOST).read_text())
     link.symlink_to(target)
     folder = PrivateFolder()
     found = {str(one) for one in short.glob("rayfl-*")}

@@ -7,17 +7,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rayfl.data.check import read_dataset
+from rayfl import toml
+from rayfl.data.loading import read_dataset
 from rayfl.determinism import platform
 from rayfl.errors import RayflError, log
-from rayfl.experiment import toml
 from rayfl.experiment.experiment import Experiment
-from rayfl.experiment.identity import determining_settings, experiment_files
-from rayfl.experiment.input_files import located, require_copies
+from rayfl.experiment.identity import described, determining_settings, require_copies
 from rayfl.experiment.prepare import with_task
 from rayfl.experiment.runtime import Runtime
-from rayfl.experiment.table import read_table, split_override, with_overrides
-from rayfl.run_directory import copies
+from rayfl.experiment.table import located, read_table, split_override, with_overrides
+from rayfl.run_directory import run_folder
 from rayfl.run_directory.description import EXPERIMENT, TOML, is_run, read_experiment, read_origin
 from rayfl.run_directory.object_storage import is_url, opened
 from rayfl.run_directory.record import Run, read_run
@@ -68,7 +67,7 @@ def fetch_newer(folder: RunFolder) -> None:
     Raise RayflError if the directory holds another run.
     """
     with opened(str(folder.url)) as storage:
-        if copies.fetch_newer(storage, folder.directory, _require_same):
+        if run_folder.fetch_newer(storage, folder.directory, _require_same):
             log.info("%s is ahead of %s and was downloaded into it", folder.url, folder.directory)
 
 
@@ -117,7 +116,7 @@ def earlier_run(
 
 def changed_settings(found: Run, experiment: Experiment) -> str:
     """The settings, seed, rounds and files in which a run differs from this experiment, in words; "" without any."""
-    old, new = found.experiment, experiment_files(experiment).table
+    old, new = found.experiment, described(experiment).table
     if bool(old.get("task")) != bool(new.get("task")):
         # The digest without a name is that of the data.
         dataset = read_dataset(experiment.data)
@@ -154,7 +153,7 @@ def resumable(before: Run, overrides: Sequence[str], settings: Mapping[str, Any]
         raise RayflError(f"sweep.{next(iter(lists), '')} is not a setting of a run; give it to: rayfl sweep")
     require_copies(before.experiment, table, before.directory)
     experiment = Experiment(**table)
-    changes = _changes(before.experiment, experiment_files(experiment).table)
+    changes = _changes(before.experiment, described(experiment).table)
     if changed := _in_words({key: change for key, change in changes.items() if key != "rounds"}):
         raise RayflError(f"a resumed run keeps its settings ({changed}): start a new run to change them")
     _require_more_rounds(before, experiment)

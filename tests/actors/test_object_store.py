@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from actors import ray_executor
-from actors.shared_objects import Packed, Part, Stored, in_objects, objects, value
+from actors.object_store import Packed, Part, Stored, in_objects, objects, value
 from benchmarks.client_actors import client_actors
 from rayfl.determinism.seeding import FirstDraws
 from rayfl.experiment.prepare import prepare

@@ -1,4 +1,4 @@
-"""Checks data when they are loaded, so that clients get no invalid numbers.
+"""Loads data sets, keeps those in use, and checks them, so that clients get no invalid numbers.
 
 Large arrays are checked piece by piece: a memory-mapped file is read once and never held in memory.
 """

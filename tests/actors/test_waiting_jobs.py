@@ -2,7 +2,7 @@
 
 import pytest
 
-from actors.locality import WaitingJobs, homes
+from actors.object_store import WaitingJobs, homes
 
 
 def test_the_home_of_a_job_is_where_most_of_its_inputs_lie() -> None:

@@ -5,8 +5,7 @@ import sys
 
 import pytest
 
-from actors.errors import ClusterError
-from actors.retry_policy import TRIES, Cause, Loss, Setbacks, try_again
+from actors.errors import TRIES, Cause, ClusterError, Loss, Setbacks, try_again
 from rayfl.rounds.errors import ClientError
 from tests.actors.toys import logged
 from tests.refusals import check_sentence, refused
@@ -57,6 +56,4 @@ def test_only_new_rounds_are_progress():
 
 
 def test_the_policy_knows_no_ray():
-    subprocess.run(
-        [sys.executable, "-c", "import sys, actors.retry_policy; assert 'ray' not in sys.modules"], check=True
-    )
+    subprocess.run([sys.executable, "-c", "import sys, actors.errors; assert 'ray' not in sys.modules"], check=True)

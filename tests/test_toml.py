@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayfl.experiment.toml import dumps
+from rayfl.toml import dumps
 from tests.refusals import refused
 
 scalars = st.one_of(

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jobs import earlier_run, single
+from jobs import resuming, single
 from jobs.console import Audience
 from jobs.display import Display
 from jobs.shipped import experiment_file
@@ -99,9 +99,9 @@ def resume(
     Settings may change what does not change the numbers (runtime, output, checkpoint, report); otherwise as `run`.
     Raise RayflError for anything else, and if this machine computes other bits, unless `runtime.mixed` is set.
     """
-    found, changes = earlier_run.found_again(_place(directory) or Path(), overrides)
+    found, changes = resuming.found_again(_place(directory) or Path(), overrides)
     before = read_run(found)
-    chosen = earlier_run.resumable(before, changes, settings)
+    chosen = resuming.resumable(before, changes, settings)
     with _audience(chosen.rounds, on_round, progress) as audience:
         played = single.go_on(before, chosen, audience)
         with audience.own(played):
