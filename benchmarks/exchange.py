@@ -29,7 +29,7 @@ from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare
 from rayfl.experiment.runtime import Runtime
 from rayfl.limits import memory
-from rayfl.population.fate import Fate
+from rayfl.population.client import Fate
 from rayfl.rounds.executor import Executor, Job, JobResult, Ref
 from rayfl.rounds.ledger import Ledger
 from rayfl.rounds.rounds import RunState, mix

@@ -13,10 +13,9 @@ from rayfl.determinism import global_draws
 from rayfl.errors import NotFinite, plugin_line
 from rayfl.methods.base import Carry, Context, Reply, State, Upload, Work
 from rayfl.models import flops
-from rayfl.population.fate import Fate
+from rayfl.population.client import Fate
 from rayfl.rounds import evaluation
 from rayfl.rounds.check_hooks import checked_hook
-from rayfl.rounds.client_outputs import ClientOutputs
 from rayfl.rounds.engines import LocalTask
 from rayfl.rounds.errors import (
     ClientError,
@@ -27,10 +26,9 @@ from rayfl.rounds.errors import (
     error_text,
     out_of_memory,
 )
-from rayfl.rounds.paper_comm import num_values
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.simulated_clock import cut_off_if_late, example_costs
-from rayfl.rounds.worker_jobs import ClientResult, Missed, RoundInputs
+from rayfl.rounds.worker_jobs import ClientOutputs, ClientResult, Missed, RoundInputs, num_values
 
 
 class ClientRound:

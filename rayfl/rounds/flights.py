@@ -23,10 +23,9 @@ from rayfl.compress.base import message_bits
 from rayfl.determinism import seeding
 from rayfl.gather import Aggregate
 from rayfl.population.availability import available
-from rayfl.population.fate import Fate
+from rayfl.population.client import Fate
 from rayfl.population.sampling import Participation
 from rayfl.rounds.check_hooks import checked
-from rayfl.rounds.client_outputs import ClientOutputs
 from rayfl.rounds.downlinks import broadcast
 from rayfl.rounds.engines import LocalTask
 from rayfl.rounds.errors import HookError
@@ -35,7 +34,7 @@ from rayfl.rounds.run_state import Air, Flight, Round, server_inputs
 from rayfl.rounds.select_clients import clients_named
 from rayfl.rounds.simulated_clock import arrival_s, example_costs, moment, reply_s
 from rayfl.rounds.train import add_messages, cut_into_calls, merge_sums
-from rayfl.rounds.worker_jobs import ClientResult, TrainJob
+from rayfl.rounds.worker_jobs import ClientOutputs, ClientResult, TrainJob
 from rayfl.schedules.base import AT_ONCE, NOT_YET, Now
 
 

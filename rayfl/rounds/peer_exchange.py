@@ -6,8 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from rayfl.determinism.addition_order import runs
-from rayfl.rounds.ledger import Ledger
-from rayfl.rounds.paper_comm import paper_comm
+from rayfl.rounds.ledger import Ledger, paper_comm
 from rayfl.rounds.worker_jobs import MixJob
 from rayfl.topology.graphs import Sparse
 

@@ -19,18 +19,16 @@ from rayfl.determinism.global_draws import key, keyed, preserved
 from rayfl.determinism.seeding import NOBODY
 from rayfl.determinism.torch_flags import fixed
 from rayfl.errors import NotFinite
-from rayfl.population.fate import Fate
+from rayfl.population.client import Fate
 from rayfl.population.sampling import Participation
 from rayfl.rounds import downlinks, evaluation
-from rayfl.rounds.check_hooks import A_STATE, checked, checked_hook
+from rayfl.rounds.check_hooks import A_STATE, Given, checked, checked_hook
 from rayfl.rounds.errors import Diverged, HookError, MethodError
 from rayfl.rounds.executor import Executor, Job, Ref
 from rayfl.rounds.flights import await_replies, fly
-from rayfl.rounds.given import Given
-from rayfl.rounds.ledger import Ledger, RoundRecord, record
+from rayfl.rounds.ledger import Ledger, RoundRecord, record, server_comm
 from rayfl.rounds.mask_comparison import compared
 from rayfl.rounds.model_sums import BATCH, ModelSums, joined, values
-from rayfl.rounds.paper_comm import server_comm
 from rayfl.rounds.peer_exchange import bill, in_calls, mix_job
 from rayfl.rounds.run_state import Round, RunState, server_inputs
 from rayfl.rounds.select_clients import ask, learn

@@ -31,9 +31,9 @@ from rayfl.metrics.facts import LOSS, Facts
 from rayfl.metrics.loss import Loss
 from rayfl.models import flops
 from rayfl.population.sampling import Population
-from rayfl.rounds import engines, stacking
+from rayfl.rounds import engines
 from rayfl.rounds.check_hooks import checked_hook
-from rayfl.rounds.client_outputs import OBJECT_BYTES, Slots
+from rayfl.rounds.worker_jobs import OBJECT_BYTES, Slots
 from rayfl.schedules.base import Schedule
 from rayfl.schedules.synchronous import Synchronous
 from rayfl.selections.base import Selection
@@ -120,7 +120,7 @@ class Setup:
     schedule: Schedule = field(default_factory=Synchronous)
     engine_name: str = "auto"
     stack_width: int | None = None
-    """Number of clients in a stack; None: `stacking` chooses it."""
+    """Number of clients in a stack; None: `engines.width` chooses it."""
     device_name: str = "cpu"
     threads: int = 1
     precision: Precision = "fp32"
@@ -307,14 +307,14 @@ class Setup:
     @cached_property
     def engine(self) -> engines.Engine:
         """The engine that runs local work."""
-        return stacking.choose(self.engine_name, self.method, self.device, self.initial)
+        return engines.choose(self.engine_name, self.method, self.device, self.initial)
 
     @cached_property
     def work_width(self) -> int:
         """Number of clients trained together: a stack under vmap, one in the loop."""
         if self.engine is not engines.run_vmap:
             return 1
-        return stacking.width(self.stack_width, self.method, self.device, self.initial)
+        return engines.width(self.stack_width, self.method, self.device, self.initial)
 
     @property
     def most_actors(self) -> int:

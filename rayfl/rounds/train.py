@@ -17,16 +17,15 @@ from rayfl.compress.dense import DenseCodec
 from rayfl.determinism.addition_order import Node, cut, nodes_within, ready_nodes
 from rayfl.gather import CENTER, Aggregate, Collect, Handle, RobustMean
 from rayfl.methods.base import Plan, Tree
-from rayfl.population.fate import Fate
+from rayfl.population.client import Fate
 from rayfl.population.sampling import Participation
 from rayfl.rounds.check_hooks import checked
-from rayfl.rounds.client_outputs import ClientOutputs
 from rayfl.rounds.executor import Job, Ref
 from rayfl.rounds.partial_sums import Summing
 from rayfl.rounds.run_state import Round
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.simulated_clock import cut_off_surplus
-from rayfl.rounds.worker_jobs import AddJob, MergeJob, RobustJob, TrainJob
+from rayfl.rounds.worker_jobs import AddJob, ClientOutputs, MergeJob, RobustJob, TrainJob
 
 FEW_WORKERS, EVEN = 2, 1.05
 """With at most FEW_WORKERS workers, each gets one call, if the longest call takes at most EVEN times the mean."""

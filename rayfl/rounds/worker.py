@@ -21,22 +21,20 @@ from rayfl.determinism.process import trim
 from rayfl.determinism.seeding import generator
 from rayfl.gather import RobustMean
 from rayfl.methods.base import Carry, Work
-from rayfl.population.fate import Fate
+from rayfl.population.client import Fate
 from rayfl.rounds import evaluation
-from rayfl.rounds.check_hooks import checked, checked_hook
-from rayfl.rounds.client_outputs import ClientOutputs
+from rayfl.rounds.check_hooks import Given, checked, checked_hook
 from rayfl.rounds.client_round import ClientRound, naming_round_and_client, with_memory, without_memory
 from rayfl.rounds.errors import HookError, MethodError
-from rayfl.rounds.given import Given
 from rayfl.rounds.mask_comparison import mask_bits
 from rayfl.rounds.mix import gather_rows
 from rayfl.rounds.model_sums import ModelSums, cut_up, mean_loss, model_sums
-from rayfl.rounds.paper_comm import num_values
 from rayfl.rounds.partial_sums import FromClient, Summing, on_wire
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.simulated_clock import FORWARD
 from rayfl.rounds.worker_jobs import (
     AddJob,
+    ClientOutputs,
     ClientResult,
     EvaluateJob,
     MaskJob,
@@ -53,6 +51,7 @@ from rayfl.rounds.worker_jobs import (
     Trained,
     TrainJob,
     WorkerJob,
+    num_values,
 )
 
 HUGE_BYTES = 1 << 29
