@@ -10,7 +10,7 @@ peer receives, which is `comm/busiest_received_megabytes`.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -104,15 +104,7 @@ class Ledger:
     def add(self, later: Iterable[ClientResult]) -> None:
         """Add a later wave's results of clients: downloads are added up, metrics are joined."""
         for one in later:
-            result = self.result(one.client)
-            self.results[one.client] = replace(
-                result,
-                downlink_bits=result.downlink_bits + one.downlink_bits,
-                num_received=result.num_received + one.num_received,
-                reply_bits=result.reply_bits + one.reply_bits,
-                metrics={**result.metrics, **one.metrics},
-                sums={**result.sums, **one.sums},
-            )
+            self.results[one.client] = self.result(one.client).joined(one)
 
 
 def record(setup: Setup, round: int, ledger: Ledger) -> RoundRecord:

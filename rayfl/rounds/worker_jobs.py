@@ -2,7 +2,8 @@
 objects that they return for each client (`ClientOutputs`)."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import compress
 from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
@@ -91,6 +92,25 @@ class EvaluateJob(ClientJob):
     """Evaluates clients' own models. Inputs: `Setup.state_slots`."""
 
 
+class NewcomerJob(ClientJob):
+    """Lets unseen clients take a first round, of which nothing is kept, and evaluates their models. No inputs."""
+
+
+@dataclass(frozen=True)
+class EvaluateTrainedJob:
+    """Evaluates the models of flights that have ended. Inputs: the trained model of each client.
+
+    `flights`: by client, the round in which its flight began, and the flight's number.
+    """
+
+    flights: Mapping[int, tuple[int, int]]
+
+    @property
+    def clients(self) -> tuple[int, ...]:
+        """The flights' clients."""
+        return tuple(self.flights)
+
+
 class MaskJob(ClientJob):
     """Returns clients' masks. Inputs: `Setup.state_slots`."""
 
@@ -174,7 +194,7 @@ class PooledJob:
     by_client: bool = False
 
 
-WorkerJob = TrainJob | ClientJob | MixJob | AddJob | MergeJob | RewriteJob | RobustJob | PooledJob
+WorkerJob = TrainJob | ClientJob | EvaluateTrainedJob | MixJob | AddJob | MergeJob | RewriteJob | RobustJob | PooledJob
 """A job for a worker; the job's class decides which method of the worker does it."""
 
 
@@ -229,6 +249,17 @@ class ClientResult:
     stages: tuple[Stage, ...] = ()
     begins_s: float = 0.0
 
+    def joined(self, later: "ClientResult") -> "ClientResult":
+        """This result with those of a later wave: downloads are added up, metrics are joined."""
+        return replace(
+            self,
+            downlink_bits=self.downlink_bits + later.downlink_bits,
+            num_received=self.num_received + later.num_received,
+            reply_bits=self.reply_bits + later.reply_bits,
+            metrics={**self.metrics, **later.metrics},
+            sums={**self.sums, **later.sums},
+        )
+
     @property
     def num_examples(self) -> int:
         """Examples seen in all stages."""
@@ -264,9 +295,10 @@ class Slots:
     memory: bool = False
     message: bool = False
     packets: tuple[str, ...] = ()
+    model: bool = False
 
     def __len__(self) -> int:
-        return self.state + self.memory + self.message + len(self.packets)
+        return self.state + self.memory + self.message + self.model + len(self.packets)
 
     def kept(self, num_clients: int) -> tuple[range, ...]:
         """The places of the states of all clients, and of the memories."""
@@ -281,13 +313,15 @@ class ClientOutputs:
     """The objects of one client in a call; None if there is no such object, or if the call has no slot for it.
 
     `memory`: the server's memory of the client; `message`: the client's message (with its weight, if there is a
-    server); `packets`: the packets that the server forwards without decoding them, by message name.
+    server); `packets`: the packets that the server forwards without decoding them, by message name; `model`: the
+    trained model, if it is evaluated later.
     """
 
     state: Any = None
     memory: Any = None
     message: Any = None
     packets: Mapping[str, Any] = field(default_factory=dict)
+    model: Any = None
 
     @classmethod
     def of(cls, slots: Slots, state: tree.State, memory: tree.State, **sent: Any) -> Self:
@@ -299,8 +333,9 @@ class ClientOutputs:
 
     def pack(self, slots: Slots) -> list[Any]:
         """The objects that have a slot, in order."""
-        kept = ((self.state, slots.state), (self.memory, slots.memory), (self.message, slots.message))
-        return [value for value, wanted in kept if wanted] + [self.packets.get(name) for name in slots.packets]
+        values = (self.state, self.memory, self.message, self.model)
+        wanted = (slots.state, slots.memory, slots.message, slots.model)
+        return [*compress(values, wanted), *map(self.packets.get, slots.packets)]
 
     @classmethod
     def unpack(cls, slots: Slots, clients: Sequence[int], objects: Iterable[Any]) -> dict[int, Self]:
@@ -310,5 +345,6 @@ class ClientOutputs:
 
     @classmethod
     def _next(cls, slots: Slots, left: Iterator[Any]) -> Self:
-        state, memory, message = [next(left) if has else None for has in (slots.state, slots.memory, slots.message)]
-        return cls(state, memory, message, {name: next(left) for name in slots.packets})
+        wanted = (slots.state, slots.memory, slots.message, slots.model)
+        state, memory, message, model = [next(left) if has else None for has in wanted]
+        return cls(state, memory, message, {name: next(left) for name in slots.packets}, model)
