@@ -37,10 +37,9 @@ from rayfl.compress.base import Packet
 from rayfl.determinism.addition_order import runs
 from rayfl.determinism.platform import Platform
 from rayfl.gather import Handle
-from rayfl.rounds.client_outputs import OBJECT_BYTES
 from rayfl.rounds.errors import ClientError, HookError, OutOfMemory, out_of_memory
 from rayfl.rounds.executor import Job, JobResult, OnWave, Ref, Wave
-from rayfl.rounds.worker_jobs import RewriteJob, RoundInputs
+from rayfl.rounds.worker_jobs import OBJECT_BYTES, RewriteJob, RoundInputs
 from rayfl.run_directory.disk import portions
 from rayfl.settings_read import read_here
 

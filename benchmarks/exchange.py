@@ -29,10 +29,11 @@ from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare
 from rayfl.experiment.runtime import Runtime
 from rayfl.limits import memory
-from rayfl.population.fate import Fate
+from rayfl.population.client import Fate
 from rayfl.rounds.executor import Executor, Job, JobResult, Ref
 from rayfl.rounds.ledger import Ledger
-from rayfl.rounds.rounds import RunState, mix
+from rayfl.rounds.peer_exchange import mix
+from rayfl.rounds.rounds import RunState
 from rayfl.rounds.run_state import Round
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.worker_jobs import ClientResult, RoundInputs

@@ -120,7 +120,7 @@ def norm(a: Tree) -> float:
 
 
 def unwritten(a: Tree) -> Tree:
-    """The same memory in tensors that have counted no write yet (`rounds.given`)."""
+    """The same memory in tensors that have counted no write yet (`rounds.check_hooks.Given`)."""
     return {name: tensor.data for name, tensor in a.items()}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rayfl.population.fate import Fate
+from rayfl.population.client import Fate
 from rayfl.population.sampling import Population
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.ledger import ClientRow, RoundRecord

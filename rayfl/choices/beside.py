@@ -21,9 +21,8 @@ from secrets import token_hex
 from typing import Any
 
 from rayfl.errors import PLUGIN_MODULES, RayflError
-from rayfl.limits.folders import is_folder
 from rayfl.limits.memory import in_words
-from rayfl.limits.regular_files import expanded, read_bytes
+from rayfl.limits.regular_files import expanded, is_folder, read_bytes
 
 MOST_BYTES = 64 << 20
 """A larger file is not kept, because every process gets it, and every run directory."""

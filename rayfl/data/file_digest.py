@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rayfl.errors import RayflError, reason
-from rayfl.limits.folders import files_below
-from rayfl.limits.regular_files import require_regular
+from rayfl.limits.regular_files import files_below, require_regular
 
 # Settings are read before torch is loaded.
 if TYPE_CHECKING:

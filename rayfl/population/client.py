@@ -1,6 +1,7 @@
-"""Traits: a client's id and fixed properties, which methods see."""
+"""Traits: a client's id and fixed properties, which methods see. Fate: what happens to it in a round."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 
 @dataclass(frozen=True)
@@ -19,3 +20,46 @@ class Traits:
     downlink_bps: float = 50e6
     retention_given: bool = False
     work_share: float = 1.0
+
+
+class Fate(StrEnum):
+    """What happens to a client in a round: drawn before the round, final after it; the records have the same words."""
+
+    DELIVERED = "delivered"
+    SILENT = "silent"
+    """It trained and had nothing to send."""
+    NOT_SELECTED = "not_selected"
+    """It may train for itself; the round does not wait for it."""
+    NOT_ASKED = "not_asked"
+    """The server asked it for nothing (`Method.has_work`); the round does not wait for it."""
+    DROPPED_BEFORE_DOWNLOAD = "dropped_before_download"
+    """It cannot be reached: with a server it does nothing, among peers it trains for itself."""
+    DROPPED_AFTER_DOWNLOAD = "dropped_after_download"
+    DROPPED_AFTER_TRAINING = "dropped_after_training"
+    UPLOAD_LOST = "upload_lost"
+    LATE = "late"
+    """It had not finished by the deadline."""
+    SURPLUS = "surplus"
+    """It was not among the first to finish (`take_first`)."""
+    STALE = "stale"
+    """Its message was older than the schedule's `most_staleness`."""
+
+    @property
+    def trains(self) -> bool:
+        """Whether its training is computed. Training that is lost before it is sent is only billed."""
+        return self.keeps_state or self is Fate.UPLOAD_LOST
+
+    @property
+    def uploads(self) -> bool:
+        """Whether a client that was drawn this fate sends its message."""
+        return self in (Fate.DELIVERED, Fate.UPLOAD_LOST)
+
+    @property
+    def awaited(self) -> bool:
+        """Whether the round lasts until this client is back, gone or cut off."""
+        return self not in (Fate.NOT_SELECTED, Fate.NOT_ASKED, Fate.DROPPED_BEFORE_DOWNLOAD)
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether the client keeps its state after training; otherwise its state is that before the round."""
+        return self in (Fate.DELIVERED, Fate.SILENT) or not self.awaited

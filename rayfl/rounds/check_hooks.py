@@ -1,6 +1,7 @@
 """Checks what the hooks of a method return, and names the hook and the line if one fails.
 
 An error says in one sentence which hook of which class returned the wrong type, and which type it must return.
+`Given` finds hooks that write to what several clients read.
 """
 
 import functools
@@ -11,12 +12,13 @@ from pathlib import Path
 from types import MethodType, UnionType
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
-from torch import Tensor
+import torch
 
+from rayfl import tree
+from rayfl.compress.base import Message
 from rayfl.errors import RayflError, did_you_mean, plugin_line
-from rayfl.methods.base import Finished, Packet, Plan, Reply, ServerHalf, Stage
+from rayfl.methods.base import Finished, Method, Packet, Plan, Reply, ServerHalf, Stage
 from rayfl.rounds.errors import ClientError, HookError, error_text, out_of_memory
-from rayfl.tree import Difference
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -162,7 +164,7 @@ def _require_state(found: Any, wanted: str, path: str = "") -> None:
         if isinstance(value, dict):
             _require_state(value, wanted, f"{path}{name}.")
         # A server may keep the handle of a packet that it forwards.
-        elif not (isinstance(value, Tensor) or callable(getattr(value, "open", None))):
+        elif not (isinstance(value, torch.Tensor) or callable(getattr(value, "open", None))):
             raise _WrongAnswerError(
                 f"returns {f'{path}{name}'!r} as a value of type {type(value).__name__}; a state holds tensors by name"
             )
@@ -206,7 +208,7 @@ def _finished(found: Any, method: Any, args: tuple[Any, ...]) -> None:
     if found.message is None:
         return
     wanted = "trees, Differences or packets"
-    _each(found.message, "a message", wanted, lambda part: isinstance(part, dict | Difference | Packet))
+    _each(found.message, "a message", wanted, lambda part: isinstance(part, dict | tree.Difference | Packet))
     read_alone = getattr(type(method), "store_uplink", ServerHalf.store_uplink) is not ServerHalf.store_uplink
     for name, part in found.message.items():
         # Nobody would read a tree under another name; a packet may be sent only to be billed.
@@ -264,3 +266,58 @@ _CHECKS: Mapping[str, tuple[type | UnionType, str, Callable[[Any, Any, tuple[Any
 }
 """For each hook: the type of its return value, the words for this type, and the check of what the value holds, unless
 the type is enough. A carry is checked at every step."""
+
+
+# Any: trees, states and memories.
+Nested = TypeVar("Nested", bound=Mapping[str, Any])
+
+
+class Given:
+    """What the hooks of `method` are given in one call, with the number of writes to it so far.
+
+    A tensor counts the writes to it, so one look at the end of a call is enough. It does not count writes through
+    `.data`, or through an array that shares its memory: those are found by the contract in rayfl/testing.
+    """
+
+    def __init__(self, method: Method) -> None:
+        self.method = method
+        self._trees: list[tuple[str, Mapping[str, Any], int]] = []
+        self._messages: list[Message] = []
+
+    def note(self, what: str, nested: Nested) -> Nested:
+        """Note the tensors of a tree, which is called `what`, and return the tree."""
+        noted = _numbers(nested)
+        self._trees.append((what, noted, _writes(noted)))
+        return nested
+
+    def note_message(self, message: Message) -> None:
+        """Note the trees that clients will decode (`Opened`)."""
+        self._messages.append(message)
+
+    def require_unchanged(self) -> None:
+        """Raise HookError if somebody has written to one of the tensors."""
+        for message in self._messages:
+            self._trees += [(f"the message {key!r}", vars(one).get("_decoded", {}), 0) for key, one in message.items()]
+        for what, nested, before in self._trees:
+            if _writes(nested) != before:
+                most = max(tree.flatten(nested).items(), key=lambda named: named[1]._version)
+                raise HookError(
+                    f"{type(self.method.innermost).__name__}, or the model that it trains, changes {what} in place "
+                    f"({most[0]!r}), which other clients and later rounds read: make a new tensor, such as x + y or "
+                    "x.clone().add_(y) in place of x.add_(y)"
+                )
+
+
+# Any: leaves of a tree, a state or a memory.
+def _numbers(nested: Mapping[str, Any]) -> dict[str, Any]:
+    """A tree without masks, which are unpacked into memory of their own and would be kept until the end of the call."""
+    return {
+        name: _numbers(leaf) if isinstance(leaf, dict) else leaf
+        for name, leaf in nested.items()
+        if isinstance(leaf, dict) or (isinstance(leaf, torch.Tensor) and leaf.dtype is not torch.bool)
+    }
+
+
+def _writes(nested: Mapping[str, Any]) -> int:
+    """The number of writes to all tensors of a tree."""
+    return sum([_writes(leaf) if isinstance(leaf, dict) else leaf._version for leaf in nested.values()])

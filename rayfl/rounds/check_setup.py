@@ -1,15 +1,12 @@
 """Checks before a run that the method and the rest of the experiment go together."""
 
-import numpy as np
-
 from rayfl.compress.base import Compressor
-from rayfl.compress.dense import Dense
 from rayfl.data.partition import Partition
-from rayfl.determinism import seeding
 from rayfl.errors import RayflError
 from rayfl.methods.base import Method, PeerHalf, Stage
 from rayfl.population.sampling import DROPOUTS, Clients
-from rayfl.rounds.check_hooks import A_STATE, checked, checked_hook
+from rayfl.rounds.check_hooks import checked_hook
+from rayfl.rounds.collect import COLLECTORS
 from rayfl.rounds.setup import Setup
 from rayfl.tasks.supervised import Classification
 from rayfl.topology.graphs import Topology, is_symmetric, mixing_weights
@@ -56,7 +53,7 @@ def check_setup(setup: Setup) -> None:
             "give a compressor without a memory",
             ("downlink",),
         )
-    check_schedule(setup, name)
+    COLLECTORS[setup.schedule.collects].check(setup, name)
     fewer = ("per_round", "fraction") if clients.num_selected < setup.num_clients else ()
     ways = (*DROPOUTS, "availability", "deadline_s", "take_first", "work", *fewer)
     if half and method.needs_everyone and (away := [key for key in ways if clients.is_given(key)]):
@@ -105,40 +102,6 @@ def check_graph(setup: Setup, topology: Topology, name: str) -> None:
             + (" and do not change, with all clients in every round" if method.needs_everyone else ""),
             ("topology",),
         )
-
-
-def check_schedule(setup: Setup, name: str) -> None:
-    """Reject settings that a schedule that is not in rounds cannot use, and settings that only such a schedule uses."""
-    schedule, clients, key = setup.schedule, setup.population.settings, ("schedule",)
-    if clients.is_given("availability_s") and (schedule.in_rounds or clients.availability is None):
-        why = "clients are available by rounds, not seconds" if schedule.in_rounds else "all clients are available"
-        raise RayflError(
-            f"={clients.availability_s:g} does nothing, as {why}; remove it", ("clients", "availability_s")
-        )
-    if schedule.in_rounds:
-        return
-    cannot = f"={schedule.name!r} cannot be used with"
-    if setup.method.takes_stale < setup.method.innermost.takes_stale:
-        raise RayflError(
-            f"{cannot} the wrapper around {name} (wrap, or parts.buffers='average'), which needs the messages of one "
-            "round together; remove the wrapper",
-            key,
-        )
-    if not setup.method.takes_stale:
-        why = "its server needs the messages of one round together, or its class does not set takes_stale"
-        raise RayflError(f"{cannot} {name}: {why}; take fedavg, fedprox, fedopt, ditto or fedpse", key)
-    if schedule.mixes_models and not setup.method.difference:
-        why = "its server does not subtract a mean of differences from a model (difference)"
-        raise RayflError(f"{cannot} {name}: {why}; take fedavg or fedprox", key)
-    if clients.take_first is not None:
-        raise RayflError(f"{cannot} clients.take_first, as the server does not wait for the slowest; remove it", key)
-    if setup.downlink != Dense():
-        raise RayflError(f"{cannot} a compressed downlink, as clients hold models of several versions; remove it", key)
-    candidates = checked(setup.selection.candidates, "clients, by their numbers", lambda found: len(found) >= 0)
-    state, everyone = checked(setup.selection.init, *A_STATE)(setup.num_clients), np.arange(setup.num_clients)
-    if len(candidates(state, setup.population.seen(0), everyone, clients.num_selected, seeding.generator(setup.seed))):
-        raise RayflError(f"{cannot} selection {setup.selection.name!r}, which polls clients before a round", key)
-    checked(schedule.check)(clients.num_selected, setup.num_clients)
 
 
 def check_evaluation(setup: Setup) -> None:

@@ -1,77 +1,93 @@
 """One client in one training job: its download, its local work for the engine, its upload, and its result."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
+from rayfl import tree
 from rayfl.compress.base import Message, Packet, encode_trees, message_bits
 from rayfl.compress.dense import Dense
 from rayfl.data.transfer import to_memory
 from rayfl.determinism import global_draws
-from rayfl.errors import NotFinite, plugin_line
+from rayfl.determinism.seeding import LazyGenerator
 from rayfl.methods.base import Carry, Context, Reply, State, Upload, Work
 from rayfl.models import flops
-from rayfl.population.fate import Fate
+from rayfl.population.client import Fate
 from rayfl.rounds import evaluation
 from rayfl.rounds.check_hooks import checked_hook
-from rayfl.rounds.client_outputs import ClientOutputs
 from rayfl.rounds.engines import LocalTask
-from rayfl.rounds.errors import (
-    ClientError,
-    Diverged,
-    HookError,
-    MethodError,
-    OutOfMemory,
-    error_text,
-    out_of_memory,
-)
-from rayfl.rounds.paper_comm import num_values
+from rayfl.rounds.errors import naming_round_and_client
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.simulated_clock import cut_off_if_late, example_costs
-from rayfl.rounds.worker_jobs import ClientResult, Missed, RoundInputs
+from rayfl.rounds.worker_jobs import ClientOutputs, ClientResult, Missed, RoundInputs, num_values
+
+
+class CallInputs(NamedTuple):
+    """What all clients of a call read, decoded once: the broadcast, and the server's state if clients need it."""
+
+    round_inputs: RoundInputs
+    message: Message
+    server: State | None
+
+
+class Participant(NamedTuple):
+    """One client of a call: its fate as it was drawn, its state and the server's memory of it before the round.
+
+    `number`: that of its flight, by which it draws instead of by the round.
+    """
+
+    client: int
+    fate: Fate
+    state: State
+    server_memory: State
+    number: int | None = None
+
+
+class Ended(NamedTuple):
+    """The end of a client's round: its result, what is kept of it, and the metrics of its model after training."""
+
+    result: ClientResult
+    outputs: ClientOutputs
+    judged: ClientResult | None = None
 
 
 class ClientRound:
-    """One client in one training job. `fate` is the one drawn for it; `key`: as in `Setup.context`."""
+    """One client in one training job."""
 
-    def __init__(
-        self,
-        setup: Setup,
-        round_inputs: RoundInputs,
-        message: Message,
-        server: State | None,
-        client: int,
-        fate: Fate,
-        state: State,
-        server_memory: State,
-        key: int | None = None,
-    ) -> None:
+    def __init__(self, setup: Setup, call_inputs: CallInputs, participant: Participant) -> None:
+        self.round_inputs, message, server = call_inputs
+        self.client, self.fate, stored, server_memory, self.number = participant
         self.setup, self.method = setup, setup.method
-        self.round_inputs, self.client, self.fate = round_inputs, client, fate
-        self.state, self.uplink_memory = without_memory(state)
-        self.round, self.plan, self.key = round_inputs.round, round_inputs.plan, key
+        self.keeps_model = setup.keeps_models and self.number is not None
+        self.state, self.uplink_memory = without_memory(stored)
+        self.round, self.plan = self.round_inputs.round, self.round_inputs.plan
+        self.ctx = ctx = self._context("client")
         self._key("download")
-        with naming_round_and_client(self.round, client):
+        with naming_round_and_client(self.round, self.client):
             self.personal = Reply({}, server_memory)
             if server is not None and self.plan.down:
-                ctx = setup.context(self.round, self.plan, client, "personal", key)
-                self.personal = checked_hook(setup.server_half.personal_message)(server, server_memory, ctx)
+                draws = LazyGenerator(setup.seed, ctx.draws.key[1], self.client, "personal")
+                at_server = replace(ctx, initial=setup.initial, draws=draws)
+                self.personal = checked_hook(setup.server_half.personal_message)(server, server_memory, at_server)
         self.received: Message = {}
         if self.plan.down and not setup.is_peer:
             self.received = {**message, **setup.for_hooks(self.personal.message)}
-        missed = round_inputs.missed.get(client, Missed())
+        missed = self.round_inputs.missed.get(self.client, Missed())
         self.downlink_bits = message_bits(self.received) + missed.bits
         self.num_received = num_values(self.received) + missed.values
-        self.ctx = setup.context_for_hooks(self.round, self.plan, client, "client", key)
-        with naming_round_and_client(self.round, client):
-            self.has_work = checked_hook(self.method.has_work)(self.received, self.ctx)
-            stages = checked_hook(self.method.stages)(self.state, self.plan, self.ctx) if self.has_work else ()
+        with naming_round_and_client(self.round, self.client):
+            self.has_work = checked_hook(self.method.has_work)(self.received, ctx)
+            stages = checked_hook(self.method.stages)(self.state, self.plan, ctx) if self.has_work else ()
         self.plan = replace(self.plan, stages=tuple(stages))
-        self.ctx = replace(self.ctx, plan=self.plan)
+        self.ctx = replace(ctx, plan=self.plan)
 
-    def untrained(self) -> tuple[ClientResult, ClientOutputs] | None:
+    def _context(self, purpose: str) -> Context:
+        """The context of the client's hooks, with the initial parameters on the hooks' device."""
+        ctx = self.setup.context(self.round, self.plan, self.client, purpose, self.number)
+        return replace(ctx, initial=self.setup.initial_on_device) if self.setup.hooks_on_device else ctx
+
+    def untrained(self) -> Ended | None:
         """The result and the objects of a client that need not train, because it has no work, drops out or misses the
         deadline; None if it trains."""
         if not self.has_work:
@@ -83,38 +99,29 @@ class ClientRound:
             stages = () if self.fate is Fate.DROPPED_AFTER_DOWNLOAD else task.stages
             work = {stage.name: task.planned(stage) for stage in stages}
             costs = example_costs(self.setup, replace(self.ctx, work=work), self.state)
-        result = ClientResult(
-            self.client,
-            self.fate,
-            downlink_bits=self.downlink_bits,
-            num_received=self.num_received,
-            begins_s=self.round_inputs.begins.get(self.client, 0.0),
-            work=work,
-            costs=costs,
-            stages=self.plan.stages,
-        )
+        result = self._result(self.fate, work=work, costs=costs, stages=self.plan.stages)
         result = cut_off_if_late(self.setup, self.plan, result)
-        return None if result.fate.trains else (result, ClientOutputs())
+        return None if result.fate.trains else Ended(result, ClientOutputs())
 
-    def idle(self) -> tuple[ClientResult, ClientOutputs]:
+    def idle(self) -> Ended:
         """The result and the objects of a client without work; it keeps its state."""
         fate = Fate.NOT_ASKED if self.fate.uploads else self.fate
-        result = ClientResult(
-            self.client,
-            fate,
-            downlink_bits=self.downlink_bits,
-            metrics=self.personal.metrics if fate.keeps_state else {},
-            num_received=self.num_received,
-            begins_s=self.round_inputs.begins.get(self.client, 0.0),
-        )
+        result = self._result(fate, metrics=self.personal.metrics if fate.keeps_state else {})
         kept = to_memory(with_memory(self.state, self.uplink_memory), self.setup.device)
-        return result, ClientOutputs.of(self.setup.output_slots, kept, self.personal.server_memory)
+        return Ended(result, ClientOutputs.of(self.setup.output_slots, kept, self.personal.server_memory))
+
+    # Any: fields of `ClientResult`.
+    def _result(self, fate: Fate, **fields: Any) -> ClientResult:
+        """A result with the client's download and the second at which it begins."""
+        begins_s = self.round_inputs.begins.get(self.client, 0.0)
+        received = {"downlink_bits": self.downlink_bits, "num_received": self.num_received}
+        return ClientResult(self.client, fate, begins_s=begins_s, **received, **fields)
 
     def local_task(self) -> LocalTask:
         """The client's local work, for the engine."""
         return LocalTask(
             client=self.client,
-            round=self.round if self.key is None else self.key,
+            round=self.ctx.draws.key[1],
             seed=self.setup.seed,
             begin=self.begin,
             data=self.setup.data(self.client),
@@ -130,8 +137,8 @@ class ClientRound:
         with naming_round_and_client(self.round, self.client):
             return checked_hook(self.method.begin)(self.state, self.received, self.ctx)
 
-    def finish(self, carry: Carry, work: Mapping[str, Work]) -> tuple[ClientResult, ClientOutputs]:
-        """End the client's round; returns its result and the objects that are kept of it."""
+    def finish(self, carry: Carry, work: Mapping[str, Work]) -> Ended:
+        """End the client's round after its training."""
         setup, sends = self.setup, self.fate.uploads and self.plan.up
         ctx = replace(self.ctx, work=work, sends=sends)
         self._key("finish")
@@ -145,19 +152,15 @@ class ClientRound:
                 server_memory = checked_hook(setup.server_half.store_uplink)(server_memory, message, at_server)
         elif fate.uploads:
             fate = Fate.SILENT
-        result = ClientResult(
-            self.client,
+        result = self._result(
             fate,
             message_bits=message_bits(message),
             # A peer's message is billed once its receivers are known.
             billed_bits=0 if setup.is_peer else message_bits(message),
-            downlink_bits=self.downlink_bits,
             work=work,
             metrics={**self.personal.metrics, **self.operations(ctx), **finished.metrics} if fate.keeps_state else {},
             relayed=tuple(name for name in setup.relayed if name in message),
             num_values=num_values(message),
-            num_received=self.num_received,
-            begins_s=self.round_inputs.begins.get(self.client, 0.0),
             costs=example_costs(setup, ctx, self.state),
             stages=self.plan.stages,
         )
@@ -165,12 +168,9 @@ class ClientRound:
         added = result.fate is Fate.DELIVERED and not setup.keeps_messages
         if not added or setup.relayed:
             message = {name: packet.written() for name, packet in message.items()}
-        evaluated = self.round_inputs.evaluated or not setup.schedule.in_rounds
-        judges = evaluated and result.fate.keeps_state and self.method.judged_after_training
-        if judges and (self.client in setup.unseen or (setup.evaluation.by_client and self.client in setup.judged)):
-            ctx = setup.context_for_hooks(self.round, self.plan, self.client, "judge after training", self.key)
-            judged = evaluation.evaluate_client(setup, finished.state, None, carry, ctx)
-            result = replace(result, metrics={**result.metrics, **judged.metrics}, sums=judged.sums)
+        model: tree.Tree | None = None
+        if result.fate.keeps_state and self._may_be_judged():
+            model = self._trained_model(finished.state, carry)
         kept = to_memory(with_memory(finished.state, uplink_memory), setup.device)
         outputs = ClientOutputs.of(
             setup.output_slots,
@@ -178,12 +178,30 @@ class ClientRound:
             server_memory,
             message=message if setup.is_peer else (message, finished.weight),
             packets=message,
+            model=tree.to_arrays(to_memory(model, setup.device)) if model and self.keeps_model else None,
         )
-        return result, outputs
+        if model is None or self.keeps_model:
+            return Ended(result, outputs)
+        return Ended(
+            result, outputs, evaluation.evaluate_model(setup, model, self.client, self.round, evaluation.SUFFIX)
+        )
+
+    def _may_be_judged(self) -> bool:
+        """Whether the client's model is evaluated after its training: now, or by `EvaluateTrainedJob`."""
+        setup = self.setup
+        if not (self.method.judged_after_training and (self.keeps_model or self.round_inputs.evaluated)):
+            return False
+        return self.client in setup.unseen or (setup.evaluation.by_client and self.client in setup.judged)
+
+    def _trained_model(self, state: State, carry: Carry) -> tree.Tree:
+        """The client's model after its training, as it is evaluated."""
+        ctx = self._context(evaluation.AFTER_TRAINING)
+        global_draws.key(*ctx.draws.key)
+        return evaluation.adapted(self.setup, state, None, carry, ctx)
 
     def _key(self, purpose: str) -> None:
         """Key the global generators for the hooks that follow."""
-        global_draws.key(self.setup.seed, self.round if self.key is None else self.key, self.client, purpose)
+        global_draws.key(self.setup.seed, self.ctx.draws.key[1], self.client, purpose)
 
     def operations(self, ctx: Context) -> dict[str, float]:
         """The metric `flops/training`, of each stage under the client's mask; {} if unknown."""
@@ -198,26 +216,6 @@ class ClientRound:
             per_example = self.method.gradients_per_example(stage, ctx)
             gradients[flops.gradient_flops(uses, forward)] += ctx.work[stage.name].num_examples * per_example
         return {"flops/training": sum(cost * number for cost, number in gradients.items())} if gradients else {}
-
-
-@contextmanager
-def naming_round_and_client(round: int, client: int) -> Iterator[None]:
-    """Wrap errors in a ClientError that pickles and names the round and the client; OutOfMemory if memory ran out."""
-    try:
-        yield
-    except (ClientError, KeyboardInterrupt):
-        raise
-    except HookError as error:
-        raise MethodError(f"round {round}, client {client}: {error}") from error
-    except NotFinite as error:
-        raise Diverged(f"round {round}, client {client}: {error}") from error
-    # SystemExit too: a model must not end the process.
-    except BaseException as error:
-        if out_of_memory(error):
-            raise OutOfMemory(f"round {round}, client {client}: out of memory ({error_text(error)})") from error
-        raise ClientError(
-            f"round {round}, client {client}: {type(error).__name__}: {error}{plugin_line(error)}"
-        ) from error
 
 
 UPLINK_MEMORY = "uplink memory"

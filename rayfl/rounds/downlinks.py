@@ -26,11 +26,15 @@ from rayfl.rounds.worker_jobs import Missed
 def broadcast(setup: Setup, server: State, state: State, ctx: Context) -> tuple[Message, State]:
     """The message to every participant, and the state of the downlink after it; {} if clients need not hold anything.
 
+    Both are {} if the plan has no download.
+
     The state has, with a tree for each name in the message, "held" (h), the compressor's "memory", and with error
     feedback "last" (x at the last broadcast). "sent", int64 [2], are the bits and values of all broadcasts so far;
     "had", int64 [num_clients, 2], is "sent" at the last broadcast that a client received, and before its first one -1,
     or 0 if all clients begin with the same trees.
     """
+    if not ctx.plan.down:
+        return {}, {}
     download = checked_hook(setup.server_half.download)(server, ctx)
     message = {name: part for name, part in download.items() if isinstance(part, Packet)}
     steps = [name for name, part in message.items() if isinstance(part.codec, HeldCodec)]

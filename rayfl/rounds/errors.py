@@ -2,6 +2,10 @@
 
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rayfl.errors import NotFinite, plugin_line
 
 
 class ClientError(RuntimeError):
@@ -40,3 +44,34 @@ def out_of_memory(error: BaseException) -> bool:
 def error_text(error: BaseException) -> str:
     """An exception's type and the first line of its message, as part of a sentence."""
     return ": ".join(filter(None, (type(error).__name__, str(error).partition("\n")[0].strip())))
+
+
+@contextmanager
+def naming_round(round: int) -> Iterator[None]:
+    """Make errors of a third party's hook, and numbers that are not finite, name the round outside a client's work."""
+    try:
+        yield
+    except HookError as error:
+        raise MethodError(f"round {round}: {error}") from error
+    except NotFinite as error:
+        raise Diverged(f"round {round}: {error}") from error
+
+
+@contextmanager
+def naming_round_and_client(round: int, client: int) -> Iterator[None]:
+    """Wrap errors in a ClientError that pickles and names the round and the client; OutOfMemory if memory ran out."""
+    try:
+        yield
+    except (ClientError, KeyboardInterrupt):
+        raise
+    except HookError as error:
+        raise MethodError(f"round {round}, client {client}: {error}") from error
+    except NotFinite as error:
+        raise Diverged(f"round {round}, client {client}: {error}") from error
+    # SystemExit too: a model must not end the process.
+    except BaseException as error:
+        if out_of_memory(error):
+            raise OutOfMemory(f"round {round}, client {client}: out of memory ({error_text(error)})") from error
+        raise ClientError(
+            f"round {round}, client {client}: {type(error).__name__}: {error}{plugin_line(error)}"
+        ) from error

@@ -29,7 +29,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import numpy as np
 
 from rayfl.data.transfer import to_memory
-from rayfl.determinism.global_draws import key
 from rayfl.methods.base import Carry, Context, State, Tree
 from rayfl.metrics.facts import PLACES
 from rayfl.metrics.fairness import RECORDED, fairness
@@ -45,15 +44,17 @@ MOST_GROUPS = 12
 """With more different retention ratios than this, clients are not grouped by ratio."""
 
 
-def evaluate_client(setup: Setup, state: State, model: Tree | None, carry: Carry | None, ctx: Context) -> ClientResult:
-    """The metrics of one client's model; `carry` is given if it is evaluated right after local training."""
-    suffix = "" if carry is None else "_after_training"
-    key(*ctx.draws.key)
-    params = _adapted(setup, state, model, carry, ctx)
-    adapts = setup.method.personalized or bool(setup.method.eval_stages(ctx.round))
-    is_unseen = ctx.traits.id in setup.unseen
+AFTER_TRAINING, SUFFIX = "judge after training", "_after_training"
+"""The purpose of the draws for models that are evaluated as they are after local training, and the end of the names of
+their places."""
+
+
+def evaluate_model(setup: Setup, params: Tree, client: int, round: int, suffix: str = "") -> ClientResult:
+    """The metrics of one client's model in a round; `suffix`: "" or `SUFFIX`."""
+    adapts = setup.method.personalized or bool(setup.method.eval_stages(round))
+    is_unseen = client in setup.unseen
     where = "unseen" if is_unseen else "own"
-    own, trained_on = setup.partition.test[ctx.traits.id], setup.partition.train[ctx.traits.id]
+    own, trained_on = setup.partition.test[client], setup.partition.train[client]
     judged: dict[str, SplitSums] = {}
     if (setup.evaluation.own or is_unseen) and len(own):
         judged[f"{where}{suffix}"] = model_sums(setup, params, "test", own).total
@@ -62,7 +63,7 @@ def evaluate_client(setup: Setup, state: State, model: Tree | None, carry: Carry
     if setup.evaluation.personal_on_pooled and adapts and not is_unseen:
         judged[f"personal_pooled{suffix}"] = model_sums(setup, params, "test", np.arange(len(setup.dataset.test))).total
     # A page draws the clients' own models together.
-    return client_result(setup, ctx.traits.id, judged, setup.drawn_metrics if carry is None else ())
+    return client_result(setup, client, judged, () if suffix else setup.drawn_metrics)
 
 
 def client_result(
@@ -81,9 +82,9 @@ def client_result(
 
 
 def personal_model(setup: Setup, state: State, server: State, model: Tree | None, ctx: Context) -> Tree:
-    """A client's model at the end of the run: the method's `final_model`, else what `evaluate_client` evaluates."""
+    """A client's model at the end of the run: the method's `final_model`, else what is evaluated."""
     own = checked_hook(setup.method.final_model)(state, server)
-    return own if own is not None else to_memory(_adapted(setup, state, model, None, ctx), setup.device)
+    return own if own is not None else to_memory(adapted(setup, state, model, None, ctx), setup.device)
 
 
 def own_splits(setup: Setup, found: ModelSums, clients: Sequence[int], where: str) -> list[ClientResult]:
@@ -160,8 +161,11 @@ def fairness_over_clients(setup: Setup, metrics: Iterable[Values]) -> dict[str, 
     return found
 
 
-def _adapted(setup: Setup, state: State, model: Tree | None, carry: Carry | None, ctx: Context) -> Tree:
-    """The parameters to evaluate: those of `eval_begin`, after the method's evaluation stages, which are not kept."""
+def adapted(setup: Setup, state: State, model: Tree | None, carry: Carry | None, ctx: Context) -> Tree:
+    """A client's model to evaluate: that of `eval_begin`, after the method's evaluation stages, which are not kept.
+
+    `carry` is given right after local training.
+    """
     method, stages = setup.method, setup.method.eval_stages(ctx.round)
     begun = checked_hook(method.eval_begin)(state, model, carry, ctx)
     if not stages:
@@ -174,8 +178,8 @@ def _adapted(setup: Setup, state: State, model: Tree | None, carry: Carry | None
         data=setup.data(ctx.traits.id),
         stages=stages,
         device=setup.device,
-        purpose="judge" if carry is None else "judge after training",
+        purpose=ctx.draws.key[-1],
         on_device=setup.hooks_on_device,
     )
-    ((adapted, _),) = run_loop(method, [task])
-    return adapted["params"]
+    ((ended, _),) = run_loop(method, [task])
+    return ended["params"]

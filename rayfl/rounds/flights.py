@@ -1,4 +1,4 @@
-"""Flights: simulates the time between two updates of the server, under a schedule that is not in rounds.
+"""Flights: simulates the time between two updates of the server, under a schedule that collects from flights.
 
 A flight is a client's download, training and upload. Its training depends only on the server's version and the client's
 state at its start, and on random numbers keyed by the flight's number, so it can be computed at any later time. When a
@@ -12,30 +12,40 @@ that begins downloads the model of the last of these updates.
 A client begins at most one flight between two updates, and none before it has received the reply to its last one. If no
 flight is under way and no client can begin, the server updates with what has arrived. A client that drops out before
 the download is never under way: another one begins in its place.
+
+Only when a flight has ended is it known whether its update is one that evaluates. Unless all do, the trained model
+stays with the flight until then: one model for each flight that has trained, in the object store of its worker. To
+evaluate it at once would cost more if most updates do not evaluate. Checkpoints have neither models nor messages of
+flights under way: a resumed run trains these flights again, with the same bits.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from rayfl import tree
 from rayfl.compress.base import message_bits
+from rayfl.compress.dense import Dense
 from rayfl.determinism import seeding
+from rayfl.determinism.addition_order import runs
+from rayfl.errors import RayflError
 from rayfl.gather import Aggregate
 from rayfl.population.availability import available
-from rayfl.population.fate import Fate
+from rayfl.population.client import Fate
 from rayfl.population.sampling import Participation
-from rayfl.rounds.check_hooks import checked
-from rayfl.rounds.client_outputs import ClientOutputs
+from rayfl.rounds.aggregation import add_messages, merge_sums
+from rayfl.rounds.check_hooks import A_STATE, checked
 from rayfl.rounds.downlinks import broadcast
 from rayfl.rounds.engines import LocalTask
 from rayfl.rounds.errors import HookError
 from rayfl.rounds.executor import Job, Ref
 from rayfl.rounds.run_state import Air, Flight, Round, server_inputs
 from rayfl.rounds.select_clients import clients_named
+from rayfl.rounds.setup import Setup
 from rayfl.rounds.simulated_clock import arrival_s, example_costs, moment, reply_s
-from rayfl.rounds.train import add_messages, cut_into_calls, merge_sums
-from rayfl.rounds.worker_jobs import ClientResult, TrainJob
+from rayfl.rounds.train import train_jobs
+from rayfl.rounds.worker_jobs import ClientOutputs, ClientResult, EvaluateTrainedJob
 from rayfl.schedules.base import AT_ONCE, NOT_YET, Now
 
 
@@ -186,14 +196,7 @@ class Window:
         for version in sorted({one.version for one in untrained}):
             numbers = {one.client: one.number for one in untrained if one.version == version}
             fates = {client: self._fate(number, client) for client, number in numbers.items()}
-            own = () if version == round.number else (self._put_inputs(version),)
-            for run in cut_into_calls(round, fates):
-                part = {client: fates[client] for client in [*fates][slice(*run)]}
-                part_numbers = {client: numbers[client] for client in part}
-                work = TrainJob(((0, len(part)),), part, numbers=part_numbers, own_inputs=bool(own))
-                inputs = (*own, *round.run_state.inputs(setup.memory_slots, work.clients))
-                size, slots = len(work.trained), setup.output_slots
-                jobs.append(Job(work, inputs, len(slots) * size, slots.kept(size), setup.together))
+            jobs += train_jobs(round, fates, numbers, self._put_inputs(version))
         for job, answer in zip(jobs, round.run(jobs), strict=True):
             outputs = ClientOutputs.unpack(setup.output_slots, job.work.trained, answer.outputs)
             for result in answer.result.results:
@@ -211,11 +214,13 @@ class Window:
         return tree.to_tensors(self.round.executor.get(self.before.versions[version]))
 
     def _put_inputs(self, version: int) -> Ref:
-        """The inputs of clients that began with an older version."""
+        """The inputs of clients that began with an older version; None for those of the round itself."""
         setup = self.round.setup
+        if version == self.round.number:
+            return None
         ctx = setup.context(version, setup.plan(version), seeding.NOBODY, "server")
         server = self._server(version)
-        message, _ = broadcast(setup, server, {}, ctx) if ctx.plan.down else ({}, {})
+        message, _ = broadcast(setup, server, {}, ctx)
         return self.round.executor.put(server_inputs(setup, server, ctx, message))
 
     def end(self, flight: Flight) -> None:
@@ -236,7 +241,9 @@ class Window:
         ended = [one for _, one in sorted(self.ended.items())]
         fates = {one.client: self._fate(one.number, one.client) for one in ended}
         ledger.participation = Participation(fates, np.flatnonzero(~self._reachable()))
-        ledger.results = {one.client: self._recorded(one) for one in ended}
+        ledger.results = {flight.client: flight.result for flight in ended if flight.result}
+        self._evaluate(ended)
+        ledger.results = {flight.client: self._timed(flight, ledger.results[flight.client]) for flight in ended}
         ledger.simulated_s = self.second - before.second
         if ledger.simulated_s:
             times = [(max(one.began_s, before.second), one.ends_s) for one in (*ended, *self.flights.values())]
@@ -250,22 +257,28 @@ class Window:
         round.run_state = replace(round.run_state, air=air)
         return received
 
-    def _recorded(self, flight: Flight) -> ClientResult:
-        """The result of a flight that has ended, with its times, its version and its staleness.
-
-        Every flight is evaluated after its training, because it is not known then whether its update is one that
-        evaluates; if not, these metrics are dropped here.
-        """
-        assert flight.result is not None
-        evaluated, metrics = self.round.inputs.evaluated, flight.result.metrics.items()
-        kept = {name: value for name, value in metrics if evaluated or "_after_training/" not in name}
-        kept |= {
+    def _timed(self, flight: Flight, result: ClientResult) -> ClientResult:
+        """The result with its flight's times, version and staleness."""
+        times = {
             "flight/version": float(flight.version),
             "flight/began_s": flight.began_s,
             "flight/ended_s": flight.ends_s,
             "flight/staleness": float(self.round.number - flight.version),
         }
-        return replace(flight.result, metrics=kept, sums=flight.result.sums if evaluated else {})
+        return replace(result, metrics={**result.metrics, **times})
+
+    def _evaluate(self, ended: Sequence[Flight]) -> None:
+        """If this round evaluates, evaluate the models that stayed with the flights that have ended."""
+        round, models, began = self.round, dict[int, Ref](), dict[int, tuple[int, int]]()
+        for flight in ended if round.inputs.evaluated else ():
+            if flight.result and flight.result.fate.keeps_state and flight.outputs and flight.outputs.model is not None:
+                models[flight.client] = flight.outputs.model
+                began[flight.client] = (flight.version, flight.number)
+        parts = runs([*models], round.calls_per_wave)
+        works = [EvaluateTrainedJob({client: began[client] for client in part}) for part in parts]
+        jobs = [Job(work, tuple(models[client] for client in work.clients)) for work in works]
+        for answer in round.run(jobs):
+            round.ledger.add(answer.result)
 
     def _received(self) -> dict[str, Aggregate]:
         """The aggregates of the messages, by name, with each message scaled by its staleness."""
@@ -287,3 +300,35 @@ class Window:
             moved = {key: value + (now[key] - then[key]) for key, value in delta.items()}
             received[name] = replace(received[name], sum={}, weights={}, known=tree.scale(moved, scales[client]))
         return received
+
+
+def check(setup: Setup, name: str) -> None:
+    """Reject settings that flights cannot use; `name`: of the method's class."""
+    schedule, clients, key = setup.schedule, setup.population.settings, ("schedule",)
+    if clients.is_given("availability_s") and clients.availability is None:
+        raise RayflError(
+            f"={clients.availability_s:g} does nothing, as all clients are available; remove it",
+            ("clients", "availability_s"),
+        )
+    cannot = f"={schedule.name!r} cannot be used with"
+    if setup.method.takes_stale < setup.method.innermost.takes_stale:
+        raise RayflError(
+            f"{cannot} the wrapper around {name} (wrap, or parts.buffers='average'), which needs the messages of one "
+            "round together; remove the wrapper",
+            key,
+        )
+    if not setup.method.takes_stale:
+        why = "its server needs the messages of one round together, or its class does not set takes_stale"
+        raise RayflError(f"{cannot} {name}: {why}; take fedavg, fedprox, fedopt, ditto or fedpse", key)
+    if schedule.mixes_models and not setup.method.difference:
+        why = "its server does not subtract a mean of differences from a model (difference)"
+        raise RayflError(f"{cannot} {name}: {why}; take fedavg or fedprox", key)
+    if clients.take_first is not None:
+        raise RayflError(f"{cannot} clients.take_first, as the server does not wait for the slowest; remove it", key)
+    if setup.downlink != Dense():
+        raise RayflError(f"{cannot} a compressed downlink, as clients hold models of several versions; remove it", key)
+    candidates = checked(setup.selection.candidates, "clients, by their numbers", lambda found: len(found) >= 0)
+    state, everyone = checked(setup.selection.init, *A_STATE)(setup.num_clients), np.arange(setup.num_clients)
+    if len(candidates(state, setup.population.seen(0), everyone, clients.num_selected, seeding.generator(setup.seed))):
+        raise RayflError(f"{cannot} selection {setup.selection.name!r}, which polls clients before a round", key)
+    checked(schedule.check)(clients.num_selected, setup.num_clients)

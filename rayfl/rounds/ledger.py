@@ -1,18 +1,27 @@
-"""Ledger: what each client did and was billed in a round, and the rows that go into the records."""
+"""Ledger: what each client did and was billed in a round, and the rows that go into the records.
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+Papers report communication as 4 bytes for every number that crosses a node's wire (`paper_comm`, `server_comm`).
+Dai et al., DisPFL, ICML 2022, Table 1, column "Comm": "maximum comm cost (download/upload) for the busiest devices".
+Such a device is a peer, the server, or a client; the larger of its two directions counts. A number counts once,
+whatever its width (`Codec.num_values`); positions do not count. 1 MB = 1e6 bytes. Table 3 has the mean over peers
+instead; with a server it is the mean over the clients.
+The paper's graphs are directed: every peer receives from 10 others, and sends to more or fewer. Its tables count what a
+peer receives, which is `comm/busiest_received_megabytes`.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
-from rayfl.population.client import Traits
-from rayfl.population.fate import Fate
+from rayfl.population.client import Fate, Traits
 from rayfl.population.sampling import Participation
 from rayfl.rounds import evaluation
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.simulated_clock import arrival_s, duration_s, reply_s
 from rayfl.rounds.worker_jobs import ClientResult
+from rayfl.topology.graphs import Sparse
 
 
 @dataclass(frozen=True)
@@ -95,15 +104,7 @@ class Ledger:
     def add(self, later: Iterable[ClientResult]) -> None:
         """Add a later wave's results of clients: downloads are added up, metrics are joined."""
         for one in later:
-            result = self.result(one.client)
-            self.results[one.client] = replace(
-                result,
-                downlink_bits=result.downlink_bits + one.downlink_bits,
-                num_received=result.num_received + one.num_received,
-                reply_bits=result.reply_bits + one.reply_bits,
-                metrics={**result.metrics, **one.metrics},
-                sums={**result.sums, **one.sums},
-            )
+            self.results[one.client] = self.result(one.client).joined(one)
 
 
 def record(setup: Setup, round: int, ledger: Ledger) -> RoundRecord:
@@ -156,3 +157,35 @@ def client_row(traits: Traits, result: ClientResult) -> ClientRow:
         num_steps=result.num_steps,
         simulated_s=arrival_s(traits, result) + reply_s(traits, result),
     )
+
+
+MEGABYTES_A_VALUE = 4e-6
+
+
+def paper_comm(graph: Sparse, values: Mapping[int, int]) -> dict[str, float]:
+    """`comm/busiest_megabytes`, `comm/busiest_received_megabytes` and `comm/mean_megabytes` of a round among peers.
+
+    graph: boolean [n, n], True where row receives from column; values: numbers in each sender's message.
+    """
+    sizes = np.zeros(graph.shape[0])
+    sizes[list(values)] = list(values.values())
+    received, sent = graph @ sizes, graph.sum(axis=0) * sizes
+    return _metrics(received.max(), sent.max(), received.mean())
+
+
+def server_comm(uploads: Sequence[int], downloads: Sequence[int], num_clients: int) -> dict[str, float]:
+    """The same metrics of a round with a server.
+
+    uploads: numbers in each message that arrived; downloads: numbers that the server sent to each of its clients.
+    """
+    arrived, sent = sum(uploads), sum(downloads)
+    return _metrics(max(arrived, *downloads, 0), max(sent, *uploads, 0), max(arrived, sent) / num_clients)
+
+
+def _metrics(busiest_received: float, busiest_sent: float, mean: float) -> dict[str, float]:
+    """The metrics, from the numbers that the busiest node receives and sends, and a client's mean."""
+    return {
+        "comm/busiest_megabytes": float(max(busiest_received, busiest_sent)) * MEGABYTES_A_VALUE,
+        "comm/busiest_received_megabytes": float(busiest_received) * MEGABYTES_A_VALUE,
+        "comm/mean_megabytes": float(mean) * MEGABYTES_A_VALUE,
+    }

@@ -14,7 +14,7 @@ from rayfl.compress.base import Message, Opened, message_bits
 from rayfl.data.transfer import to_memory
 from rayfl.determinism.addition_order import Node, add_up, total
 from rayfl.gather import Aggregate
-from rayfl.rounds.client_round import naming_round_and_client
+from rayfl.rounds.errors import naming_round_and_client
 from rayfl.rounds.setup import Setup
 
 Sums = dict[str, Aggregate]

@@ -1,21 +1,53 @@
-"""Plans an exchange among peers: the calls with their receivers and weights, and the bill of every link."""
+"""The exchange among peers: the calls with their receivers and weights, and the bill of every link."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from rayfl import tree
 from rayfl.determinism.addition_order import runs
-from rayfl.rounds.ledger import Ledger
-from rayfl.rounds.paper_comm import paper_comm
+from rayfl.rounds.executor import Job, Ref
+from rayfl.rounds.ledger import Ledger, paper_comm
+from rayfl.rounds.run_state import Round
 from rayfl.rounds.worker_jobs import MixJob
-from rayfl.topology.graphs import Sparse
+from rayfl.topology.graphs import Sparse, graph_of, link_weights, mixing_weights, without_diagonal
+from rayfl.topology.statistics import round_metrics
 
 CALL_BYTES = 2_500_000_000
 """Memory that a call may use for the results of all distinct rows of weights and for one receiver's new state.
 
 Results are freed while the new states go to the object store, so both together never take more than the new states.
 """
+
+
+def mix(round: Round, messages: Mapping[int, Ref]) -> None:
+    """The exchange among peers: every peer that is present reads its neighbours' messages and mixes them in.
+
+    Both ends of a link are billed for it.
+    """
+    setup, ledger = round.setup, round.ledger
+    assert setup.topology is not None
+    present = np.zeros(setup.num_clients, dtype=bool)
+    present[list(messages)] = True
+    links = setup.topology.sparse(setup.num_clients, setup.seed, round.number).tocoo()
+    counted = present[links.row] & present[links.col]
+    graph = graph_of(setup.num_clients, links.row[counted], links.col[counted])
+    weights = mixing_weights(graph, setup.topology.weights)
+    ledger.metrics |= round_metrics(weights, present)
+    if setup.peer_half.weighs_links:
+        weights = link_weights(graph, setup.topology.weights)
+    if not setup.peer_half.include_self:
+        weights = without_diagonal(weights)
+    bill(graph, messages, ledger)
+    counted = [client for client, result in ledger.results.items() if result.fate.keeps_state]
+    receivers = [client for client in counted if client in round.run_state.states or not setup.stateful]
+    slots, jobs = setup.state_slots, []
+    for part in in_calls(receivers, weights, round.executor.num_workers, 4 * tree.num_entries(setup.initial)):
+        work = mix_job(part, weights, present)
+        inputs = (*round.run_state.inputs(slots, part), *(messages[sender] for sender in work.senders))
+        jobs.append(Job(work, inputs, len(slots) * len(part), slots.kept(len(part)), setup.together))
+    round.keep(slots, jobs, round.run(jobs))
 
 
 def bill(graph: Sparse, senders: Collection[int], ledger: Ledger) -> None:

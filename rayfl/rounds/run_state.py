@@ -11,11 +11,10 @@ from rayfl.determinism.addition_order import runs
 from rayfl.determinism.global_draws import apart
 from rayfl.errors import RayflError
 from rayfl.methods.base import Context, Message, State
-from rayfl.rounds.client_outputs import ClientOutputs, Slots
 from rayfl.rounds.executor import Executor, Job, JobResult, Ref
 from rayfl.rounds.ledger import Ledger
 from rayfl.rounds.setup import Setup
-from rayfl.rounds.worker_jobs import ClientJob, ClientResult, RoundInputs
+from rayfl.rounds.worker_jobs import ClientJob, ClientOutputs, ClientResult, RoundInputs, Slots
 
 
 class Flight(NamedTuple):

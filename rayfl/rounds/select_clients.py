@@ -15,12 +15,10 @@ from rayfl.errors import RayflError
 from rayfl.population.client import Traits
 from rayfl.rounds import downlinks
 from rayfl.rounds.check_hooks import A_STATE, checked, checked_hook
-from rayfl.rounds.client_outputs import Slots
 from rayfl.rounds.errors import HookError
-from rayfl.rounds.paper_comm import num_values
 from rayfl.rounds.run_state import Round
 from rayfl.rounds.simulated_clock import arrival_s
-from rayfl.rounds.worker_jobs import ClientResult, Missed, PollJob
+from rayfl.rounds.worker_jobs import ClientResult, Missed, PollJob, Slots, num_values
 from rayfl.selections.base import Answer, Seen
 
 REPORT_BITS = 32

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Annotated, Any, Literal
 
@@ -31,9 +31,9 @@ from rayfl.metrics.facts import LOSS, Facts
 from rayfl.metrics.loss import Loss
 from rayfl.models import flops
 from rayfl.population.sampling import Population
-from rayfl.rounds import engines, stacking
+from rayfl.rounds import engines
 from rayfl.rounds.check_hooks import checked_hook
-from rayfl.rounds.client_outputs import OBJECT_BYTES, Slots
+from rayfl.rounds.worker_jobs import OBJECT_BYTES, Slots
 from rayfl.schedules.base import Schedule
 from rayfl.schedules.synchronous import Synchronous
 from rayfl.selections.base import Selection
@@ -120,7 +120,7 @@ class Setup:
     schedule: Schedule = field(default_factory=Synchronous)
     engine_name: str = "auto"
     stack_width: int | None = None
-    """Number of clients in a stack; None: `stacking` chooses it."""
+    """Number of clients in a stack; None: `engines.width` chooses it."""
     device_name: str = "cpu"
     threads: int = 1
     precision: Precision = "fp32"
@@ -275,8 +275,18 @@ class Setup:
     @property
     def keeps_messages(self) -> bool:
         """Whether messages are stored until it is known who needs them (not so in plain rounds with a server)."""
-        kept = any(isinstance(rule, RobustMean) for rule in self.method.gather.values()) or not self.schedule.in_rounds
-        return kept or self.is_peer or self.population.settings.take_first is not None
+        robust = any(isinstance(rule, RobustMean) for rule in self.method.gather.values())
+        return self.in_flights or robust or self.is_peer or self.population.settings.take_first is not None
+
+    @property
+    def in_flights(self) -> bool:
+        """Whether what a client has trained is used only when its flight ends (`Schedule.collects`)."""
+        return self.schedule.collects == "flights"
+
+    @property
+    def keeps_models(self) -> bool:
+        """Whether trained models stay with their flights, because it is not known yet whether they are evaluated."""
+        return self.in_flights and self.evaluation.every != 1 and self.method.judged_after_training
 
     @cached_property
     def state_slots(self) -> Slots:
@@ -291,7 +301,7 @@ class Setup:
     @cached_property
     def output_slots(self) -> Slots:
         """The objects that a client's training returns."""
-        return Slots(self.stateful, self.has_server_memory, self.keeps_messages, self.relayed)
+        return Slots(self.stateful, self.has_server_memory, self.keeps_messages, self.relayed, self.keeps_models)
 
     @cached_property
     def together(self) -> int:
@@ -307,14 +317,14 @@ class Setup:
     @cached_property
     def engine(self) -> engines.Engine:
         """The engine that runs local work."""
-        return stacking.choose(self.engine_name, self.method, self.device, self.initial)
+        return engines.choose(self.engine_name, self.method, self.device, self.initial)
 
     @cached_property
     def work_width(self) -> int:
         """Number of clients trained together: a stack under vmap, one in the loop."""
         if self.engine is not engines.run_vmap:
             return 1
-        return stacking.width(self.stack_width, self.method, self.device, self.initial)
+        return engines.width(self.stack_width, self.method, self.device, self.initial)
 
     @property
     def most_actors(self) -> int:
@@ -366,11 +376,6 @@ class Setup:
             least_ratio=min(self.population.retention_groups, default=1.0),
             num_selected=self.population.settings.num_selected,
         )
-
-    def context_for_hooks(self, round: int, plan: Plan, client: int, purpose: str, key: int | None = None) -> Context:
-        """`context` for the hooks of a client that trains, with the initial parameters on the hooks' device."""
-        ctx = self.context(round, plan, client, purpose, key)
-        return replace(ctx, initial=self.initial_on_device) if self.hooks_on_device else ctx
 
     def for_hooks(self, message: Message) -> Message:
         """The message with packets that decode on the device of the hooks of clients that train."""

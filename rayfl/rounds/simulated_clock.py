@@ -11,8 +11,7 @@ from dataclasses import replace
 from rayfl.data.batches import steps_within
 from rayfl.methods.base import Context, Plan, State, Work
 from rayfl.models.flops import forward_flops
-from rayfl.population.client import Traits
-from rayfl.population.fate import Fate
+from rayfl.population.client import Fate, Traits
 from rayfl.population.sampling import Population
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.worker_jobs import ClientResult

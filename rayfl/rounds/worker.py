@@ -21,28 +21,28 @@ from rayfl.determinism.process import trim
 from rayfl.determinism.seeding import generator
 from rayfl.gather import RobustMean
 from rayfl.methods.base import Carry, Work
-from rayfl.population.fate import Fate
+from rayfl.population.client import Fate
 from rayfl.rounds import evaluation
-from rayfl.rounds.check_hooks import checked, checked_hook
-from rayfl.rounds.client_outputs import ClientOutputs
-from rayfl.rounds.client_round import ClientRound, naming_round_and_client, with_memory, without_memory
-from rayfl.rounds.errors import HookError, MethodError
-from rayfl.rounds.given import Given
+from rayfl.rounds.check_hooks import Given, checked, checked_hook
+from rayfl.rounds.client_round import CallInputs, ClientRound, Ended, Participant, with_memory, without_memory
+from rayfl.rounds.errors import HookError, MethodError, naming_round_and_client
 from rayfl.rounds.mask_comparison import mask_bits
 from rayfl.rounds.mix import gather_rows
 from rayfl.rounds.model_sums import ModelSums, cut_up, mean_loss, model_sums
-from rayfl.rounds.paper_comm import num_values
 from rayfl.rounds.partial_sums import FromClient, Summing, on_wire
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.simulated_clock import FORWARD
 from rayfl.rounds.worker_jobs import (
     AddJob,
+    ClientOutputs,
     ClientResult,
     EvaluateJob,
+    EvaluateTrainedJob,
     MaskJob,
     MeanModelJob,
     MergeJob,
     MixJob,
+    NewcomerJob,
     PersonalModelJob,
     PollJob,
     PooledJob,
@@ -53,6 +53,7 @@ from rayfl.rounds.worker_jobs import (
     Trained,
     TrainJob,
     WorkerJob,
+    num_values,
 )
 
 HUGE_BYTES = 1 << 29
@@ -113,13 +114,13 @@ class Worker:
         if job.own_inputs:
             round_inputs, *inputs = inputs
         kept = ClientOutputs.unpack(self.setup.memory_slots, job.clients, inputs)
-        trained = self._trained(round_inputs, job, kept)
+        trained = self._trained(round_inputs, job.fates, kept, job.numbers)
         results: list[ClientResult] = []
         outputs: list[Any] = []
 
         def next_sent() -> FromClient | None:
-            client_round, result, left = next(trained)
-            results.append(result)
+            client_round, (result, left, judged) = next(trained)
+            results.append(result if judged is None else result.joined(judged))
             self._on_client()
             if client_round.fate.trains:
                 outputs.extend(left.pack(self.setup.output_slots))
@@ -133,33 +134,28 @@ class Worker:
         return Trained(tuple(results), sum(one.sum_bytes for one in sent)), outputs + sent
 
     def _trained(
-        self, round_inputs: RoundInputs, job: TrainJob, kept: Mapping[int, ClientOutputs]
-    ) -> Iterator[tuple[ClientRound, ClientResult, ClientOutputs]]:
-        """Train the clients of the job in order, one after another or a stack at a time."""
+        self,
+        round_inputs: RoundInputs,
+        fates: Mapping[int, Fate],
+        kept: Mapping[int, ClientOutputs],
+        numbers: Mapping[int, int],
+    ) -> Iterator[tuple[ClientRound, Ended]]:
+        """Train clients in order, one after another or a stack at a time; `numbers`: of their flights."""
         # Each packet is decoded at most once, even if several clients read it.
         message = self.setup.for_hooks({name: packet.opened() for name, packet in round_inputs.message.items()})
         self._given.note_message(message)
-        server = self._shared("the server's state", round_inputs.server)
-        width, clients = self.setup.work_width, job.clients
+        call_inputs = CallInputs(round_inputs, message, self._shared("the server's state", round_inputs.server))
+        width, clients = self.setup.work_width, [*fates]
         for first in range(0, len(clients), width):
             group = clients[first : first + width]
             states = [self._state(client, kept[client]) for client in group]
             if self.setup.hooks_on_device:
                 states = to_device(states, self.setup.device)
-            client_rounds = [
-                ClientRound(
-                    self.setup,
-                    round_inputs,
-                    message,
-                    server,
-                    client,
-                    job.fates[client],
-                    state,
-                    self._server_memory(client, kept[client]),
-                    job.numbers.get(client),
-                )
-                for client, state in zip(group, states, strict=True)
-            ]
+            client_rounds: list[ClientRound] = []
+            for client, state in zip(group, states, strict=True):
+                memory = self._server_memory(client, kept[client])
+                participant = Participant(client, fates[client], state, memory, numbers.get(client))
+                client_rounds.append(ClientRound(self.setup, call_inputs, participant))
             untrained = {one.client: ended for one in client_rounds if (ended := one.untrained()) is not None}
             tasks = [one.local_task() for one in client_rounds if one.client not in untrained]
             trained = self.setup.engine(self.method, tasks, width)
@@ -167,15 +163,10 @@ class Worker:
             if tree.num_bytes(self.setup.initial_arrays) > HUGE_BYTES:
                 trim()
             for one in client_rounds:
-                if one.client in untrained:
-                    yield one, *untrained[one.client]
-                    continue
                 # No variable holds the result, so that its memory is free before the next client trains.
-                yield one, *self._finished(one, trained)
+                yield one, untrained.get(one.client) or self._finished(one, trained)
 
-    def _finished(
-        self, one: ClientRound, trained: Iterator[tuple[Carry, dict[str, Work]]]
-    ) -> tuple[ClientResult, ClientOutputs]:
+    def _finished(self, one: ClientRound, trained: Iterator[tuple[Carry, dict[str, Work]]]) -> Ended:
         """End a client's round after its training."""
         with naming_round_and_client(one.round, one.client):
             return one.finish(*next(trained))
@@ -275,22 +266,48 @@ class Worker:
     def evaluate(
         self, job: EvaluateJob, round_inputs: RoundInputs, inputs: Sequence[Any]
     ) -> tuple[tuple[ClientResult, ...], list[Any]]:
-        """Evaluate every client's model after the exchange; a newcomer's after its first round, if it takes one."""
+        """Evaluate every client's model after the exchange."""
         model = self._shared("the model", round_inputs.model)
-        found = ClientOutputs.unpack(self.setup.state_slots, job.clients, inputs)
-        takes_a_round = self.method.for_newcomers() == "round"
-        newcomers = {client: Fate.NOT_SELECTED for client in found if takes_a_round and client in self.setup.unseen}
-        trained = self._trained(round_inputs, TrainJob((), newcomers), found)
+        kept = ClientOutputs.unpack(self.setup.state_slots, job.clients, inputs)
+        return tuple(self._judged(round_inputs, client, outputs, model) for client, outputs in kept.items()), []
+
+    def _judged(
+        self, round_inputs: RoundInputs, client: int, kept: ClientOutputs, model: tree.Tree | None
+    ) -> ClientResult:
+        """The metrics of a client's model, made of its state and of the server's `model`."""
+        with naming_round_and_client(round_inputs.round, client):
+            ctx = self.setup.context(round_inputs.round, round_inputs.plan, client, "judge")
+            state, _ = without_memory(self._state(client, kept))
+            key(*ctx.draws.key)
+            params = evaluation.adapted(self.setup, state, model, None, ctx)
+            result = evaluation.evaluate_model(self.setup, params, client, round_inputs.round)
+        self._on_client()
+        return result
+
+    @by_class.register
+    def newcomers(
+        self, job: NewcomerJob, round_inputs: RoundInputs, inputs: Sequence[Any]
+    ) -> tuple[tuple[ClientResult, ...], list[Any]]:
+        """Train every newcomer as in a round, and evaluate its model: after its training, and with the state it has."""
+        model = self._shared("the model", round_inputs.model)
+        fates = dict.fromkeys(job.clients, Fate.NOT_SELECTED)
         results: list[ClientResult] = []
-        for client, kept in found.items():
-            if client in newcomers:
-                _, result, kept = next(trained)
-                metrics = {name: value for name, value in result.metrics.items() if name.startswith("unseen")}
-                results.append(ClientResult(client, metrics=metrics, sums=result.sums))
-            with naming_round_and_client(round_inputs.round, client):
-                ctx = self.setup.context(round_inputs.round, round_inputs.plan, client, "judge")
-                state, _ = without_memory(self._state(client, kept))
-                results.append(evaluation.evaluate_client(self.setup, state, model, None, ctx))
+        for one, ended in self._trained(round_inputs, fates, dict.fromkeys(fates, ClientOutputs()), {}):
+            result = self._judged(round_inputs, one.client, ended.outputs, model)
+            results.append(result if ended.judged is None else ended.judged.joined(result))
+        return tuple(results), []
+
+    @by_class.register
+    def evaluate_trained(
+        self, job: EvaluateTrainedJob, round_inputs: RoundInputs, inputs: Sequence[Any]
+    ) -> tuple[tuple[ClientResult, ...], list[Any]]:
+        """Evaluate the models with which flights have ended."""
+        results: list[ClientResult] = []
+        for (client, (round, number)), arrays in zip(job.flights.items(), inputs, strict=True):
+            with naming_round_and_client(round, client):
+                key(self.setup.seed, number, client, evaluation.AFTER_TRAINING)
+                params = self._shared(f"the model of client {client}", arrays)
+                results.append(evaluation.evaluate_model(self.setup, params or {}, client, round, evaluation.SUFFIX))
             self._on_client()
         return tuple(results), []
 
@@ -363,7 +380,7 @@ class Worker:
         found: dict[int, tree.PackedBits] = {}
         for client, kept in ClientOutputs.unpack(self.setup.state_slots, job.clients, inputs).items():
             mask = self.method.mask(self._state(client, kept))
-            assert mask is not None, "`check_setup` refuses a method without masks"
+            assert mask is not None, "check_setup.py refuses a method without masks"
             found[client] = mask_bits(mask)
         return found, []
 

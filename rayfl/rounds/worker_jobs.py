@@ -1,15 +1,23 @@
-"""The jobs that the round loop gives to workers, the inputs that all jobs of a wave share, and the results."""
+"""The jobs that the round loop gives to workers: their inputs, which all jobs of a wave share, their results, and the
+objects that they return for each client (`ClientOutputs`)."""
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import compress
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 
+from rayfl import tree
 from rayfl.determinism.addition_order import Node
 from rayfl.methods.base import Message, Plan, Stage, Work
-from rayfl.population.fate import Fate
-from rayfl.tree import Arrays
+from rayfl.population.client import Fate
+from rayfl.rounds.errors import HookError
+
+
+def num_values(message: Message) -> int:
+    """Numbers in all packets of a message."""
+    return sum(packet.num_values for packet in message.values())
 
 
 class Missed(NamedTuple):
@@ -30,8 +38,8 @@ class RoundInputs:
     round: int
     plan: Plan
     message: Message = field(default_factory=dict)
-    server: Arrays | None = None
-    model: Arrays | None = None
+    server: tree.Arrays | None = None
+    model: tree.Arrays | None = None
     evaluated: bool = False
     begins: Mapping[int, float] = field(default_factory=dict)
     missed: Mapping[int, Missed] = field(default_factory=dict)
@@ -82,6 +90,25 @@ class ReplyJob(ClientJob):
 
 class EvaluateJob(ClientJob):
     """Evaluates clients' own models. Inputs: `Setup.state_slots`."""
+
+
+class NewcomerJob(ClientJob):
+    """Lets unseen clients take a first round, of which nothing is kept, and evaluates their models. No inputs."""
+
+
+@dataclass(frozen=True)
+class EvaluateTrainedJob:
+    """Evaluates the models of flights that have ended. Inputs: the trained model of each client.
+
+    `flights`: by client, the round in which its flight began, and the flight's number.
+    """
+
+    flights: Mapping[int, tuple[int, int]]
+
+    @property
+    def clients(self) -> tuple[int, ...]:
+        """The flights' clients."""
+        return tuple(self.flights)
 
 
 class MaskJob(ClientJob):
@@ -167,7 +194,7 @@ class PooledJob:
     by_client: bool = False
 
 
-WorkerJob = TrainJob | ClientJob | MixJob | AddJob | MergeJob | RewriteJob | RobustJob | PooledJob
+WorkerJob = TrainJob | ClientJob | EvaluateTrainedJob | MixJob | AddJob | MergeJob | RewriteJob | RobustJob | PooledJob
 """A job for a worker; the job's class decides which method of the worker does it."""
 
 
@@ -175,7 +202,7 @@ class SplitSums(NamedTuple):
     """The metric sums of a model on `num_examples` examples, by the metrics' indices in `Setup.metrics`."""
 
     num_examples: int
-    sums: Mapping[int, Arrays]
+    sums: Mapping[int, tree.Arrays]
 
     def only(self, places: Collection[int]) -> "SplitSums":
         """The sums of some metrics."""
@@ -222,6 +249,17 @@ class ClientResult:
     stages: tuple[Stage, ...] = ()
     begins_s: float = 0.0
 
+    def joined(self, later: "ClientResult") -> "ClientResult":
+        """This result with those of a later wave: downloads are added up, metrics are joined."""
+        return replace(
+            self,
+            downlink_bits=self.downlink_bits + later.downlink_bits,
+            num_received=self.num_received + later.num_received,
+            reply_bits=self.reply_bits + later.reply_bits,
+            metrics={**self.metrics, **later.metrics},
+            sums={**self.sums, **later.sums},
+        )
+
     @property
     def num_examples(self) -> int:
         """Examples seen in all stages."""
@@ -239,3 +277,74 @@ class Trained:
 
     results: tuple[ClientResult, ...] = ()
     sum_bytes: int = 0
+
+
+OBJECT_BYTES = 1_000_000
+"""States of several clients share an object up to this size: to fetch it takes hardly longer than to fetch one of them,
+since every object takes about a millisecond."""
+
+
+@dataclass(frozen=True)
+class Slots:
+    """Which objects a call carries per client.
+
+    The flat list has all objects of the first client in field order, then the next client's.
+    """
+
+    state: bool = False
+    memory: bool = False
+    message: bool = False
+    packets: tuple[str, ...] = ()
+    model: bool = False
+
+    def __len__(self) -> int:
+        return self.state + self.memory + self.message + self.model + len(self.packets)
+
+    def kept(self, num_clients: int) -> tuple[range, ...]:
+        """The places of the states of all clients, and of the memories."""
+        return tuple(
+            range(at, num_clients * len(self), len(self)) for at in range(self.state + self.memory) if num_clients
+        )
+
+
+# Any: the caller has references; the worker has the objects behind them.
+@dataclass(frozen=True)
+class ClientOutputs:
+    """The objects of one client in a call; None if there is no such object, or if the call has no slot for it.
+
+    `memory`: the server's memory of the client; `message`: the client's message (with its weight, if there is a
+    server); `packets`: the packets that the server forwards without decoding them, by message name; `model`: the
+    trained model, if it is evaluated later.
+    """
+
+    state: Any = None
+    memory: Any = None
+    message: Any = None
+    packets: Mapping[str, Any] = field(default_factory=dict)
+    model: Any = None
+
+    @classmethod
+    def of(cls, slots: Slots, state: tree.State, memory: tree.State, **sent: Any) -> Self:
+        """The outputs with state and memory as arrays. Raise HookError for one that the method did not begin with."""
+        firsts = ((state, slots.state, "init_client"), (memory, slots.memory, "init_server_memory"))
+        if lost := [hook for kept, has_slot, hook in firsts if kept and not has_slot]:
+            raise HookError(f"a hook returns a state to keep, and {lost[0]} returned none; return the first one there")
+        return cls(tree.to_arrays(state), tree.to_arrays(memory), **sent)
+
+    def pack(self, slots: Slots) -> list[Any]:
+        """The objects that have a slot, in order."""
+        values = (self.state, self.memory, self.message, self.model)
+        wanted = (slots.state, slots.memory, slots.message, slots.model)
+        return [*compress(values, wanted), *map(self.packets.get, slots.packets)]
+
+    @classmethod
+    def unpack(cls, slots: Slots, clients: Sequence[int], objects: Iterable[Any]) -> dict[int, Self]:
+        """The inverse of `pack` for the clients of a call."""
+        left = iter(objects)
+        return {client: cls._next(slots, left) for client in clients}
+
+    @classmethod
+    def _next(cls, slots: Slots, left: Iterator[Any]) -> Self:
+        wanted = (slots.state, slots.memory, slots.message, slots.model)
+        state, memory, message, model = [next(left) if has else None for has in wanted]
+        return cls(state, memory, message, {name: next(left) for name in slots.packets}, model)

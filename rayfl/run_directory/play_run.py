@@ -10,9 +10,10 @@ import pyarrow as pa
 
 from rayfl import tree
 from rayfl.errors import log
+from rayfl.rounds.evaluate_round import personal_models
 from rayfl.rounds.executor import Executor, OnWave
 from rayfl.rounds.ledger import OnRound, RoundRecord
-from rayfl.rounds.rounds import RunState, personal_models, simulate
+from rayfl.rounds.rounds import RunState, simulate
 from rayfl.rounds.setup import Setup
 from rayfl.run_directory import checkpoint
 from rayfl.run_directory.description import write_metric_facts

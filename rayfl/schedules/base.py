@@ -36,8 +36,9 @@ class Schedule(Choice):
 
     label = "schedule"
     package = "rayfl.schedules"
-    in_rounds: ClassVar[bool] = False
-    """Whether the server works in rounds, and waits for all selected clients; the hooks are then not called."""
+    collects: ClassVar[Literal["rounds", "flights"]] = "flights"
+    """How messages are collected: in rounds, in which the server waits for all selected clients and calls no hook of
+    the schedule, or from flights, of which each ends at its own time."""
     mixes_models: ClassVar[bool] = False
     """Whether an update moves the server's model towards those of clients, by `scale` (FedAsync). If False, the scaled
     messages are given to the method."""
@@ -72,7 +73,7 @@ class Schedule(Choice):
 
 
 class Flying(Schedule):
-    """A schedule that is not in rounds, with settings for how stale messages are scaled."""
+    """A schedule of flights, with settings for how stale messages are scaled."""
 
     staleness: Literal["constant", "polynomial", "hinge"] = Field(
         default="polynomial",

@@ -8,7 +8,7 @@ class Synchronous(Schedule):
     """The server selects `clients.per_round` clients and waits until all are back, gone, or later than the deadline."""
 
     name = "synchronous"
-    in_rounds = True
+    collects = "rounds"
 
     def due(self, now: Now) -> float:
         return NOT_YET

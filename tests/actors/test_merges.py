@@ -9,7 +9,7 @@ from actors.ray_executor import PendingCalls
 from benchmarks.client_actors import client_actors
 from rayfl.experiment.prepare import prepare
 from rayfl.experiment.runtime import Runtime
-from rayfl.rounds import train
+from rayfl.rounds import aggregation
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.testing.comparison import assert_same_bits, contents, rows
 from rayfl.testing.executors import play
@@ -20,7 +20,7 @@ from tests.actors.toys import experiment
 @pytest.mark.usefixtures("cluster")
 @pytest.mark.parametrize("deaths", [0, 3])
 def test_merges_by_actors_that_die_give_the_bits_of_this_process(deaths: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(train, "FEW_BYTES", 0)
+    monkeypatch.setattr(aggregation, "FEW_BYTES", 0)
     setup = prepare(experiment(rounds=2))
     alone = InlineExecutor(setup)
     records, run_states = play(setup, alone)

@@ -15,8 +15,8 @@ from rayfl.experiment.prepare import prepare
 from rayfl.experiment.runtime import Runtime
 from rayfl.methods.fedavg import FedAvg
 from rayfl.population.client import Traits
-from rayfl.rounds.client_outputs import OBJECT_BYTES
 from rayfl.rounds.executor import InlineExecutor, Job
+from rayfl.rounds.worker_jobs import OBJECT_BYTES
 from rayfl.testing.comparison import assert_same_bits, contents, leaves, rows
 from rayfl.testing.executors import frozen, play, thawed
 from rayfl.tree import PackedBits, State, Tree

@@ -25,7 +25,7 @@ from rayfl.experiment.runtime import Runtime
 from rayfl.gather import Handle
 from rayfl.methods.base import Carry, Context
 from rayfl.methods.fedavg import FedAvg
-from rayfl.population.fate import Fate
+from rayfl.population.client import Fate
 from rayfl.rounds import downlinks
 from rayfl.rounds.errors import ClientError
 from rayfl.rounds.executor import InlineExecutor, Job

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rayfl.experiment.prepare import prepare
-from rayfl.rounds import train
+from rayfl.rounds import aggregation
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.run_directory.play_run import Listener, RunOutput, play_run
 from tests.actors.toys import assert_same_run, experiment, play_on_ray
@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
 
 
 def test_robust_means_on_actors_have_the_bits_of_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(train, "ENTRIES", 9000)
+    monkeypatch.setattr(aggregation, "ENTRIES", 9000)
     chosen = experiment(
         rounds=2,
         wrap=["centered-clipping", {"name": "attack", "kind": "gaussian"}],

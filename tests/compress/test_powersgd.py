@@ -13,7 +13,7 @@ from rayfl.compress.powersgd import PowerSGD
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare
 from rayfl.rounds.executor import InlineExecutor
-from rayfl.rounds.rounds import first_run_state, server_round
+from rayfl.rounds.rounds import first_run_state, play_round
 from rayfl.rounds.setup import Setup
 from rayfl.testing import contracts
 from rayfl.tree import Tree, to_tensors
@@ -161,7 +161,7 @@ def test_a_downlink_without_feedback_sends_the_difference_to_what_clients_hold()
     executor, state, held = InlineExecutor(setup), first_run_state(setup), None
     for _ in range(4):
         (x,) = to_tensors(executor.get(state.server)).values()
-        state, _ = server_round(setup, executor, state)
+        state, _ = play_round(setup, executor, state)
         before, ((name, held),) = held, state.downlink["held"].items()
         if before:
             # C is a projection, so what is missed is orthogonal to what was sent: of x - h, and of nothing else.

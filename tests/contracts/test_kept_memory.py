@@ -9,7 +9,7 @@ from rayfl.methods.base import Plan
 from rayfl.methods.fedavg import FedAvg
 from rayfl.rounds.client_round import UPLINK_MEMORY
 from rayfl.rounds.executor import InlineExecutor
-from rayfl.rounds.rounds import first_run_state, server_round
+from rayfl.rounds.rounds import first_run_state, play_round
 from rayfl.tree import to_tensors
 
 
@@ -34,7 +34,7 @@ def test_only_what_was_sent_leaves_the_error_memory():
     setup = prepare(Experiment(**table))
     setup = replace(setup, method=EveryoneTrains(setup.method.task, EveryoneTrains.Hyper(lr=0.1)))
     executor = InlineExecutor(setup)
-    run_state, record = server_round(setup, executor, first_run_state(setup))
+    run_state, record = play_round(setup, executor, first_run_state(setup))
     (sender,) = [row.client for row in record.clients if row.status == "delivered"]
     assert {row.client: row.uplink_bits > 0 for row in record.clients} == {c: c == sender for c in range(4)}
     for client in range(4):

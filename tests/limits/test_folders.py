@@ -9,7 +9,7 @@ import pytest
 
 from rayfl.data.file_digest import content_digest
 from rayfl.data.sources.image_folders import OwnImageFolder
-from rayfl.limits.folders import files_below
+from rayfl.limits.regular_files import files_below
 from tests.jobs.commands import rayfl
 from tests.refusals import refused
 

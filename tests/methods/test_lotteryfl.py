@@ -13,8 +13,8 @@ import torch
 from rayfl import tree
 from rayfl.methods.lotteryfl import LotteryFL
 from rayfl.rounds.check_setup import check_setup
+from rayfl.rounds.evaluate_round import personal_models
 from rayfl.rounds.executor import InlineExecutor
-from rayfl.rounds.rounds import personal_models
 from rayfl.rounds.setup import Setup
 from tests.methods.reference import SIZES, Vectors, initial, played, setup_of
 from tests.methods.test_lottery_dsgd import HYPER, RATIO, accuracy, trained

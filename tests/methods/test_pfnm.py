@@ -15,7 +15,7 @@ from rayfl.experiment.prepare import prepare
 from rayfl.methods.pfnm import PFNM, Prior, layers, merge
 from rayfl.models.dense import MLP
 from rayfl.rounds.executor import InlineExecutor
-from rayfl.rounds.rounds import first_run_state, server_round
+from rayfl.rounds.rounds import first_run_state, play_round
 from tests.bound_tasks import classification
 from tests.methods.reference import SIZES, played, setup_of, vectors
 from tests.refusals import refused
@@ -78,7 +78,7 @@ def test_permuted_copies_of_one_network_merge_into_it():
         p |= {"1.weight": p["1.weight"][a], "1.bias": p["1.bias"][a]}
         p |= {"3.weight": p["3.weight"][b][:, a], "3.bias": p["3.bias"][b], "5.weight": p["5.weight"][:, b]}
         states[client] = tree.to_arrays({"params": p})
-    run_state, record = server_round(here, executor, replace(run_state, states=states))
+    run_state, record = play_round(here, executor, replace(run_state, states=states))
     assert {m.name: m.value for m in record.metrics if m.client is None}["pfnm/hidden_neurons"] == 13
     inputs = torch.from_numpy(vectors().train.inputs)
     batch = type("B", (), {"inputs": inputs})

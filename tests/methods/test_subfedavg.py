@@ -14,8 +14,8 @@ from rayfl.methods.base import Carry, Stage
 from rayfl.methods.shared.accuracy_gate import GATE
 from rayfl.methods.subfedavg import SubFedAvg
 from rayfl.rounds.check_setup import check_setup
+from rayfl.rounds.evaluate_round import personal_models
 from rayfl.rounds.executor import InlineExecutor
-from rayfl.rounds.rounds import personal_models
 from rayfl.rounds.setup import Setup
 from tests.methods.reference import SIZES, Vectors, initial, played, setup_of, softmax_gradient
 from tests.population.fates import with_fate

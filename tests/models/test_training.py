@@ -9,8 +9,7 @@ from rayfl.choices.kinds import named
 from rayfl.data.batches import Batch
 from rayfl.models.base import Architecture
 from rayfl.models.convolutional import EMNISTCNN
-from rayfl.rounds.engines import run_loop, run_vmap
-from rayfl.rounds.stacking import choose
+from rayfl.rounds.engines import choose, run_loop, run_vmap
 from rayfl.task import BoundTask, NetworkTask
 from rayfl.tree import Tree
 from tests.methods.reference import setup_of

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayfl.determinism.seeding import generator
+from rayfl.population.client import Fate
 from rayfl.population.distributions import LogNormal, Uniform
-from rayfl.population.fate import Fate
 from rayfl.population.sampling import DROPOUTS, Clients, Participation, Population
 from tests.population.fates import with_fate
 from tests.refusals import refused

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from rayfl.population.fate import Fate
+from rayfl.population.client import Fate
 from rayfl.report.groups import Group
 from rayfl.report.page import report
 from rayfl.report.page_tables import _STATUSES, statuses

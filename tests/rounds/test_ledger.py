@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from rayfl.methods.base import Work
-from rayfl.population.client import Traits
-from rayfl.population.fate import Fate
+from rayfl.population.client import Fate, Traits
 from rayfl.population.sampling import Participation
 from rayfl.rounds.ledger import Ledger, RoundRow, client_row, record
 from rayfl.rounds.worker_jobs import ClientResult

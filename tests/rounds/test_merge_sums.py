@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rayfl.rounds import run_state, train
+from rayfl.rounds import aggregation, run_state
 from rayfl.rounds.executor import InlineExecutor, Job, JobResult, Ref
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.worker_jobs import MergeJob
@@ -42,7 +42,7 @@ def clients(count: int, method: str = "fedavg", **given: Any) -> Setup:
 @pytest.fixture
 def merged_by_calls(monkeypatch: pytest.MonkeyPatch):
     """However small the sums are."""
-    monkeypatch.setattr(train, "FEW_BYTES", 0)
+    monkeypatch.setattr(aggregation, "FEW_BYTES", 0)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedpse"])

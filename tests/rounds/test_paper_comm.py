@@ -12,7 +12,8 @@ from rayfl.compress.masks import mask_packet
 from rayfl.compress.scalar import count_packet
 from rayfl.compress.sparse import sparse_packet
 from rayfl.methods.shared import masks
-from rayfl.rounds.paper_comm import num_values, paper_comm
+from rayfl.rounds.ledger import paper_comm
+from rayfl.rounds.worker_jobs import num_values
 from rayfl.topology.graphs import FullyConnected, RandomNeighbours, Ring, Topology
 from tests.models.paper_resnet import PaperResNet18
 

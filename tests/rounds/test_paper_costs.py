@@ -7,8 +7,7 @@ import pytest
 
 from rayfl.data.batches import schedule
 from rayfl.experiment.prepare import prepare
-from rayfl.rounds.ledger import RoundRecord
-from rayfl.rounds.paper_comm import server_comm
+from rayfl.rounds.ledger import RoundRecord, server_comm
 from rayfl.rounds.setup import Setup
 from rayfl.testing.executors import play
 from tests.contracts.every_method import experiment

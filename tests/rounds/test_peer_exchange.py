@@ -12,7 +12,7 @@ from rayfl.compress.random import RandK
 from rayfl.compress.sparse import TopK, sparse_packet
 from rayfl.experiment.prepare import prepare
 from rayfl.gather import Aggregate, ElementwiseMean, Sum, WeightedMean
-from rayfl.population.fate import Fate
+from rayfl.population.client import Fate
 from rayfl.population.sampling import Participation
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.ledger import Ledger

@@ -11,9 +11,9 @@ import torch
 from rayfl.choices.kinds import find
 from rayfl.methods.base import Carry, Context, Finished, ModelState, State, Tree
 from rayfl.methods.fedavg import FedAvg
+from rayfl.rounds.evaluate_round import personal_models
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.model_sums import model_sums, values
-from rayfl.rounds.rounds import personal_models
 from rayfl.rounds.run_state import RunState
 from rayfl.rounds.setup import Setup
 from rayfl.testing.executors import Shuffled, play

@@ -12,9 +12,8 @@ from rayfl.methods.fedavg import FedAvg
 from rayfl.models.base import Architecture
 from rayfl.models.convolutional import VGG11, AlexNetMCEPL, ConvNet2, ResNet18, ResNet20
 from rayfl.models.dense import MLP, Logistic
-from rayfl.rounds.engines import run_loop, run_vmap
+from rayfl.rounds.engines import MOST_STACKED, choose, convolution_flops, run_loop, run_vmap, width
 from rayfl.rounds.errors import SMALLER, ClientError
-from rayfl.rounds.stacking import MOST_STACKED, choose, convolution_flops, width
 from rayfl.task import NetworkTask
 from rayfl.testing.comparison import assert_same_bits, contents
 from rayfl.testing.executors import Shuffled, play

@@ -9,7 +9,7 @@ import pytest
 
 from rayfl.determinism.seeding import NOBODY
 from rayfl.gather import Aggregate, WeightedMean
-from rayfl.population.fate import Fate
+from rayfl.population.client import Fate
 from rayfl.rounds import downlinks
 from rayfl.rounds.executor import InlineExecutor, Job, JobResult, Ref
 from rayfl.rounds.ledger import Ledger

@@ -12,7 +12,7 @@ from rayfl import tree
 from rayfl.determinism.seeding import LazyGenerator
 from rayfl.methods.base import Context, Metrics, State, Tree
 from rayfl.population.sampling import attackers
-from rayfl.rounds.client_round import ClientError
+from rayfl.rounds.errors import ClientError
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.testing.executors import play
 from rayfl.wrappers.base import MessageWrapper

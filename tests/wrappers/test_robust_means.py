@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rayfl import tree
-from rayfl.rounds import train
+from rayfl.rounds import aggregation
 from rayfl.rounds.errors import MethodError
 from rayfl.testing.comparison import rows as recorded
 from rayfl.testing.executors import Shuffled, play
@@ -84,7 +84,7 @@ def test_an_even_median_and_few_messages():
 @pytest.mark.parametrize("name", ["coordinate-median", "krum", "centered-clipping"])
 def test_the_server_moves_by_the_robust_mean(name: str, monkeypatch: pytest.MonkeyPatch):
     """With dropouts, in slices of a hundred entries, on one worker and on three."""
-    monkeypatch.setattr(train, "ENTRIES", 700)
+    monkeypatch.setattr(aggregation, "ENTRIES", 700)
     rule = {"name": "krum", "keep": 3} if name == "krum" else name
     made = here(Recorder, rule, rounds=3, clients={"dropout_after_training": 0.2}, **UNIFORM)
     records, states = play(made)

@@ -15,8 +15,7 @@ from rayfl.data.sources.splits import Split, folders, split_folders, split_of
 from rayfl.data.torchvision import torchvision
 from rayfl.errors import log_once
 from rayfl.limits import memory
-from rayfl.limits.folders import files_below
-from rayfl.limits.regular_files import expanded, reading, require_regular
+from rayfl.limits.regular_files import expanded, files_below, reading, require_regular
 from rayfl.settings import listed
 
 Files = Sequence[tuple[Path, int]]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from rayfl.errors import RayflError, log_once
-from rayfl.limits.folders import is_folder
+from rayfl.limits.regular_files import is_folder
 from rayfl.settings import listed
 
 Split = Literal["train", "validation", "test"]

@@ -1,0 +1,52 @@
+"""Collects the messages of a server's update in the way that the schedule names (`Schedule.collects`)."""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from rayfl.errors import RayflError
+from rayfl.gather import Aggregate
+from rayfl.rounds import downlinks, flights
+from rayfl.rounds.run_state import Round
+from rayfl.rounds.select_clients import ask
+from rayfl.rounds.setup import Setup
+from rayfl.rounds.train import server_participants, train
+
+
+class Collector(NamedTuple):
+    """One way to collect messages.
+
+    collect: from the broadcast to what has arrived, by message name; it fills the ledger and keeps clients' new states.
+    replied: called when the server has replied to those who delivered. check: raises RayflError for settings that this
+    way cannot use; it takes the name of the method's class.
+    """
+
+    collect: Callable[[Round], dict[str, Aggregate]]
+    replied: Callable[[Round], None]
+    check: Callable[[Setup, str], None]
+
+
+def ask_and_wait(round: Round) -> dict[str, Aggregate]:
+    """Ask the clients that the selection chooses, and wait until all are back, gone or too late."""
+    ask(round)
+    participants = server_participants(round.setup, round.inputs.plan, round.ledger.participation)
+    downloading = {*participants, *round.ledger.polled}
+    round.change_inputs(missed=downlinks.missed(round.run_state.downlink, round.inputs.message, downloading))
+    received, _ = train(round, participants)
+    return received
+
+
+def check_rounds(setup: Setup, name: str) -> None:
+    """Reject settings that only flights use."""
+    clients = setup.population.settings
+    if clients.is_given("availability_s"):
+        raise RayflError(
+            f"={clients.availability_s:g} does nothing, as clients are available by rounds, not seconds; remove it",
+            ("clients", "availability_s"),
+        )
+
+
+COLLECTORS: Mapping[str, Collector] = {
+    "rounds": Collector(ask_and_wait, lambda round: None, check_rounds),
+    "flights": Collector(flights.fly, flights.await_replies, flights.check),
+}
+"""The ways by the names in `Schedule.collects`."""

@@ -1,0 +1,147 @@
+"""Evaluates the models of a round, and makes every client's model at the end of a run: the calls on the workers.
+
+evaluation.py says which models are evaluated on which examples, and under which names.
+"""
+
+from collections.abc import Iterator
+from typing import Literal
+
+from rayfl import tree
+from rayfl.determinism.global_draws import keyed
+from rayfl.determinism.seeding import NOBODY
+from rayfl.rounds import downlinks, evaluation
+from rayfl.rounds.check_hooks import checked_hook
+from rayfl.rounds.errors import naming_round
+from rayfl.rounds.executor import Executor, Job
+from rayfl.rounds.ledger import Ledger
+from rayfl.rounds.mask_comparison import compared
+from rayfl.rounds.model_sums import BATCH, ModelSums, joined, values
+from rayfl.rounds.run_state import Round, RunState
+from rayfl.rounds.setup import Setup
+from rayfl.rounds.worker_jobs import (
+    EvaluateJob,
+    MaskJob,
+    MeanModelJob,
+    NewcomerJob,
+    PersonalModelJob,
+    PooledJob,
+    RoundInputs,
+    Slots,
+)
+
+AT_ONCE = 4
+"""Personal models made per worker in one wave of calls; all models together can be larger than memory."""
+
+
+def evaluate(round: Round) -> None:
+    """Evaluate the global model and the models of `Setup.judged`, if this round evaluates."""
+    setup, settings, ledger = round.setup, round.setup.evaluation, round.ledger
+    if not round.inputs.evaluated:
+        return
+    model = ship_model(round)
+    personal = setup.method.personalized or bool(setup.method.eval_stages(round.number))
+    splits = (settings.own and not personal) or (bool(setup.unseen) and setup.method.has_global_model)
+    pooled: ModelSums | None = None
+    if model and (settings.pooled or splits):
+        pooled = evaluate_pooled(round, "test", splits)
+        if settings.pooled:
+            found = values(setup, pooled.total.sums)
+            ledger.metrics |= {f"pooled/{name}": value for name, value in found.items()}
+        if settings.own and not personal:
+            ledger.add(evaluation.own_splits(setup, pooled, [*setup.judged], "own"))
+    if model and settings.train and setup.method.has_global_model:
+        found = values(setup, evaluate_pooled(round, "train").total.sums)
+        ledger.metrics |= {f"pooled_train/{name}": value for name, value in found.items()}
+    if personal and settings.by_client:
+        for answer in round.run(round.client_jobs(EvaluateJob, [*setup.judged], setup.state_slots)):
+            ledger.add(answer.result)
+    if setup.unseen:
+        evaluate_unseen(round, pooled)
+    if settings.masks and round.number == setup.rounds - 1:
+        compare_masks(round)
+
+
+def evaluate_unseen(round: Round, pooled: ModelSums | None) -> None:
+    """Evaluate the unseen clients; if each has a model of its own, the workers do it.
+
+    `pooled`: the global model's sums on the pooled test set, None without a global model.
+    """
+    setup, plan, server = round.setup, round.inputs.plan, round.run_state.server
+    takes_a_round = setup.method.for_newcomers() == "round"
+    one_by_one = takes_a_round or setup.is_peer or bool(setup.method.eval_stages(round.number))
+    where = "unseen_before_adapting" if one_by_one else "unseen"
+    if pooled is not None and setup.method.has_global_model:
+        round.ledger.add(evaluation.own_splits(setup, pooled, setup.unseen, where))
+    if not one_by_one:
+        return
+    if takes_a_round:
+        ctx, downlink = setup.context(round.number, plan, NOBODY, "newcomers"), round.run_state.downlink
+        message, _ = downlinks.broadcast(setup, server, downlink, ctx)
+        personal = tree.to_arrays(server) if setup.server_half.overrides("personal_message") else None
+        round.change_inputs(message=message, server=personal)
+    kind, slots = (NewcomerJob, Slots()) if takes_a_round else (EvaluateJob, setup.state_slots)
+    for answer in round.run(round.client_jobs(kind, setup.unseen, slots)):
+        round.ledger.add(answer.result)
+
+
+def ship_model(round: Round) -> tree.Tree:
+    """Give the workers the model that an evaluation needs; returns the server's model, {} among peers.
+
+    The workers get the server's model, or among peers the mean of all models if the method asks for it.
+    """
+    setup = round.setup
+    model = {} if setup.is_peer else checked_hook(setup.server_half.model)(round.run_state.server)
+    round.change_inputs(message={}, server=None, model=tree.to_arrays(model) if model else None)
+    if setup.is_peer and setup.peer_half.evaluated_from_mean:
+        round.change_inputs(model=mean_model(round))
+    return model
+
+
+def evaluate_pooled(round: Round, split: Literal["test", "train"], by_client: bool = False) -> ModelSums:
+    """The metric sums of the global model on the pooled test set, or on the train splits of `Setup.judged`.
+
+    by_client: whether clients' own splits are measured too.
+    """
+    setup = round.setup
+    size = len(setup.dataset.test) if split == "test" else len(setup.judged_rows)
+    parts = ((first, min(first + BATCH, size)) for first in range(0, size, BATCH))
+    jobs = [Job(PooledJob(first, last, split, by_client)) for first, last in parts]
+    return joined([answer.result for answer in round.run(jobs)])
+
+
+def compare_masks(round: Round) -> None:
+    """Compare the clients' masks pair by pair, beside their labels."""
+    setup, masks = round.setup, {}
+    for answer in round.run(round.client_jobs(MaskJob, range(setup.num_clients), setup.state_slots)):
+        masks |= answer.result
+    round.ledger.pairs, metrics = compared(setup, [masks[client] for client in range(setup.num_clients)])
+    round.ledger.metrics |= metrics
+
+
+def mean_model(round: Round) -> tree.Arrays:
+    """The mean of all peers' models."""
+    everyone = tuple(range(round.setup.num_clients))
+    inputs = round.run_state.inputs(round.setup.state_slots, everyone)
+    (answer,) = round.run([Job(MeanModelJob(everyone), inputs, num_outputs=1)])
+    return round.executor.get(answer.outputs[0])
+
+
+def personal_models(setup: Setup, executor: Executor, run_state: RunState) -> Iterator[tuple[int, tree.Tree]]:
+    """Yield each client and its model at the end of a run, a few at a time.
+
+    A client that keeps a model of its own and was never selected is left out.
+    """
+    number = setup.rounds - 1
+    inputs = RoundInputs(number, setup.plan(number))
+    round = Round(setup, executor, run_state, inputs, Ledger(setup.population.sample_round(number)))
+    keeps_own = setup.method.personalized and setup.stateful
+    with naming_round(number), keyed(setup.seed, number, purpose="models"):
+        ship_model(round)
+        round.change_inputs(server=None if setup.is_peer else tree.to_arrays(run_state.server))
+        clients = sorted(run_state.states) if keeps_own else range(setup.num_clients)
+        width = AT_ONCE * executor.num_workers
+        for first in range(0, len(clients), width):
+            jobs = round.client_jobs(PersonalModelJob, clients[first : first + width], setup.state_slots, 1)
+            for job, made in zip(jobs, round.run(jobs), strict=True):
+                for client, model in zip(job.work.clients, made.outputs, strict=True):
+                    yield client, tree.to_tensors(executor.get(model))
