@@ -13,7 +13,7 @@ HAS_TEST := $(VENV)/.has-test
 HAS_DEV := $(VENV)/.has-dev
 SOURCES := pyproject.toml constraints.txt
 
-.PHONY: help demo test hostile lint docs clean
+.PHONY: help demo test hostile lint docs dist clean
 .DELETE_ON_ERROR:
 
 help:
@@ -22,6 +22,7 @@ help:
 	@echo "make hostile all wrong inputs of tests/hostile, and long fuzzing of decoders and readers"
 	@echo "make lint    ruff and pyright"
 	@echo "make docs    build the documentation into site/; it fails on any warning"
+	@echo "make dist    build the wheel and the sdist into dist/, and run the demo from the wheel in a fresh environment"
 	@echo "make clean   remove .venv and caches; runs/ stays"
 
 demo: $(HAS_RAYFL)
@@ -43,6 +44,9 @@ lint: $(HAS_DEV)
 docs: $(HAS_DEV)
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "documentation: $(CURDIR)/site/index.html"
+
+dist: $(HAS_DEV)
+	@.ci/dist $(BIN)/python
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build dist site

@@ -26,7 +26,7 @@ from click.testing import CliRunner
 
 import rayfl
 from benchmarks.__main__ import main as benchmarks
-from docs.generate import hooks, markdown, messages, pages
+from docs.generate import hooks, markdown, messages, pages, verdicts
 from jobs.arguments import WithSettings
 from jobs.cli import main
 from jobs.reproduce import Paper
@@ -401,3 +401,16 @@ def test_a_docstring_stays_as_it_is_written():
 def test_nothing_is_left_to_be_filled_in():
     for page in PAGES:
         assert re.findall(r"\b[A-Z]+_(?:TABLE|OUTPUT|SOURCE)\b|\bTODO\b", text_of(page)) == []
+
+
+def test_each_page_of_results_begins_with_the_count_of_its_verdicts():
+    index = text_of(DOCS / "results" / "index.md")
+    for name in verdicts.PARTS:
+        page = DOCS / "results" / f"{name}.md"
+        text = text_of(page)
+        with naming(page):
+            assert verdicts.block(name, text) in text, "run python -m docs.generate.verdicts"
+            assert (DOCS / "results" / f"{name}.svg").is_file()
+            sums = verdicts.total(verdicts.counted(name, text))
+            row = "".join(f" {sums[verdict]} |" for verdict in verdicts.VERDICTS)
+            assert re.search(rf"^\| .*\]\({name}\.md\) \|{re.escape(row)}$", index, flags=re.MULTILINE)

@@ -89,6 +89,49 @@ def test_a_missing_or_old_python_is_named(checkout: Path) -> None:
     assert not (checkout / ".venv").exists()
 
 
+# A stand-in for the Python of `make dist`: it builds two empty files, and its environments have a `rayfl`.
+DIST_PYTHON = """#!/bin/sh
+case "$*" in
+    "-m venv"*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" && cp {folder}/rayfl "$3/bin/rayfl" ;;
+    "-m build"*) mkdir dist && touch dist/rayfl-0-py3-none-any.whl dist/rayfl-0.tar.gz ;;
+    "-m twine"*) {twine} ;;
+esac
+"""
+DIST_RAYFL = """#!/bin/sh
+echo "$PWD:${{PYTHONPATH-unset}}:$*" >> {folder}/calls
+echo "demo: 30 rounds"
+echo "└──┘"
+"""
+
+
+def dist(checkout: Path, twine: str = "exit 0") -> subprocess.CompletedProcess[str]:
+    """Run .ci/dist, as `make dist` does, with stand-ins."""
+    for name, text in (("python", DIST_PYTHON), ("rayfl", DIST_RAYFL)):
+        script(checkout / name, text.format(folder=checkout, twine=twine))
+    script(checkout / ".ci" / "dist", (ROOT / ".ci" / "dist").read_text())
+    around = {**os.environ, "PYTHONPATH": str(checkout), "TMPDIR": str(checkout)}
+    return subprocess.run(
+        ["bash", ".ci/dist", "./python"], cwd=checkout, env=around, capture_output=True, text=True, check=False
+    )
+
+
+def test_dist_runs_the_demo_outside_the_checkout_and_names_the_files(tmp_path: Path) -> None:
+    done = dist(tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].endswith("dist/rayfl-0-py3-none-any.whl dist/rayfl-0.tar.gz")
+    assert "demo: 30 rounds" in done.stdout
+    (call,) = (tmp_path / "calls").read_text().splitlines()
+    folder, path, arguments = call.split(":")
+    assert folder.startswith(f"{tmp_path}/tmp.") and path == "unset" and arguments == "run demo"
+
+
+def test_a_step_of_dist_that_fails_is_named_in_the_last_line(tmp_path: Path) -> None:
+    done = dist(tmp_path, twine="echo a bad readme; exit 3")
+    assert done.returncode == 1 and not (tmp_path / "calls").exists()
+    *said, last = done.stderr.splitlines()
+    assert said == ["a bad readme"] and "twine" in last and "/log" in last
+
+
 CI_MAKE = """#!/bin/sh
 case "$*" in
     *--keep-going*" lint docs") echo linted; echo built; exit {checks} ;;

@@ -7,6 +7,7 @@ import importlib.util
 import re
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from collections.abc import Mapping
@@ -136,9 +137,10 @@ def test_the_command_is_rayfls_own_whatever_else_is_called_jobs(monkeypatch: pyt
     assert called == [{"prog_name": "rayfl"}]
 
 
-def test_the_wheel_holds_every_file_of_the_packages(tmp_path: Path) -> None:
+def built(target: str, folder: Path) -> Path:
+    """The wheel or the sdist, in `folder`. `make dist` builds it too, and runs the demo from the wheel."""
     done = subprocess.run(
-        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)],
+        [sys.executable, "-m", "hatchling", "build", "-t", target, "-d", str(folder)],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -146,7 +148,12 @@ def test_the_wheel_holds_every_file_of_the_packages(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    (wheel,) = tmp_path.glob("*.whl")
+    (file,) = folder.iterdir()
+    return file
+
+
+def test_the_wheel_holds_every_file_of_the_packages(tmp_path: Path) -> None:
+    wheel = built("wheel", tmp_path)
     assert wheel.name == f"rayfl-{rayfl.__version__}-py3-none-any.whl"
     with zipfile.ZipFile(wheel) as archive:
         packed = set(archive.namelist())
@@ -160,3 +167,20 @@ def test_the_wheel_holds_every_file_of_the_packages(tmp_path: Path) -> None:
     assert {name for name in packed if ".dist-info/" not in name} == present
     assert f"rayfl-{rayfl.__version__}.dist-info/licenses/LICENSE" in packed
     assert "rayfl = rayfl.__main__:main" in scripts
+    # What the demo needs beside code, and what marks the packages as typed.
+    assert {f"{package}/py.typed" for package in PACKAGES} < packed
+    assert {"jobs/experiments/demo.toml", "rayfl/data/optdigits/images-idx3-ubyte.gz"} < packed
+    assert not any(name.startswith(("tests/", "benchmarks/", "docs/")) for name in packed)
+
+
+@pytest.mark.slow
+def test_the_sdist_builds_and_tests_as_the_checkout_does(tmp_path: Path) -> None:
+    with tarfile.open(built("sdist", tmp_path)) as archive:
+        packed = {name.partition("/")[2] for name in archive.getnames()}
+    for name in ("LICENSE", "README.md", "CHANGELOG.md", "CITATION.cff", "Makefile", "constraints.txt", ".ci/dist"):
+        assert name in packed, name
+    for folder in (*PACKAGES, "tests", "benchmarks"):
+        present = {path.relative_to(ROOT).as_posix() for path in (ROOT / folder).rglob("*.py")}
+        assert present <= packed
+    assert "rayfl/data/optdigits/images-idx3-ubyte.gz" in packed
+    assert not any(name.startswith(("runs/", "dist/", "site/", ".venv/")) or "__pycache__" in name for name in packed)
