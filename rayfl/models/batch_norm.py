@@ -87,7 +87,7 @@ def _in_its_mode(layer: nn.Module, rows: Rows, name: str, *args: Any, **kwargs: 
     # On a GPU a comparison would wait for it; a run begins with a pass on the CPU.
     before = None if learns or mean.device.type != "cpu" else mean.clone()
     # In evaluation mode, torch 2.6 writes into the statistics of an InstanceNorm what it has rounded once more.
-    lent = not learns and isinstance(layer, nn.modules.instancenorm._InstanceNorm)
+    lent = not learns and issubclass(type(layer), nn.modules.instancenorm._InstanceNorm)
     kept = dict(layer._buffers) if lent else {}
     layer._buffers.update({key: None if buffer is None else buffer.clone() for key, buffer in kept.items()})
     layer.training = learns
