@@ -121,6 +121,8 @@ def figure(name: str, text: str) -> str:
             "width": 420,
             "height": {"step": 18},
             "background": "white",
+            # Browsers have other fonts than those with which the width of the labels was computed.
+            "padding": {"left": 60, "right": 20, "top": 5, "bottom": 5},
             "mark": "bar",
             "encoding": {
                 "y": {"field": "part", "type": "nominal", "sort": None, "title": None, "axis": {"labelLimit": 260}},
