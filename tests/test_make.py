@@ -100,7 +100,7 @@ esac
 DIST_RAYFL = """#!/bin/sh
 echo "$PWD:${{PYTHONPATH-unset}}:$*" >> {folder}/calls
 echo "demo: 30 rounds"
-echo "└──┘"
+echo "run directory: $PWD/runs/demo"
 """
 
 
@@ -119,7 +119,8 @@ def test_dist_runs_the_demo_outside_the_checkout_and_names_the_files(tmp_path: P
     done = dist(tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1].endswith("dist/rayfl-0-py3-none-any.whl dist/rayfl-0.tar.gz")
-    assert "demo: 30 rounds" in done.stdout
+    # The folder of the demo is removed, so its path is left out.
+    assert "demo: 30 rounds" in done.stdout and "run directory" not in done.stdout
     (call,) = (tmp_path / "calls").read_text().splitlines()
     folder, path, arguments = call.split(":")
     assert folder.startswith(f"{tmp_path}/tmp.") and path == "unset" and arguments == "run demo"
