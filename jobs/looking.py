@@ -149,6 +149,8 @@ def print_comparison(runs: Sequence[Run], options: ReportOptions) -> None:
     for title, table in comparison(runs, options):
         for part in parts(table, line_width(WIDTH)):
             print_table(rich_table(title, part), WIDTH)
+        if table.note:
+            say(table.note)
 
 
 def parts(table: TextTable, width: int) -> list[TextTable]:

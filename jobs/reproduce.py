@@ -24,7 +24,8 @@ from rayfl.experiment.sweep import Combination, combine
 from rayfl.experiment.table import read_table, with_overrides
 from rayfl.report.claims import Choices, Claim, check, judge, verdicts_markdown
 from rayfl.report.groups import groups
-from rayfl.report.page import tables_or_problems, write_figures
+from rayfl.report.page import write_figures
+from rayfl.report.pivot import tables_or_problems
 from rayfl.run_directory.description import origin
 from rayfl.run_directory.disk import write_text, writing
 from rayfl.run_directory.record import Run

@@ -232,6 +232,34 @@ def strips_chart(strips: Mapping[str, np.ndarray], x: str, labels: Sequence[str]
     }
 
 
+def ranks_chart(ranks: Mapping[str, float], critical: float) -> Spec:
+    """A dot per method at its average rank, the best on top, with a bar of the width `critical` around it."""
+    order, title = sorted(ranks, key=ranks.__getitem__), "Average rank (1: the best)"
+    rows = [
+        {"series": name, "rank": ranks[name], "low": ranks[name] - critical / 2, "high": ranks[name] + critical / 2}
+        for name in order
+    ]
+    return {
+        **data(rows, len(rows)),
+        "width": "container",
+        "height": 34 * len(rows),
+        "encoding": {
+            "y": {"field": "series", "type": "nominal", "title": None, "sort": None},
+            "tooltip": [told("series", "Run"), told("rank", "Average rank")],
+        },
+        "layer": [
+            {
+                "mark": {"type": "rule", "strokeWidth": 3, "opacity": 0.5},
+                "encoding": {"x": _axis("low", title), "x2": {"field": "high"}},
+            },
+            {
+                "mark": {"type": "circle", "size": 90, "opacity": 1},
+                "encoding": {"x": _axis("rank", title)},
+            },
+        ],
+    }
+
+
 def dots_chart(
     dots: Sequence[Dot], x: str, y: str, labels: Sequence[str], *, percent: bool = False, log_y: bool = False
 ) -> Spec:

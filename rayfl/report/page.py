@@ -37,7 +37,7 @@ from rayfl.report.page_tables import (
     statuses,
     work_columns,
 )
-from rayfl.report.pivot import Pivot, latex, pivots
+from rayfl.report.pivot import latex, tables_or_problems
 from rayfl.report.series import facts, run_label, run_name, table_name
 from rayfl.report.summary import summary
 from rayfl.report.targets import targets
@@ -180,21 +180,10 @@ def page(found: Sequence[Group], options: ReportOptions) -> dict[str, Any]:
             for one in tables
             for flat in [one.flat()]
         ],
+        "ranks": [ranks for table in tables for ranks in table.ranks],
         "problems": problems,
         "sections": sections(found, names, tables, options.mask_clients),
     }
-
-
-def tables_or_problems(found: Sequence[Group], options: ReportOptions) -> tuple[list[Pivot], list[str]]:
-    """The tables of several runs by swept settings, and why others are left out: runs may have failed."""
-    tables, problems = [], []
-    several = sum(len(group.runs) for group in found) > 1
-    for one in ([(table,) for table in options.tables] or [()]) * several:
-        try:
-            tables += pivots(found, options.model_copy(update={"tables": one}))
-        except RayflError as error:
-            problems.append(str(error))
-    return tables, problems
 
 
 def _lede(found: Sequence[Group]) -> str:
