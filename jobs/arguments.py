@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from jobs.shipped import experiment_file
+from jobs.shipped_experiments import experiment_file
 from rayfl.errors import RayflError
 
 

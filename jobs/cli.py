@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 import click
 
 from actors import fork_server, supervision
-from jobs import shipped
+from jobs import shipped_experiments
 from jobs.arguments import ABSOLUTE, EXPERIMENT, PLACE, WithSettings
 from jobs.display import Display
 from jobs.failures import FAILED, sentences
-from jobs.looking_commands import COMMANDS, COMPARING, report_options, taking
-from jobs.standard_output import print_table, say, serve_any_reader
+from jobs.printing import print_table, say, serve_any_reader
+from jobs.report_commands import COMMANDS, COMPARING, report_options, taking
 from rayfl.errors import RayflError
 from rayfl.version import __version__
 
@@ -99,7 +99,9 @@ def run(
                 f"--output {output} is a URL, but a sweep needs a directory on this machine; give "
                 f"output.directory={output} for the copies"
             )
-        context.invoke(sweep, file=file, overrides=settings, directory=output, overwrite=overwrite, inline=inline)
+        return context.invoke(
+            sweep, file=file, overrides=settings, directory=output, overwrite=overwrite, inline=inline
+        )
     with _audience(inline or dry_run) as audience:
         from rayfl.experiment.experiment import Experiment
 
@@ -289,15 +291,15 @@ def data(file: Path, overrides: Sequence[str]) -> None:
 @main.command()
 def examples() -> None:
     """List the experiments that come with rayfl: `rayfl run NAME` runs one from anywhere."""
-    print_table(shipped.table(), 120)
-    say(f"rayfl run NAME runs one; their files lie in {shipped.FOLDER}")
+    print_table(shipped_experiments.table(), 120)
+    say(f"rayfl run NAME runs one; their files lie in {shipped_experiments.FOLDER}")
 
 
 @main.command()
 @click.argument("file", type=click.File("x", encoding="utf-8"), default="experiment.toml")
 def init(file: TextIO) -> None:
     """Write a commented experiment file to begin with, by default experiment.toml. It never replaces a file."""
-    file.write(shipped.TEMPLATE.read_text(encoding="utf-8"))
+    file.write(shipped_experiments.TEMPLATE.read_text(encoding="utf-8"))
     say(f"run it with: rayfl run {shlex.quote(file.name)}")
 
 

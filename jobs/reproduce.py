@@ -5,7 +5,7 @@ others, and run only if --only names them.
 """
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,11 @@ from pydantic import Field
 from jobs.console import Audience
 from jobs.display import Display
 from jobs.failures import INTERRUPTED, LIMIT
+from jobs.printing import say
 from jobs.resuming import earlier_run
-from jobs.shipped import FOLDER
-from jobs.standard_output import say
+from jobs.shipped_experiments import FOLDER
 from jobs.sweep import sweep
-from rayfl.data.loading import read_dataset
+from rayfl.data.loading import keeping_datasets
 from rayfl.errors import RayflError, did_you_mean
 from rayfl.experiment.sweep import Combination, combine
 from rayfl.experiment.table import read_table, with_overrides
@@ -60,24 +60,25 @@ def reproduce(
 
     Finished runs are not repeated. Raise RayflError before anything runs if the folder, a sweep or a claim is wrong.
     """
-    with Display(f"checking the sweeps of {given}"):
-        folder = paper_folder(given)
-        paper, sweeps = read_paper(folder, quick, overrides, only)
-        # Held until the end, so that the check of a finished run does not read them again.
-        held = [read_dataset(sweeps[name][0].experiment.data) for name in only or sweeps]
-    home, code = directory or Path("runs", f"reproduce-{folder.name}{'-quick' * quick}").absolute(), 0
-    for name in only or sweeps:
-        with Display(name) as display:
-            again, audience = f"go on with --dir {home}", Audience(display=display, began=began)
-            done = sweep(sweeps[name], home / name, parallel, False, audience, again)
-        runs, options = _write(paper, sweeps, home, quick)[name], sweeps[name][0].experiment.report
-        if runs:
-            write_figures(runs, home / name / "figures", options, overwrite=True)
-        code = max(code, done)
-        if done in (INTERRUPTED, LIMIT):
-            return done
+    with ExitStack() as opened:
+        with Display(f"checking the sweeps of {given}"):
+            folder = paper_folder(given)
+            paper, sweeps = read_paper(folder, quick, overrides, only)
+            # Kept until the end, so that the check of a finished run does not read them again.
+            first = [sweeps[name][0].experiment.data for name in only or sweeps]
+            opened.enter_context(keeping_datasets(first))
+        home, code = directory or Path("runs", f"reproduce-{folder.name}{'-quick' * quick}").absolute(), 0
+        for name in only or sweeps:
+            with Display(name) as display:
+                again, audience = f"go on with --dir {home}", Audience(display=display, began=began)
+                done = sweep(sweeps[name], home / name, parallel, False, audience, again)
+            runs, options = _write(paper, sweeps, home, quick)[name], sweeps[name][0].experiment.report
+            if runs:
+                write_figures(runs, home / name / "figures", options, overwrite=True)
+            code = max(code, done)
+            if done in (INTERRUPTED, LIMIT):
+                return done
     say(f"the verdicts are in {home / 'verdicts.md'}")
-    del held
     return code
 
 

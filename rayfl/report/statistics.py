@@ -2,7 +2,7 @@
 correction; and ranks of methods over data sets (Demsar, JMLR 2006)."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -85,8 +85,10 @@ def signed_rank(differences: Sequence[float] | np.ndarray) -> float:
     values = values[~np.isnan(values)]
     if len(values) < 2 or not values.any():
         return 1.0 if len(values) > 1 else np.nan
-    method = PermutationMethod() if len(values) <= _FEW_PAIRS else "auto"
-    return float(wilcoxon(values, zero_method="zsplit", method=method).pvalue)
+    # A dictionary, because scipy's annotation of `method` knows texts only.
+    options: dict[str, Any] = {"method": PermutationMethod()} if len(values) <= _FEW_PAIRS else {}
+    _, p = wilcoxon(values, zero_method="zsplit", **options)
+    return float(p)
 
 
 class Ranked(NamedTuple):

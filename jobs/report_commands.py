@@ -87,12 +87,12 @@ def report(
     DIRECTORIES may be URLs of runs, such as s3://bucket/runs/NAME; the page is written on this machine.
     """
     with Display("loading") as display:
-        from jobs import looking
+        from jobs import reporting
 
         if as_json:
-            looking.print_json(directories, display)
+            reporting.print_json(directories, display)
         else:
-            looking.write_page(directories, output, figures, report_options(options), overwrite, display)
+            reporting.write_page(directories, output, figures, report_options(options), overwrite, display)
 
 
 @click.command()
@@ -102,9 +102,9 @@ def report(
 def compare(directories: Sequence[Path | str], **options: Any) -> None:
     """Show runs side by side, the best first: the tables of `rayfl report` without its page."""
     with Display("loading") as display:
-        from jobs import looking
+        from jobs import reporting
 
-        looking.compare(directories, report_options(options), display)
+        reporting.compare(directories, report_options(options), display)
 
 
 @click.command()
@@ -124,10 +124,10 @@ def table(
     By default the tables of [report], or those that fit the sweep.
     """
     with Display("loading") as display:
-        from jobs import looking
+        from jobs import reporting
 
         axes = ("rows", "columns", "baseline", "values")
-        looking.print_tables(directories, written, output, report_options(options, axes), overwrite, display)
+        reporting.print_tables(directories, written, output, report_options(options, axes), overwrite, display)
 
 
 @click.command()
@@ -135,10 +135,10 @@ def table(
 def ls(folders: Sequence[Path]) -> None:
     """List the runs in FOLDERS, by default in runs/, the latest first: state, rounds, metric, time."""
     with Display("loading") as display:
-        from jobs import looking
+        from jobs import reporting
 
         for folder in folders or [Path("runs").absolute()]:
-            looking.list_runs(folder, display)
+            reporting.list_runs(folder, display)
 
 
 @click.command()
@@ -146,9 +146,9 @@ def ls(folders: Sequence[Path]) -> None:
 def show(place: Path | str) -> None:
     """Show a run's experiment, platform and results. RUN is its directory or URL."""
     with Display("loading") as display:
-        from jobs import looking
+        from jobs import reporting
 
-        looking.show(place, display)
+        reporting.show(place, display)
 
 
 COMMANDS = (report, compare, table, ls, show)
