@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+from typing import TYPE_CHECKING, NoReturn, TextIO
 
 import click
 
@@ -19,6 +19,7 @@ from jobs.failures import FAILED, sentences
 from jobs.printing import print_table, say, serve_any_reader
 from jobs.report_commands import COMMANDS, COMPARING, report_options, taking
 from rayfl.errors import RayflError
+from rayfl.untyped import Foreign, Value
 from rayfl.version import __version__
 
 # Each command imports what it needs, so that `rayfl --help` loads nothing else.
@@ -32,16 +33,14 @@ class Commands(click.Group):
     They end early by click's Exit: a plug-in may call sys.exit, which is an error.
     """
 
-    # Any: click's own signature.
-    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+    def __call__(self, *args: Foreign, **kwargs: Foreign) -> NoReturn:
         def command() -> None:
             serve_any_reader()
             self.main(*args, **kwargs)
 
         supervision.supervised(command, FAILED)
 
-    # Any: click's own signature.
-    def invoke(self, ctx: click.Context) -> Any:
+    def invoke(self, ctx: click.Context) -> Foreign:
         with sentences():
             return super().invoke(ctx)
 
@@ -156,8 +155,7 @@ def _audience(inline: bool) -> Iterator["Audience"]:
         yield Audience(display=display, began=began)
 
 
-# Any: a table of settings, and swept values.
-def _read(file: Path, settings: Sequence[str]) -> tuple[dict[str, Any], dict[str, list[Any]] | None]:
+def _read(file: Path, settings: Sequence[str]) -> tuple[dict[str, Value], dict[str, list[Value]] | None]:
     """Read a file and apply the overrides. Torch is not loaded, so mistakes are reported at once."""
     from rayfl.experiment.table import read_table, with_overrides
 
@@ -191,8 +189,7 @@ def sweep(
     actors: str | None,
     overwrite: bool,
     inline: bool,
-    # Any: the options of `COMPARING`.
-    **options: Any,
+    **options: Value,
 ) -> None:
     """Run all combinations of the [sweep] table in FILE and compare them on one page.
 

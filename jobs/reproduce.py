@@ -7,7 +7,6 @@ others, and run only if --only names them.
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
 
 from pydantic import Field
 
@@ -30,6 +29,7 @@ from rayfl.run_directory.description import origin
 from rayfl.run_directory.disk import write_text, writing
 from rayfl.run_directory.record import Run
 from rayfl.settings import Settings, dotted
+from rayfl.untyped import Table, Value
 
 PAPERS = FOLDER / "reproduce"
 CLAIMS = "claims.toml"
@@ -42,8 +42,7 @@ class Paper(Settings):
     """The file claims.toml. quick: settings of all sweeps with --quick; a table named after a sweep is for it alone."""
 
     paper: str
-    # Any: settings by dotted key.
-    quick: dict[str, Any] = {}
+    quick: dict[str, Value] = {}
     claim: tuple[Claim, ...] = Field(min_length=1)
 
 
@@ -122,8 +121,7 @@ def _choices(one: Combination) -> Choices:
     return {**one.experiment.swept, "seed": str(one.experiment.seed)}
 
 
-# Any: settings by dotted key.
-def _combinations(file: Path, changes: Mapping[str, Any], overrides: Sequence[str]) -> list[Combination]:
+def _combinations(file: Path, changes: Table, overrides: Sequence[str]) -> list[Combination]:
     """The combinations of a sweep file, after `changes`, and then the user's overrides."""
     table, lists = with_overrides(read_table(file), (), changes)
     if lists is None:

@@ -5,14 +5,14 @@ Rows of data hold lists (a row per line), which Vega-Lite flattens: that takes a
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from rayfl.report.colors import NUM_COLORS
+from rayfl.untyped import Json
 
-# Any: a specification is JSON.
-Spec = dict[str, Any]
+Spec = dict[str, Json]
 
 _DASHES = ([1, 0], [6, 6], [2, 4], [10, 4, 2, 4])
 _SHAPES = ("circle", "square", "triangle-up", "diamond")

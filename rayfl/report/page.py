@@ -8,7 +8,6 @@ import re
 from base64 import b64decode
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 from zlib import crc32
 
 import jinja2
@@ -46,6 +45,7 @@ from rayfl.report.vega_script import converted, vega_javascript
 from rayfl.run_directory.outputs import REPORT, OutputKind, require_replaceable, write_output
 from rayfl.run_directory.record import Run, read_run
 from rayfl.settings import dotted
+from rayfl.untyped import Anything
 
 _STILL = """
 import base64, json, sys, vl_convert
@@ -77,7 +77,7 @@ def report(
     return output
 
 
-def _rendered(shown: Mapping[str, Any]) -> str:
+def _rendered(shown: Mapping[str, Anything]) -> str:
     template = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -142,8 +142,7 @@ def _still(figure: Figure) -> Spec:
     return {**figure.chart, "width": width, "config": style}
 
 
-# Any: the values of a template.
-def page(found: Sequence[Group], options: ReportOptions) -> dict[str, Any]:
+def page(found: Sequence[Group], options: ReportOptions) -> dict[str, Anything]:
     """The values that the template shows."""
     runs = [run for group in found for run in group.runs]
     several = len(runs) > 1

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -20,6 +20,7 @@ from rayfl.report.numbers import number
 from rayfl.report.page_tables import differing
 from rayfl.report.statistics import LEVEL, Ranked, holm, paired, ranked, signed_rank
 from rayfl.report.tuning import compared, setting
+from rayfl.untyped import Json
 
 FEWEST_NUMBERS = 3
 """The fewest numbers of an axis against which a chart is drawn."""
@@ -128,8 +129,7 @@ class Pivot:
             table |= {(head, part): words for part, words in self._parts(cells, facts).items()}
         return pd.DataFrame(table)
 
-    # Any: numbers and marks, by the names of `frame`.
-    def _parts(self, cells: Mapping[Any, list[Any]], facts: Facts) -> dict[str, list[str]]:
+    def _parts(self, cells: Mapping[Json, list[Json]], facts: Facts) -> dict[str, list[str]]:
         """A column's cells in words: the means, and the parts of the differences if it has any, by their headings."""
         scale, size = 100 if facts.is_percent else 1, np.nanmax([0, *np.abs(cells["mean"])])
         decimals = min(max(3 - math.floor(math.log10(size)), 0), 6) if 0 < size < math.inf and scale == 1 else 2

@@ -4,10 +4,10 @@ Reading results runs no code of the experiment and loads no torch; building a mo
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -25,6 +25,7 @@ from rayfl.run_directory.record import Run, read_run, run_directories
 from rayfl.run_directory.run_folder import copy_for_reading
 from rayfl.run_directory.saved_models import CONSTANTS, load_model, read_model_inputs
 from rayfl.settings import dotted, shown
+from rayfl.untyped import Table, Value
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -225,8 +226,7 @@ class RunResults(Recorded):
             return self._experiment.model
         return resolve(Architecture, self._located({"model": self.settings.get("model")})["model"])
 
-    # Any: tables of the experiment.
-    def _located(self, table: Mapping[str, Any]) -> dict[str, Any]:
+    def _located(self, table: Table) -> dict[str, Value]:
         """Tables of the run's experiment with the places of its files. RayflError if one is not as the run began."""
         from rayfl.experiment.identity import require_copies
         from rayfl.experiment.table import located
@@ -284,14 +284,13 @@ class SweepResults(Recorded):
         every = [number(name, found, ranked[0] if ranked else None, last) for name in names]
         return self.settings.assign(**{one.name: [one.read(run) for run in self.recorded] for one in every})
 
-    # Any: further options of `[report]`.
     def table(
         self,
         rows: str | Sequence[str] = "label",
         columns: str | Sequence[str] = (),
         values: str | Sequence[str] = (),
         baseline: object = None,
-        **options: Any,
+        **options: Value,
     ) -> "Pivot":
         """Numbers by the items of one or two swept settings ("method.lr", "case", "case,method.lr"): an object with
         `frame`, `to_csv()`, `to_markdown()` and `to_latex()`; `print(table)` shows it.

@@ -2,9 +2,11 @@
 correction; and ranks of methods over data sets (Demsar, JMLR 2006)."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+
+from rayfl.untyped import Foreign
 
 LEVEL = 0.05
 """The level of tests; intervals cover 1 - LEVEL."""
@@ -85,10 +87,10 @@ def signed_rank(differences: Sequence[float] | np.ndarray) -> float:
     values = values[~np.isnan(values)]
     if len(values) < 2 or not values.any():
         return 1.0 if len(values) > 1 else np.nan
-    # A dictionary, because scipy's annotation of `method` knows texts only.
-    options: dict[str, Any] = {"method": PermutationMethod()} if len(values) <= _FEW_PAIRS else {}
-    _, p = wilcoxon(values, zero_method="zsplit", **options)
-    return float(p)
+    method = PermutationMethod() if len(values) <= _FEW_PAIRS else "auto"
+    # scipy's annotations know neither a method that is no text nor the result's fields.
+    test: Foreign = wilcoxon
+    return float(test(values, zero_method="zsplit", method=method).pvalue)
 
 
 class Ranked(NamedTuple):

@@ -120,7 +120,7 @@ def test_wilcoxons_test_stands_beside_the_paired_t_and_says_where_seeds_are_too_
     }
     table = table_of(swept_runs(tmp_path, values), baseline="a")
     tests = [stats.wilcoxon(np.subtract(values[row, 1.0], 0.1), zero_method="zsplit") for row in "bc"]
-    expected = [p for _, p in tests]
+    expected = np.array([p for _, p in tests], float)
     assert [cell(table, row, "1.0")["wilcoxon"] for row in "bc"] == pytest.approx(expected)
     assert [cell(table, row, "1.0")["wilcoxon_holm"] for row in "bc"] == pytest.approx(holm(expected))
     assert "pairs is at least" not in table.note
