@@ -10,7 +10,7 @@ import click
 
 from benchmarks.figures import Results
 from jobs.failures import sentences
-from jobs.standard_output import serve_any_reader
+from jobs.printing import serve_any_reader
 from rayfl.determinism.process import Precision
 from rayfl.errors import RayflError
 

@@ -20,9 +20,9 @@ from statistics import median
 from actors.errors import ClusterError
 from benchmarks.figures import Column, Figures, Results
 from benchmarks.memory import descendants
-from jobs.shipped import experiment_file
+from jobs.printing import print_table
+from jobs.shipped_experiments import experiment_file
 from jobs.single import DRAWING
-from jobs.standard_output import print_table
 from rayfl.errors import RayflError
 
 EXPERIMENT, ROUNDS = "demo", 3

@@ -6,12 +6,12 @@ Nothing here loads torch or Ray before a command needs them.
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import click
 
-from jobs.shipped import experiment_file
+from jobs.shipped_experiments import experiment_file
 from rayfl.errors import RayflError
+from rayfl.untyped import Foreign
 
 
 class _Place(click.ParamType):
@@ -22,8 +22,7 @@ class _Place(click.ParamType):
     def __init__(self, convert_place: Callable[[str], Path | str]) -> None:
         self._convert = convert_place
 
-    # Any: click's own signature.
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path | str:
+    def convert(self, value: Foreign, param: click.Parameter | None, ctx: click.Context | None) -> Path | str:
         return value if isinstance(value, Path) else self._convert(value)
 
 

@@ -1,19 +1,19 @@
 """Lists of the methods, models, ... that an experiment can choose, and one page about each, made from docstrings."""
 
 import inspect
-from typing import Any
 
 from pydantic.fields import FieldInfo
 from rich.table import Table
 from rich.text import Text
 
-from jobs.standard_output import first_sentence, print_table, say
+from jobs.printing import first_sentence, print_table, say
 from rayfl import toml
 from rayfl.choices.kinds import Choice, Kind, find, known
 from rayfl.experiment.unknown_keys import CHOSEN, LISTED, settings_of
 from rayfl.methods.base import Method, ServerHalf
 from rayfl.methods.shared.local_training import LocalTraining
 from rayfl.settings import describe, shown
+from rayfl.untyped import Anything, Value
 
 
 def print_list(table: str) -> None:
@@ -51,15 +51,13 @@ def print_one(table: str, name: str) -> None:
     say(f"\n{toml.dumps(in_table(table, example(name, found)))}")
 
 
-# Any: a class of a kind, or what it adopts; a TOML table.
-def example(name: str, found: Any) -> dict[str, Any]:
+def example(name: str, found: Anything) -> dict[str, Value]:
     """A TOML table that chooses `found`, with its required settings."""
     fields = settings_of(found).items()
     return {"name": name} | {key: (field.examples or [None])[0] for key, field in fields if field.is_required()}
 
 
-# Any: a TOML table.
-def in_table(table: str, given: dict[str, Any]) -> dict[str, Any]:
+def in_table(table: str, given: dict[str, Value]) -> dict[str, Value]:
     """The experiment's tables that hold a choice: under `table`, or in the list of that dotted name."""
     if table in CHOSEN:
         return {table: given}
@@ -67,8 +65,7 @@ def in_table(table: str, given: dict[str, Any]) -> dict[str, Any]:
     return {outer: {name: [given]} if name else [given]}
 
 
-# Any: see `example`.
-def setting_rows(found: Any) -> list[tuple[str, str, str, str]]:
+def setting_rows(found: Anything) -> list[tuple[str, str, str, str]]:
     """A row for each setting: name, default, allowed values, description."""
     return [
         (
@@ -81,8 +78,7 @@ def setting_rows(found: Any) -> list[tuple[str, str, str, str]]:
     ]
 
 
-# Any: see `example`.
-def about(found: Any) -> list[str]:
+def about(found: Anything) -> list[str]:
     """The paragraphs of a docstring. For a method, the docstring of its module, with the paper, comes first."""
     texts = [inspect.getdoc(found) or ""]
     if isinstance(found, type) and issubclass(found, Method):
@@ -102,8 +98,7 @@ def for_newcomers(method: type[Method]) -> str:
     }[method.for_newcomers()]
 
 
-# Any: see `example`.
-def what_it_is(found: Any) -> str:
+def what_it_is(found: Anything) -> str:
     """The first sentence of the docstring."""
     return first_sentence((inspect.getdoc(found) or "").split("\n\n")[0])
 
@@ -116,8 +111,7 @@ def _allowed(field: FieldInfo) -> str:
     return describe(kind, field.metadata).removesuffix(", or be left out")
 
 
-# Any: a setting's default.
-def _shown(value: Any) -> str:
+def _shown(value: Value) -> str:
     if value is None:
         return "none"
     if isinstance(value, Choice):

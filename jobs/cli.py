@@ -7,18 +7,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+from typing import TYPE_CHECKING, NoReturn, TextIO
 
 import click
 
 from actors import fork_server, supervision
-from jobs import shipped
+from jobs import shipped_experiments
 from jobs.arguments import ABSOLUTE, EXPERIMENT, PLACE, WithSettings
 from jobs.display import Display
 from jobs.failures import FAILED, sentences
-from jobs.looking_commands import COMMANDS, COMPARING, report_options, taking
-from jobs.standard_output import print_table, say, serve_any_reader
+from jobs.printing import print_table, say, serve_any_reader
+from jobs.report_commands import COMMANDS, COMPARING, report_options, taking
 from rayfl.errors import RayflError
+from rayfl.untyped import Foreign, Value
 from rayfl.version import __version__
 
 # Each command imports what it needs, so that `rayfl --help` loads nothing else.
@@ -32,16 +33,14 @@ class Commands(click.Group):
     They end early by click's Exit: a plug-in may call sys.exit, which is an error.
     """
 
-    # Any: click's own signature.
-    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+    def __call__(self, *args: Foreign, **kwargs: Foreign) -> NoReturn:
         def command() -> None:
             serve_any_reader()
             self.main(*args, **kwargs)
 
         supervision.supervised(command, FAILED)
 
-    # Any: click's own signature.
-    def invoke(self, ctx: click.Context) -> Any:
+    def invoke(self, ctx: click.Context) -> Foreign:
         with sentences():
             return super().invoke(ctx)
 
@@ -99,7 +98,9 @@ def run(
                 f"--output {output} is a URL, but a sweep needs a directory on this machine; give "
                 f"output.directory={output} for the copies"
             )
-        context.invoke(sweep, file=file, overrides=settings, directory=output, overwrite=overwrite, inline=inline)
+        return context.invoke(
+            sweep, file=file, overrides=settings, directory=output, overwrite=overwrite, inline=inline
+        )
     with _audience(inline or dry_run) as audience:
         from rayfl.experiment.experiment import Experiment
 
@@ -154,8 +155,7 @@ def _audience(inline: bool) -> Iterator["Audience"]:
         yield Audience(display=display, began=began)
 
 
-# Any: a table of settings, and swept values.
-def _read(file: Path, settings: Sequence[str]) -> tuple[dict[str, Any], dict[str, list[Any]] | None]:
+def _read(file: Path, settings: Sequence[str]) -> tuple[dict[str, Value], dict[str, list[Value]] | None]:
     """Read a file and apply the overrides. Torch is not loaded, so mistakes are reported at once."""
     from rayfl.experiment.table import read_table, with_overrides
 
@@ -189,8 +189,7 @@ def sweep(
     actors: str | None,
     overwrite: bool,
     inline: bool,
-    # Any: the options of `COMPARING`.
-    **options: Any,
+    **options: Value,
 ) -> None:
     """Run all combinations of the [sweep] table in FILE and compare them on one page.
 
@@ -289,15 +288,15 @@ def data(file: Path, overrides: Sequence[str]) -> None:
 @main.command()
 def examples() -> None:
     """List the experiments that come with rayfl: `rayfl run NAME` runs one from anywhere."""
-    print_table(shipped.table(), 120)
-    say(f"rayfl run NAME runs one; their files lie in {shipped.FOLDER}")
+    print_table(shipped_experiments.table(), 120)
+    say(f"rayfl run NAME runs one; their files lie in {shipped_experiments.FOLDER}")
 
 
 @main.command()
 @click.argument("file", type=click.File("x", encoding="utf-8"), default="experiment.toml")
 def init(file: TextIO) -> None:
     """Write a commented experiment file to begin with, by default experiment.toml. It never replaces a file."""
-    file.write(shipped.TEMPLATE.read_text(encoding="utf-8"))
+    file.write(shipped_experiments.TEMPLATE.read_text(encoding="utf-8"))
     say(f"run it with: rayfl run {shlex.quote(file.name)}")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from jobs.display import STOPPING, Display, Line
 from jobs.failures import INTERRUPTED, LIMIT
-from jobs.standard_output import say
+from jobs.printing import say
 from rayfl.errors import RayflError, log
 from rayfl.metrics.facts import RECORDED_BEFORE, Facts
 from rayfl.report.wording import megabytes

@@ -20,7 +20,7 @@ from rich.filesize import decimal
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from jobs import display, looking, standard_output
+from jobs import display, printing, reporting
 from rayfl import tree
 from rayfl.compress.dense import Dense
 from rayfl.experiment.experiment import Experiment
@@ -142,4 +142,4 @@ def foresee(experiment: Experiment, shown: display.Display) -> None:
     ]
     shown.close()
     title = f"{experiment.name}: {wording.counted(setup.rounds, 'round')}; nothing was written"
-    standard_output.print_table(looking.rich_table(title, comparison.TextTable(["what", "value", "how"], rows)))
+    printing.print_table(reporting.rich_table(title, comparison.TextTable(["what", "value", "how"], rows)))

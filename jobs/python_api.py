@@ -21,7 +21,7 @@ from typing import Any
 from jobs import resuming, single
 from jobs.console import Audience
 from jobs.display import Display
-from jobs.shipped import experiment_file
+from jobs.shipped_experiments import experiment_file
 from jobs.sweep import run_all
 from rayfl.choices.plugins import is_in_memory
 from rayfl.errors import RayflError

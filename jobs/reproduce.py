@@ -5,30 +5,31 @@ others, and run only if --only names them.
 """
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
 
 from pydantic import Field
 
 from jobs.console import Audience
 from jobs.display import Display
 from jobs.failures import INTERRUPTED, LIMIT
+from jobs.printing import say
 from jobs.resuming import earlier_run
-from jobs.shipped import FOLDER
-from jobs.standard_output import say
+from jobs.shipped_experiments import FOLDER
 from jobs.sweep import sweep
-from rayfl.data.loading import read_dataset
+from rayfl.data.loading import keeping_datasets
 from rayfl.errors import RayflError, did_you_mean
 from rayfl.experiment.sweep import Combination, combine
 from rayfl.experiment.table import read_table, with_overrides
 from rayfl.report.claims import Choices, Claim, check, judge, verdicts_markdown
 from rayfl.report.groups import groups
-from rayfl.report.page import tables_or_problems, write_figures
+from rayfl.report.page import write_figures
+from rayfl.report.pivot import tables_or_problems
 from rayfl.run_directory.description import origin
 from rayfl.run_directory.disk import write_text, writing
 from rayfl.run_directory.record import Run
 from rayfl.settings import Settings, dotted
+from rayfl.untyped import Table, Value
 
 PAPERS = FOLDER / "reproduce"
 CLAIMS = "claims.toml"
@@ -41,8 +42,7 @@ class Paper(Settings):
     """The file claims.toml. quick: settings of all sweeps with --quick; a table named after a sweep is for it alone."""
 
     paper: str
-    # Any: settings by dotted key.
-    quick: dict[str, Any] = {}
+    quick: dict[str, Value] = {}
     claim: tuple[Claim, ...] = Field(min_length=1)
 
 
@@ -59,24 +59,25 @@ def reproduce(
 
     Finished runs are not repeated. Raise RayflError before anything runs if the folder, a sweep or a claim is wrong.
     """
-    with Display(f"checking the sweeps of {given}"):
-        folder = paper_folder(given)
-        paper, sweeps = read_paper(folder, quick, overrides, only)
-        # Held until the end, so that the check of a finished run does not read them again.
-        held = [read_dataset(sweeps[name][0].experiment.data) for name in only or sweeps]
-    home, code = directory or Path("runs", f"reproduce-{folder.name}{'-quick' * quick}").absolute(), 0
-    for name in only or sweeps:
-        with Display(name) as display:
-            again, audience = f"go on with --dir {home}", Audience(display=display, began=began)
-            done = sweep(sweeps[name], home / name, parallel, False, audience, again)
-        runs, options = _write(paper, sweeps, home, quick)[name], sweeps[name][0].experiment.report
-        if runs:
-            write_figures(runs, home / name / "figures", options, overwrite=True)
-        code = max(code, done)
-        if done in (INTERRUPTED, LIMIT):
-            return done
+    with ExitStack() as opened:
+        with Display(f"checking the sweeps of {given}"):
+            folder = paper_folder(given)
+            paper, sweeps = read_paper(folder, quick, overrides, only)
+            # Kept until the end, so that the check of a finished run does not read them again.
+            first = [sweeps[name][0].experiment.data for name in only or sweeps]
+            opened.enter_context(keeping_datasets(first))
+        home, code = directory or Path("runs", f"reproduce-{folder.name}{'-quick' * quick}").absolute(), 0
+        for name in only or sweeps:
+            with Display(name) as display:
+                again, audience = f"go on with --dir {home}", Audience(display=display, began=began)
+                done = sweep(sweeps[name], home / name, parallel, False, audience, again)
+            runs, options = _write(paper, sweeps, home, quick)[name], sweeps[name][0].experiment.report
+            if runs:
+                write_figures(runs, home / name / "figures", options, overwrite=True)
+            code = max(code, done)
+            if done in (INTERRUPTED, LIMIT):
+                return done
     say(f"the verdicts are in {home / 'verdicts.md'}")
-    del held
     return code
 
 
@@ -120,8 +121,7 @@ def _choices(one: Combination) -> Choices:
     return {**one.experiment.swept, "seed": str(one.experiment.seed)}
 
 
-# Any: settings by dotted key.
-def _combinations(file: Path, changes: Mapping[str, Any], overrides: Sequence[str]) -> list[Combination]:
+def _combinations(file: Path, changes: Table, overrides: Sequence[str]) -> list[Combination]:
     """The combinations of a sweep file, after `changes`, and then the user's overrides."""
     table, lists = with_overrides(read_table(file), (), changes)
     if lists is None:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from actors import folders, fork_server, supervision
 from jobs.console import Audience, following
-from jobs.looking import result_table
+from jobs.printing import print_table, say
+from jobs.reporting import result_table
 from jobs.resuming import earlier_run, fetch_newer, found_again, require_same_platform, resumable
-from jobs.standard_output import print_table, say
 from rayfl.data.datasets import Dataset
 from rayfl.determinism.platform import describe, with_kind
 from rayfl.determinism.torch_flags import own_flags

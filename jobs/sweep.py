@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
@@ -23,12 +23,12 @@ from actors import supervision
 from jobs.console import Audience
 from jobs.display import Overall
 from jobs.failures import FAILED, INTERRUPTED, LIMIT, sentence_and_code
-from jobs.looking import print_comparison
+from jobs.printing import say
+from jobs.reporting import print_comparison
 from jobs.resuming import earlier_run, require_same_platform
 from jobs.single import DRAWING, draw, go_on, run
-from jobs.standard_output import say
 from rayfl import toml
-from rayfl.data.loading import read_dataset
+from rayfl.data.loading import keeping_datasets
 from rayfl.determinism import platform
 from rayfl.errors import RayflError, log, one_line
 from rayfl.experiment.experiment import Experiment
@@ -135,22 +135,7 @@ def run_all(
     settings = [one.experiment.as_dict() for one in combinations]
     require_settings(settings, first.report.best_over)
     check_tables(first.report.tables, settings)
-    # Held, so that it is loaded once. Its mistakes are reported with the first experiment that has it.
-    with suppress(ValueError):
-        _held = read_dataset(first.data)
-    most_actors = {one.directory: _most_actors(one, directory, parallel, overwrite) for one in combinations}
-    outcomes = [
-        Outcome(one, directory / one.directory, "skipped") for one in combinations if not most_actors[one.directory]
-    ]
-    if waiting := [one for one in combinations if most_actors[one.directory]]:
-        with one_session([one.experiment for one in waiting], audience) as address:
-            parallel = min(parallel, len(waiting))
-            waiting = [_sharing(one, parallel, most_actors[one.directory]) for one in waiting]
-            overall = Overall(audience.display, len(waiting))
-            if parallel == 1:
-                outcomes += _one_by_one(waiting, directory, overwrite, audience, overall)
-            else:
-                outcomes += run_at_once(waiting, parallel, directory, overwrite, address, overall, audience)
+    outcomes = _play(combinations, directory, parallel, overwrite, audience)
     place = {one.directory: number for number, one in enumerate(combinations)}
     outcomes.sort(key=lambda outcome: place[outcome.combination.directory])
     swept = Swept(directory, outcomes)
@@ -163,6 +148,30 @@ def run_all(
             except OSError as error:
                 log.warning("%s cannot be written to (%s): the page is only in %s", url, error, page)
     return swept
+
+
+def _play(
+    combinations: Sequence[Combination], directory: Path, parallel: int, overwrite: bool, audience: Audience
+) -> list[Outcome]:
+    """Check all combinations, and run those that have not finished in the order of their outcomes."""
+    with ExitStack() as opened:
+        # A mistake of the data is reported with the first experiment that has it.
+        with suppress(ValueError):
+            opened.enter_context(keeping_datasets([combinations[0].experiment.data]))
+        most_actors = {one.directory: _most_actors(one, directory, parallel, overwrite) for one in combinations}
+        outcomes = [
+            Outcome(one, directory / one.directory, "skipped") for one in combinations if not most_actors[one.directory]
+        ]
+        waiting = [one for one in combinations if most_actors[one.directory]]
+        if not waiting:
+            return outcomes
+        address = opened.enter_context(one_session([one.experiment for one in waiting], audience))
+        parallel = min(parallel, len(waiting))
+        waiting = [_sharing(one, parallel, most_actors[one.directory]) for one in waiting]
+        overall = Overall(audience.display, len(waiting))
+        if parallel == 1:
+            return [*outcomes, *_one_by_one(waiting, directory, overwrite, audience, overall)]
+        return outcomes + run_at_once(waiting, parallel, directory, overwrite, address, overall, audience)
 
 
 def _changed(one: Combination, table: str, settings: Settings) -> Combination:

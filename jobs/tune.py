@@ -17,13 +17,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from pydantic import Field
 
 from actors import supervision
-from jobs import console, display, failures, resuming, single, standard_output, sweep
+from jobs import console, display, failures, printing, resuming, single, sweep
 from rayfl import toml
 from rayfl.errors import RayflError
 from rayfl.experiment import identity, prepare, report_options, table
@@ -34,6 +34,7 @@ from rayfl.report import groups, series
 from rayfl.rounds import errors
 from rayfl.run_directory import disk, record, run_folder
 from rayfl.settings import Settings, dotted, shown
+from rayfl.untyped import Table, Value
 
 try:
     import optuna
@@ -57,7 +58,6 @@ class Options(Settings):
     )
 
 
-# Any: settings of any type.
 class Tuning:
     """The experiments to tune: a file's `table` without `[tune]` and `[sweep]`, the `cases` of its sweep by label (as
     in `[[sweep.case]]`; {} if only seeds are swept), and for each case the list or range of each tuned setting.
@@ -65,9 +65,7 @@ class Tuning:
     Settings in `overrides` are not tuned. Raise RayflError if a case is invalid, at any end of its ranges.
     """
 
-    def __init__(
-        self, given: Mapping[str, Any], lists: Mapping[str, list[Any]] | None, overrides: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, given: Table, lists: Mapping[str, list[Value]] | None, overrides: Sequence[str] = ()) -> None:
         lists, keys = lists or {}, {one: ".".join(table.split_override(one)[0]) for one in overrides}
         self.table = table.copied(given)
         # Every trial sets these three itself.
@@ -99,16 +97,16 @@ class Tuning:
                 for end in ends or (0,):
                     self.trial(label, {key: _drawn(optuna.trial.FixedTrial({key: end}), key, of)})
 
-    def values(self, label: str, asked: optuna.trial.BaseTrial) -> dict[str, Any]:
+    def values(self, label: str, asked: optuna.trial.BaseTrial) -> dict[str, Value]:
         """The values of a trial by dotted key."""
         return {key: _drawn(asked, key, of) for key, of in self.ranges[label].items()}
 
-    def title(self, label: str, values: Mapping[str, Any]) -> str:
+    def title(self, label: str, values: Table) -> str:
         """The name of a trial, after its case and its values."""
         words = [f"{key.rpartition('.')[2]}={sweeps.described(value)}" for key, value in values.items()]
         return ", ".join([label] * bool(self.cases[label] or not words) + words)
 
-    def trial(self, label: str, values: Mapping[str, Any]) -> sweeps.Combination:
+    def trial(self, label: str, values: Table) -> sweeps.Combination:
         """The experiment of a trial. Raise RayflError if its values do not fit."""
         changes = {
             **values,
@@ -127,25 +125,22 @@ class Tuning:
         return toml.dumps(table.absolute({**found, "sweep": lists if any(lists.values()) else None}))
 
 
-# Any: settings of any type.
-def _with(settings: Mapping[str, Any], changes: Mapping[str, Any], overrides: Sequence[str] = ()) -> dict[str, Any]:
+def _with(settings: Table, changes: Table, overrides: Sequence[str] = ()) -> dict[str, Value]:
     """The table with other settings, by dotted key, after the overrides of tables that it has."""
     inside = [one for one in overrides if table.split_override(one)[0][0] in settings]
     return table.with_overrides(table.copied(settings), inside, changes)[0]
 
 
-# Any: what the user gave.
-def _ranges(given: Mapping[str, Any]) -> dict[str, Any]:
+def _ranges(given: Table) -> dict[str, Value]:
     """The lists and ranges of a `[tune]` table by their dotted keys, whether nested or not."""
-    found: dict[str, Any] = {}
+    found: dict[str, Value] = {}
     for key, value in dotted(given).items():
         outer, _, name = key.rpartition(".")
         found |= {key: value} if isinstance(value, list) else {outer: {**found.get(outer, {}), name: value}}
     return found
 
 
-# Any: what the user gave.
-def _drawn(asked: optuna.trial.BaseTrial, key: str, of: Any) -> Any:
+def _drawn(asked: optuna.trial.BaseTrial, key: str, of: Value) -> Value:
     """A value from a list or a range. Floats are rounded to three digits, so that people can read and copy them."""
     try:
         if isinstance(of, list):
@@ -187,7 +182,7 @@ def tune(tuning: Tuning, budget: int, directory: Path | None, audience: console.
         note = _write(tuning, studies, metric, options, home)
     audience.display.close()
     _print_values(studies, metric, goal[1])
-    standard_output.say(f"{note}\ntrials: {home / sweep.PAGE}\nbest:   {home / BEST}, for rayfl run")
+    printing.say(f"{note}\ntrials: {home / sweep.PAGE}\nbest:   {home / BEST}, for rayfl run")
     return 0
 
 
@@ -215,7 +210,7 @@ def _play_trials(
                     (failed,) = study.get_trials(states=[TrialState.RUNNING])
                     words, stream = f"rayfl: {failed.user_attrs['title']}: {words}; the tuning has ended", sys.stderr
                 audience.display.close()
-                standard_output.say(f"{words}; go on with --dir {home}", stream)
+                printing.say(f"{words}; go on with --dir {home}", stream)
                 return code
     return 0
 
@@ -226,9 +221,9 @@ def _print_values(studies: Mapping[str, optuna.Study], metric: str, sign: int) -
         for number, trial in enumerate(study.trials, 1):
             if why := trial.user_attrs.get("error"):
                 ended = "failed" if trial.state is TrialState.FAIL else "diverged"
-                standard_output.say(f"trial {number}, {trial.user_attrs['title']}: {ended}: {why}")
+                printing.say(f"trial {number}, {trial.user_attrs['title']}: {ended}: {why}")
         title = study.best_trial.user_attrs["title"]
-        standard_output.say(f"best of {label}: {metric} {sign * study.best_value:g}, {title}")
+        printing.say(f"best of {label}: {metric} {sign * study.best_value:g}, {title}")
 
 
 def _study(tuning: Tuning, label: str, budget: int) -> optuna.Study:
@@ -277,7 +272,7 @@ def _play_trial(
         see(zip(*(series.series(run, metric) or ((), ())), strict=True))
     if run is None or not (run.finished or pruned.is_set()):
         if not audience.display.hidden:
-            standard_output.say(f"trial {asked.number + 1}: {one.title}")
+            printing.say(f"trial {asked.number + 1}: {one.title}")
         watched = replace(
             audience,
             on_round=lambda row, means: see([(row.round, means.get(metric))]),

@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 
 from rayfl import settings_read
 from rayfl.errors import RayflError, UnknownKey, UnusedSetting, one_line, plugin_line
+from rayfl.untyped import Foreign, Table, Value
 
 KINDS = {
     bool: ("true or false", "values true or false"),
@@ -29,18 +30,16 @@ MOST_NESTED = 32
 """The most levels of tables and lists in a setting."""
 
 
-# Any: settings of any type.
-def dotted(table: Mapping[str, Any], prefix: str = "", dot: str = ".") -> dict[str, Any]:
+def dotted(table: Table, prefix: str = "", dot: str = ".") -> dict[str, Value]:
     """The settings in nested tables by their dotted keys: {"method": {"lr": 0.1}} is {"method.lr": 0.1}."""
-    found: dict[str, Any] = {}
+    found: dict[str, Value] = {}
     for name, value in table.items():
         key = f"{prefix}{name}"
         found |= dotted(value, f"{key}{dot}", dot) if isinstance(value, Mapping) else {key: value}
     return found
 
 
-# Any: values of other settings.
-def unused_with(**others: Any) -> dict[str, Any]:
+def unused_with(**others: Value) -> dict[str, Value]:
     """For a field's `json_schema_extra`: the values of another setting beside which this one does nothing.
 
     `beta2: float = Field(default=0.99, json_schema_extra=unused_with(server_optimizer=["adagrad"]))`
@@ -58,14 +57,12 @@ class Settings(BaseModel):
         frozen=True, extra="forbid", strict=True, allow_inf_nan=False, arbitrary_types_allowed=True
     )
 
-    # Any: as pydantic has it.
     @classmethod
-    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+    def __pydantic_init_subclass__(cls, **kwargs: Foreign) -> None:
         super().__pydantic_init_subclass__(**kwargs)
         settings_read.watch(cls)
 
-    # Any: the values are the user's, and pydantic is what gives them their types.
-    def __init__(self, **values: Any) -> None:
+    def __init__(self, **values: Value) -> None:
         check_plain(values)
         try:
             super().__init__(**{key: _frozen(value) for key, value in values.items()})
@@ -87,7 +84,7 @@ class Settings(BaseModel):
         return {
             name: f"beside {other}={shown(value)}"
             for name, extra in extras.items()
-            for other, values in cast(dict[str, Any], extra.get("unused_with", {})).items()
+            for other, values in cast(dict[str, Value], extra.get("unused_with", {})).items()
             if (value := getattr(self, other)) in values
         }
 
@@ -107,8 +104,7 @@ class Settings(BaseModel):
         return repr(getattr(self, name)) != repr(default)
 
 
-# Any: what the user gave.
-def check_plain(value: Any, key: tuple[str, ...] = ()) -> None:
+def check_plain(value: Value, key: tuple[str, ...] = ()) -> None:
     """Raise RayflError for a value that no setting takes: a whole number beyond 64 bits, a null character, deep
     nesting.
 
@@ -137,13 +133,12 @@ def _named(key: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(filter(None, key)) or ("a key",)
 
 
-# Any: what the user gave.
-def _frozen(value: Any) -> Any:
+def _frozen(value: Value) -> Value:
     """Turn the lists of TOML and JSON into tuples: settings are frozen."""
     return tuple(_frozen(item) for item in value) if isinstance(value, list) else value
 
 
-def explained_mistake(error: ValidationError, model: type[BaseModel], values: Mapping[str, Any]) -> RayflError:
+def explained_mistake(error: ValidationError, model: type[BaseModel], values: Table) -> RayflError:
     """The first mistake, in one sentence that names the key, the value and what is allowed."""
     errors = error.errors(include_url=False)
     # A misspelt key that is required is unknown and missing at once, and only the first helps.
@@ -170,8 +165,7 @@ def explained_mistake(error: ValidationError, model: type[BaseModel], values: Ma
     return RayflError(f"={shown(values.get(key, first['input']))} is not allowed; it must be {allowed}", (key,))
 
 
-# Any: a type, and what the user gave for it.
-def _inside(annotation: Any, value: Any) -> RayflError | None:
+def _inside(annotation: Foreign, value: Value) -> RayflError | None:
     """The mistake in a table, according to the kind of table that has the most similar keys; None if none has any."""
     kinds = [
         kind for kind in (annotation, *get_args(annotation)) if isinstance(kind, type) and issubclass(kind, Settings)
@@ -192,8 +186,7 @@ def _inside(annotation: Any, value: Any) -> RayflError | None:
     return None
 
 
-# Any: one of pydantic's error details.
-def _refused(first: Mapping[str, Any], model: type[BaseModel]) -> RayflError:
+def _refused(first: Mapping[str, Foreign], model: type[BaseModel]) -> RayflError:
     """The error of a validator: a RayflError with its key, or else the class and the file of the validator."""
     reason, tables = first["ctx"]["error"], tuple(part for part in first["loc"] if isinstance(part, str))
     if not isinstance(reason, RayflError):
@@ -211,8 +204,7 @@ def shown(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-# Any: annotations have no common type, and neither have their bounds.
-def describe(annotation: Any, bounds: Iterable[Any] = (), several: bool = False) -> str:
+def describe(annotation: Foreign, bounds: Iterable[Foreign] = (), several: bool = False) -> str:
     """The allowed values of a field, in words: "a number in (0, 1]", "'sgd' or 'adam'", "a list of whole numbers"."""
     arguments = get_args(annotation)
     if get_origin(annotation) is Annotated:
@@ -235,7 +227,7 @@ def describe(annotation: Any, bounds: Iterable[Any] = (), several: bool = False)
     return f"{plural if several else singular}{_range(bounds)}"
 
 
-def _range(bounds: Iterable[Any]) -> str:
+def _range(bounds: Iterable[Foreign]) -> str:
     """The bounds of a number (annotated_types' Gt, Ge, Lt, Le) in words; "" without bounds."""
     flat = [part for bound in bounds for part in (bound.metadata if isinstance(bound, FieldInfo) else (bound,))]
     limits = {name: f"{getattr(b, name):g}" for b in flat for name in ("gt", "ge", "lt", "le") if hasattr(b, name)}

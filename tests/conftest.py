@@ -9,7 +9,7 @@ from rayfl.determinism.process import prepare_process
 
 prepare_process()
 
-from tests import machine  # noqa: E402
+from tests import machine, method_seconds  # noqa: E402
 
 GUARD = machine.Guard()
 
@@ -92,6 +92,13 @@ def pytest_xdist_make_scheduler(config: Any, log: Any) -> Any:
     # In the order of collection, the tests on Ray first.
     config.option.loadscopereorder = False
     return FilesAndRay(config, log)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say what a further method costs: under xdist this process has the reports of all others."""
+    reports = (one for kind in terminalreporter.stats.values() for one in kind if isinstance(one, pytest.TestReport))
+    if line := method_seconds.summary(method_seconds.seconds_of_methods(reports, method_seconds.method_names())):
+        terminalreporter.write_line(line)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -30,7 +30,7 @@ from docs.generate import hooks, markdown, messages, pages, verdicts
 from jobs.arguments import WithSettings
 from jobs.cli import main
 from jobs.reproduce import Paper
-from jobs.shipped import experiment_file
+from jobs.shipped_experiments import experiment_file
 from jobs.tune import Tuning
 from rayfl import toml
 from rayfl.choices.kinds import find, named

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from jobs.looking import result_table
+from jobs.reporting import result_table
 from rayfl.experiment.experiment import read
 from rayfl.report.summary import Summary
 from tests.test_docs import ROOT, blocks

@@ -3,7 +3,8 @@
 Large arrays are checked piece by piece: a memory-mapped file is read once and never held in memory.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from logging import WARNING
 from weakref import WeakValueDictionary
 
@@ -34,6 +35,17 @@ def read_dataset(source: Source) -> Dataset:
     if (dataset := _held.get(key)) is None:
         dataset = _held[key] = checked_dataset(source.load())
     return dataset
+
+
+@contextmanager
+def keeping_datasets(sources: Iterable[Source]) -> Iterator[None]:
+    """Context manager: `read_dataset` loads the datasets of these sources once, now, and returns them in the block.
+
+    Raise RayflError as it does.
+    """
+    kept = [read_dataset(source) for source in sources]
+    yield
+    kept.clear()
 
 
 def checked_dataset(dataset: Dataset) -> Dataset:

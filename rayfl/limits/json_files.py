@@ -3,17 +3,17 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from rayfl.errors import RayflError
 from rayfl.limits.regular_files import read_bytes
 from rayfl.settings import check_plain
+from rayfl.untyped import Json
 
 MOST_BYTES = 256 * 10**6
 """The most bytes of a file. The description of a run with a million clients' own settings is smaller."""
 
 
-def read_json(path: Path) -> Mapping[str, Any]:
+def read_json(path: Path) -> Mapping[str, Json]:
     """The table in a JSON file. If there is none, raise RayflError, whose text is the reason, or OSError."""
     found = parse(read_bytes(path, MOST_BYTES))
     if not isinstance(found, Mapping):
@@ -21,8 +21,7 @@ def read_json(path: Path) -> Mapping[str, Any]:
     return found
 
 
-# Any: JSON.
-def parse(text: bytes | str) -> Any:
+def parse(text: bytes | str) -> Json:
     """The value of a JSON text. Raise RayflError, whose text is the reason, if it is invalid, or no setting
     could hold it (`settings.check_plain`)."""
     try:

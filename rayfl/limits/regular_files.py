@@ -12,10 +12,10 @@ import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any
 
 from rayfl.errors import RayflError, reason
 from rayfl.limits.memory import in_words, machine_bytes
+from rayfl.untyped import Anything
 
 _LONGEST_PART = 255
 """Bytes of a file's name, on most file systems."""
@@ -58,8 +58,7 @@ def require_current_folder() -> None:
         raise RayflError("the current directory was deleted: change to another one, and try again") from None
 
 
-# Any: an argument of a Python function.
-def path_of(given: Any, what: str) -> Path:
+def path_of(given: Anything, what: str) -> Path:
     """The path that an argument gives; "" and None are the current directory. RayflError if it can be none."""
     require_current_folder()
     try:

@@ -5,14 +5,14 @@ Rows of data hold lists (a row per line), which Vega-Lite flattens: that takes a
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from rayfl.report.colors import NUM_COLORS
+from rayfl.untyped import Json
 
-# Any: a specification is JSON.
-Spec = dict[str, Any]
+Spec = dict[str, Json]
 
 _DASHES = ([1, 0], [6, 6], [2, 4], [10, 4, 2, 4])
 _SHAPES = ("circle", "square", "triangle-up", "diamond")
@@ -227,6 +227,34 @@ def strips_chart(strips: Mapping[str, np.ndarray], x: str, labels: Sequence[str]
                     "yOffset": {"field": "shift", "type": "quantitative", "scale": {"domain": [-0.9, 0.9]}},
                     "tooltip": [told("series", "Run"), told("value", x, percent)],
                 },
+            },
+        ],
+    }
+
+
+def ranks_chart(ranks: Mapping[str, float], critical: float) -> Spec:
+    """A dot per method at its average rank, the best on top, with a bar of the width `critical` around it."""
+    order, title = sorted(ranks, key=ranks.__getitem__), "Average rank (1: the best)"
+    rows = [
+        {"series": name, "rank": ranks[name], "low": ranks[name] - critical / 2, "high": ranks[name] + critical / 2}
+        for name in order
+    ]
+    return {
+        **data(rows, len(rows)),
+        "width": "container",
+        "height": 34 * len(rows),
+        "encoding": {
+            "y": {"field": "series", "type": "nominal", "title": None, "sort": None},
+            "tooltip": [told("series", "Run"), told("rank", "Average rank")],
+        },
+        "layer": [
+            {
+                "mark": {"type": "rule", "strokeWidth": 3, "opacity": 0.5},
+                "encoding": {"x": _axis("low", title), "x2": {"field": "high"}},
+            },
+            {
+                "mark": {"type": "circle", "size": 90, "opacity": 1},
+                "encoding": {"x": _axis("rank", title)},
             },
         ],
     }

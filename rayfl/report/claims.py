@@ -9,7 +9,7 @@ whether the interval contains it is reported too, and does not change the verdic
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Self
+from typing import Literal, Self
 from urllib.parse import quote
 
 import numpy as np
@@ -24,11 +24,11 @@ from rayfl.report.numbers import number
 from rayfl.report.statistics import holm, paired
 from rayfl.run_directory.record import Run
 from rayfl.settings import Settings, dotted
+from rayfl.untyped import Json, Table, Value
 
 Choices = Mapping[str, str]
 """The label, or else the value in words, of each swept key: {"case": "FedAvg", "seed": "1"}."""
-# Any: swept values by key. Or the number with which the other side is compared.
-Side = Mapping[str, Any] | float
+Side = Table | float
 
 _RULE = (
     "The rule, fixed before the runs: a claim is reproduced if the 95 % interval of the mean paired difference over "
@@ -50,13 +50,12 @@ class Claim(Settings):
     value: str = Field(description="a number of the runs, as own/accuracy or rounds@0.8")
     than_value: str = Field(default="", description="the number of the side `than`; default: value")
     relative: bool = Field(default=False, description="divide each difference by the value of `than`")
-    # Any: swept values by key.
-    where: Mapping[str, Any] = Field(default={}, description="values of swept keys that both sides have")
-    better: Mapping[str, Any] | None = Field(default=None, description="values of swept keys of the one side")
+    where: Table = Field(default={}, description="values of swept keys that both sides have")
+    better: Table | None = Field(default=None, description="values of swept keys of the one side")
     than: Side | None = Field(default=None, description="values of swept keys of the other side, or a number")
-    order: tuple[Mapping[str, Any], ...] = Field(default=(), description="sides, of which each exceeds the next")
+    order: tuple[Table, ...] = Field(default=(), description="sides, of which each exceeds the next")
     trend: str | None = Field(default=None, description="a swept key: a side's value is the slope over it")
-    among: tuple[Any, ...] = Field(default=(), description="the values of `trend` that count; default: all")
+    among: tuple[Value, ...] = Field(default=(), description="the values of `trend` that count; default: all")
     sign: Literal[">", "<", "="] = Field(default=">", description="which side has the larger value")
     margin: float = Field(default=0.0, ge=0, description="for sign =: the largest difference that counts as none")
     size: float | None = Field(default=None, description="the paper's figure of the difference, or of the slope")
@@ -83,8 +82,7 @@ class Claim(Settings):
         sides = self.order or [side for side in (self.better, self.than) if side is not None] or [{}]
         return [*itertools.pairwise(sides)] or [(sides[0],)]
 
-    # Any: swept values by key.
-    def choices(self, side: Mapping[str, Any]) -> Choices:
+    def choices(self, side: Table) -> Choices:
         """The values that a side and `where` give to swept keys, in the words of the sweep."""
         return {key: _word(value) for key, value in dotted({**self.where, **side}).items()}
 
@@ -98,8 +96,7 @@ class Claim(Settings):
         return f"slope over {self.trend}{' of ' * bool(names[0])}{compared}" if self.trend else compared
 
 
-# Any: a swept value.
-def _word(value: Any) -> str:
+def _word(value: Value) -> str:
     return value if isinstance(value, str) else described(value)
 
 
@@ -140,14 +137,13 @@ def judge(claims: Sequence[Claim], runs: Mapping[str, Sequence[tuple[Choices, Ru
     return pd.DataFrame(rows).assign(holm=lambda found: holm([*found["p"]]))
 
 
-# Any: the columns of `judge`.
 def _judge(
     claim: Claim,
     pair: Sequence[Side],
     planned: Sequence[tuple[Choices, Run | None]],
     together: Sequence[Group],
     metric: str | None,
-) -> dict[str, Any]:
+) -> dict[str, Json]:
     value = f"{claim.value}{f' against {claim.than_value}' * bool(claim.than_value)}{', relative' * claim.relative}"
     row = {"claim": claim.id, "compared": claim.words(pair), "sweep": claim.sweep, "value": value}
     row |= {"relative": claim.relative, "first_runs": "", "second_runs": ""}
@@ -233,8 +229,7 @@ def verdicts_markdown(
     return "\n\n".join(parts) + "\n"
 
 
-# Any: a row of `judge`.
-def _row(one: Mapping[str, Any]) -> list[str]:
+def _row(one: Mapping[str, Json]) -> list[str]:
     def words(pattern: str, names: Sequence[str], unit: str, sign: str = "+") -> str:
         scale, digits = (100, ".2f") if unit == "%" else (1, ".4g")
         numbers = [wording.NONE if pd.isna(one[name]) else f"{scale * one[name]:{sign}{digits}}" for name in names]

@@ -1,7 +1,9 @@
 """The colours of a page, light and dark, and how its tables show the colour of a run."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from rayfl.untyped import Json
 
 LIGHT = {
     "paper": "#ffffff",
@@ -55,8 +57,7 @@ def key(label: str, style: int) -> Key:
     return Key(f"var(--c{style % NUM_COLORS})", _BORDERS[style // NUM_COLORS % len(_BORDERS)], label)
 
 
-# Any: Vega's configuration is JSON.
-def config(colors: Mapping[str, str]) -> dict[str, Any]:
+def config(colors: Mapping[str, str]) -> dict[str, Json]:
     """Vega's configuration for a page of these colours."""
     words = {"labelColor": colors["soft"], "titleColor": colors["ink"], "titleFontWeight": "normal"}
     lines = {"gridColor": colors["line"], "domainColor": colors["soft"], "tickColor": colors["soft"]}

@@ -11,6 +11,7 @@ from rayfl.report.fairness import fairness_tables
 from rayfl.report.groups import Group, facts_of, groups, has_seeds, ranked_names
 from rayfl.report.numbers import further_columns, number, target_words
 from rayfl.report.page_tables import Column, cost_columns, differing, metric_column, run_columns, work_columns
+from rayfl.report.pivot import tables_or_problems
 from rayfl.report.targets import cost_to_target
 from rayfl.report.tuning import compared
 from rayfl.run_directory.record import Run
@@ -23,10 +24,11 @@ _MOST_RUNS = 6
 
 
 class TextTable(NamedTuple):
-    """A table: the headings, and the cells of each row, of which the first names the row."""
+    """A table: the headings, and the cells of each row, of which the first names the row; `note`: what it shows."""
 
     heads: Sequence[str]
     rows: Sequence[Sequence[str]]
+    note: str = ""
 
 
 def require(runs: Sequence[Run], options: ReportOptions) -> None:
@@ -50,10 +52,11 @@ def comparison(runs: Sequence[Run], options: ReportOptions) -> list[tuple[str, T
     """The comparison of runs by the `[report]` options: tables with their titles.
 
     The runs, the best first, as on their page; how much the metric differs between clients (if the metric is not one of
-    single clients: the same metric on clients' own data); for a few runs, the first settings in which they differ. Runs
-    that differ only in their seed are one row.
+    single clients: the same metric on clients' own data); the methods' ranks over data sets, if several were swept; for
+    a few runs, the first settings in which they differ. Runs that differ only in their seed are one row.
     """
-    found, names, _ = compared(groups(runs), options)
+    every = groups(runs)
+    found, names, _ = compared(every, options)
     metric = names[0] if names else None
     columns = [
         *run_columns(found),
@@ -69,6 +72,14 @@ def comparison(runs: Sequence[Run], options: ReportOptions) -> list[tuple[str, T
     tables = [
         (title, TextTable(["Run", *(column.head for column in columns)], rows)),
         *over_clients(found, first, others=False)[:1],
+        *(
+            (
+                f"ranks over data sets: {one.title}",
+                TextTable([*one.frame], [[name, *cells] for name, cells in one.rows], one.note),
+            )
+            for table in tables_or_problems(every, options)[0]
+            for one in table.ranks
+        ),
     ]
     settings = [[name, *cells] for name, cells in differing([group.settings for group in found])]
     if settings and len(labels) <= _MOST_RUNS:

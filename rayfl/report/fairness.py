@@ -4,7 +4,6 @@ Clients whose value is undefined are left out and counted.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
@@ -16,6 +15,7 @@ from rayfl.report.colors import Key, key
 from rayfl.report.groups import Group, facts_of, in_words, over
 from rayfl.report.series import facts, metric_names
 from rayfl.run_directory.record import Run
+from rayfl.untyped import Anything
 
 _COLUMNS = {
     "mean": "Mean",
@@ -45,8 +45,7 @@ def of_run(run: Run) -> dict[str, dict[str, float]]:
     return {name: one for name, one in every.items() if one}
 
 
-# Any: cells of a template.
-def fairness_tables(found: Sequence[Group], first: Sequence[str], others: bool = True) -> list[dict[str, Any]]:
+def fairness_tables(found: Sequence[Group], first: Sequence[str], others: bool = True) -> list[dict[str, Anything]]:
     """Metrics over clients, means over seeds: first those named in `first`, then, with `others`, all others.
 
     One table for one group, else a table of each value; parts of a metric come after the others, and are `folded`.

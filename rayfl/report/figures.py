@@ -7,10 +7,10 @@ import numpy as np
 
 from rayfl.metrics.facts import Facts
 from rayfl.metrics.fairness import RECORDED, is_summary
-from rayfl.report.charts import Dot, Figure, Line, Section, dots_chart, lines_chart, strips_chart
+from rayfl.report.charts import Dot, Figure, Line, Section, dots_chart, lines_chart, ranks_chart, strips_chart
 from rayfl.report.drawn_figures import drawn_section, is_drawn, mask_section
 from rayfl.report.groups import Group, curve, facts_of, has_seeds, last_of_clients
-from rayfl.report.pivot import FEWEST_NUMBERS, Pivot, as_number, item_title, short
+from rayfl.report.pivot import FEWEST_NUMBERS, Pivot, Ranks, as_number, item_title, short
 from rayfl.report.series import MEGABYTE_BITS, cost, metric_names, spread
 from rayfl.report.wording import axis_title, metric, title
 from rayfl.rounds.mask_comparison import CORRELATION, HAMMING, SIMILARITY
@@ -48,6 +48,7 @@ def sections(
             f"The numbers of the tables above. {note}".strip(),
             [figure for table in tables for figure in _against(table)],
         ),
+        *(Section(f"Average ranks: {one.title}", "", _ranks(one)) for table in tables for one in table.ranks),
         *(_metrics_of_one(groups, names, note) if len(groups) == 1 else _metrics(groups, names, note)),
         drawn_section(groups),
         Section(
@@ -249,6 +250,16 @@ def _against(table: Pivot) -> list[Figure]:
             figures.append(Figure(f"{facts.title} against {short(along)}", "", chart, wide=True))
         return figures
     return []
+
+
+def _ranks(ranks: Ranks) -> list[Figure]:
+    """A chart of average ranks; none without a critical difference."""
+    caption = (
+        "Each dot is a method's average rank, its bar Nemenyi's critical difference, half on either side: methods "
+        "whose bars do not overlap differ, if Friedman's test rejects that all are alike."
+    )
+    means, critical = dict(zip(ranks.methods, ranks.compared.ranks.tolist(), strict=True)), ranks.compared.critical
+    return [Figure("", caption, ranks_chart(means, critical), wide=True)] if critical > 0 else []
 
 
 def _communication(groups: Sequence[Group]) -> list[Figure]:

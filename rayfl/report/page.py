@@ -8,7 +8,6 @@ import re
 from base64 import b64decode
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 from zlib import crc32
 
 import jinja2
@@ -37,7 +36,7 @@ from rayfl.report.page_tables import (
     statuses,
     work_columns,
 )
-from rayfl.report.pivot import Pivot, latex, pivots
+from rayfl.report.pivot import latex, tables_or_problems
 from rayfl.report.series import facts, run_label, run_name, table_name
 from rayfl.report.summary import summary
 from rayfl.report.targets import targets
@@ -46,6 +45,7 @@ from rayfl.report.vega_script import converted, vega_javascript
 from rayfl.run_directory.outputs import REPORT, OutputKind, require_replaceable, write_output
 from rayfl.run_directory.record import Run, read_run
 from rayfl.settings import dotted
+from rayfl.untyped import Anything
 
 _STILL = """
 import base64, json, sys, vl_convert
@@ -77,7 +77,7 @@ def report(
     return output
 
 
-def _rendered(shown: Mapping[str, Any]) -> str:
+def _rendered(shown: Mapping[str, Anything]) -> str:
     template = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -142,8 +142,7 @@ def _still(figure: Figure) -> Spec:
     return {**figure.chart, "width": width, "config": style}
 
 
-# Any: the values of a template.
-def page(found: Sequence[Group], options: ReportOptions) -> dict[str, Any]:
+def page(found: Sequence[Group], options: ReportOptions) -> dict[str, Anything]:
     """The values that the template shows."""
     runs = [run for group in found for run in group.runs]
     several = len(runs) > 1
@@ -180,21 +179,10 @@ def page(found: Sequence[Group], options: ReportOptions) -> dict[str, Any]:
             for one in tables
             for flat in [one.flat()]
         ],
+        "ranks": [ranks for table in tables for ranks in table.ranks],
         "problems": problems,
         "sections": sections(found, names, tables, options.mask_clients),
     }
-
-
-def tables_or_problems(found: Sequence[Group], options: ReportOptions) -> tuple[list[Pivot], list[str]]:
-    """The tables of several runs by swept settings, and why others are left out: runs may have failed."""
-    tables, problems = [], []
-    several = sum(len(group.runs) for group in found) > 1
-    for one in ([(table,) for table in options.tables] or [()]) * several:
-        try:
-            tables += pivots(found, options.model_copy(update={"tables": one}))
-        except RayflError as error:
-            problems.append(str(error))
-    return tables, problems
 
 
 def _lede(found: Sequence[Group]) -> str:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -18,8 +18,9 @@ from rayfl.report import wording
 from rayfl.report.groups import Group, over
 from rayfl.report.numbers import number
 from rayfl.report.page_tables import differing
-from rayfl.report.statistics import holm, paired
+from rayfl.report.statistics import LEVEL, Ranked, holm, paired, ranked, signed_rank
 from rayfl.report.tuning import compared, setting
+from rayfl.untyped import Json
 
 FEWEST_NUMBERS = 3
 """The fewest numbers of an axis against which a chart is drawn."""
@@ -32,20 +33,63 @@ _LATEX = {1: r"\textbf{", 2: "}", 3: r"\underline{", 4: "}", 0xB1: r"$\pm$", 0x2
 """What LaTeX has for the marks, and for plus-minus, minus, < and >, which pandas does not escape."""
 
 
+class Ranks(NamedTuple):
+    """Methods compared over data sets by the number called `title`: `compared`, a rank for each of `methods`.
+
+    left_out: how many data sets lack the number of a method.
+    """
+
+    title: str
+    methods: Sequence[str]
+    compared: Ranked
+    left_out: int
+
+    @property
+    def note(self) -> str:
+        """The tests' results, in sentences."""
+        _, p, critical, num_data = self.compared
+        sentences = {
+            f"Data sets on which a method lacks the number are left out: {self.left_out}.": self.left_out > 0,
+            f"{wording.counted(num_data, 'data set')} with the number of every method: too few to compare methods over "
+            "data sets.": num_data < 2,
+            f"Average ranks over {num_data} data sets (1: the best; methods that tie share their ranks). p of "
+            f"{'Friedman' if critical else 'Wilcoxon'}'s test that all methods are alike: {p:.2g}.": num_data > 1,
+            f"So few data sets cannot give p at most {LEVEL:g}, or ranks that differ enough; use more data sets.": (
+                num_data > 1 and self.compared.is_too_few
+            ),
+            f"Nemenyi's critical difference of average ranks, at the level {LEVEL:g}: {critical:.2f}.": critical > 0,
+        }
+        return " ".join(sentence for sentence, holds in sentences.items() if holds)
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """A row per method, the best first: its average rank, and the methods from which the tests tell it apart."""
+        apart = [", ".join(np.array(self.methods)[row]) or wording.NONE for row in self.compared.differs]
+        columns = {"Method": self.methods, "Average rank": self.compared.ranks, "Differs from": apart}
+        return pd.DataFrame(columns).sort_values("Average rank", kind="stable", ignore_index=True)
+
+    @property
+    def rows(self) -> list[tuple[str, list[str]]]:
+        """`frame` as text: the method, and the other cells."""
+        return [(name, [f"{rank:.2f}", apart]) for name, rank, apart in self.frame.to_numpy()]
+
+
 @dataclass(frozen=True)
 class Pivot:
     """A table of numbers, whose facts are `facts` by name, by the items of its `options`' rows and columns.
 
     frame: a row per row, column ("" where there are none) and number: mean, deviation and count over the seeds; the
-    paired difference to the baseline, with the other fields of `statistics.Paired`, p_holm (p adjusted for the rows of
-    the column) and mark ("best", "worst" or ""). What is shown in percent is a share of 1 there. unfinished: the number
-    of runs that have not finished.
+    paired difference to the baseline, with the other fields of `statistics.Paired`, wilcoxon (p of `signed_rank`),
+    p_holm and wilcoxon_holm (adjusted for the rows of the column) and mark ("best", "worst" or ""). What is shown in
+    percent is a share of 1 there. unfinished: the number of runs that have not finished. ranks: for each number that is
+    to rise or to fall, the items of one axis compared over those of the other, if each of these is another data set.
     """
 
     options: TableOptions
     facts: Mapping[str, Facts]
     frame: pd.DataFrame
     unfinished: int = 0
+    ranks: Sequence[Ranks] = ()
 
     @property
     def title(self) -> str:
@@ -57,11 +101,14 @@ class Pivot:
     def note(self) -> str:
         """What the table shows, in sentences."""
         most, base = max(self.frame["count"]), self.options.baseline
+        pairs = max(self.frame["num_pairs"])
         sentences = {
             f"Mean {wording.PLUS_MINUS} standard deviation over {most} seeds.": most > 1,
             f"vs {base}: mean difference of runs with the same seed [its 95 % interval by Student's t]. p: of the "
-            "paired t-test, after Holm's correction over the rows. detectable: the smallest true difference that the "
-            "test finds in 80 % of such experiments.": base is not None,
+            "paired t-test, Wilcoxon: of his signed-rank test, each after Holm's correction over the rows. detectable: "
+            "the smallest true difference that the t-test finds in 80 % of such experiments.": base is not None,
+            f"Wilcoxon's p of {pairs} pairs is at least {2.0 ** (1 - pairs):.2g}, never below {LEVEL:g}: use more "
+            "seeds.": pairs > 0 and 2.0 ** (1 - pairs) > LEVEL,
             f"Runs that have not finished, and count as far as they came: {self.unfinished}.": self.unfinished > 0,
             "Best, worst: the 95 % interval of the paired difference to the next one in the column excludes 0.": any(
                 self.frame["mark"]
@@ -82,8 +129,7 @@ class Pivot:
             table |= {(head, part): words for part, words in self._parts(cells, facts).items()}
         return pd.DataFrame(table)
 
-    # Any: numbers and marks, by the names of `frame`.
-    def _parts(self, cells: Mapping[Any, list[Any]], facts: Facts) -> dict[str, list[str]]:
+    def _parts(self, cells: Mapping[Json, list[Json]], facts: Facts) -> dict[str, list[str]]:
         """A column's cells in words: the means, and the parts of the differences if it has any, by their headings."""
         scale, size = 100 if facts.is_percent else 1, np.nanmax([0, *np.abs(cells["mean"])])
         decimals = min(max(3 - math.floor(math.log10(size)), 0), 6) if 0 < size < math.inf and scale == 1 else 2
@@ -105,7 +151,10 @@ class Pivot:
                 words(mean, "+") + f" [{words(low, '+')}, {words(high, '+')}]" * (not math.isnan(low))
                 for mean, low, high in zip(cells["difference"], cells["low"], cells["high"], strict=True)
             ],
-            "p": [wording.NONE if math.isnan(p) else f"{p:.2g}" for p in cells["p_holm"]],
+            **{
+                head: [wording.NONE if math.isnan(p) else f"{p:.2g}" for p in cells[name]]
+                for head, name in (("p", "p_holm"), ("Wilcoxon", "wilcoxon_holm"))
+            },
             "detectable": [*map(words, cells["detectable"])],
         }
         return {_MEAN: means, **(more if any(cells["num_pairs"]) else {})}
@@ -120,7 +169,8 @@ class Pivot:
         return self.text.set_axis(columns, axis=1).map(lambda cell: cell.translate(written))
 
     def __str__(self) -> str:
-        return "\n".join([self.title, self.flat().to_string(index=False), self.note])
+        ranks = [f"\n{one.frame.to_string(index=False)}\n{one.note}" for one in self.ranks]
+        return "\n".join([self.title, self.flat().to_string(index=False), self.note, *ranks])
 
     def to_csv(self) -> str:
         """`frame` as CSV."""
@@ -166,6 +216,19 @@ def pivots(every: Sequence[Group], options: ReportOptions) -> list[Pivot]:
     return [pivot(found, one, names[0] if names else None, options.last) for one in tables]
 
 
+def tables_or_problems(found: Sequence[Group], options: ReportOptions) -> tuple[list[Pivot], list[str]]:
+    """The tables of several runs by swept settings, and why others are left out: runs may have failed."""
+    tables: list[Pivot] = []
+    problems: list[str] = []
+    several = sum(len(group.runs) for group in found) > 1
+    for one in ([(table,) for table in options.tables] or [()]) * several:
+        try:
+            tables += pivots(found, options.model_copy(update={"tables": one}))
+        except RayflError as error:
+            problems.append(str(error))
+    return tables, problems
+
+
 def default_tables(found: Sequence[Group], tuned: Sequence[str]) -> list[TableOptions]:
     """A table by the two swept settings, or one for each swept setting with at least three numbers."""
     swept = pd.DataFrame([swept_items(group.runs[0].experiment) for group in found])
@@ -205,15 +268,44 @@ def pivot(found: Sequence[Group], options: TableOptions, metric: str | None, las
         bases = [(column, one.name, base) if base in rows else (base, one.name, row) for row in rows]
         own, others = (values.reindex(columns=pd.MultiIndex.from_tuples(every)).to_numpy().T for every in (keys, bases))
         itself = [[key == other] for key, other in zip(keys, bases, strict=True)]
-        pairs = [*map(paired, np.where(itself, np.nan, own - others))]
+        differences = np.where(itself, np.nan, own - others)
+        pairs = [*map(paired, differences)]
+        tests = [*map(signed_rank, differences)]
+        adjusted = zip(holm([pair.p for pair in pairs]), tests, holm(tests), strict=True)
         marks = _marks({key[2]: line for key, line in zip(keys, own, strict=True) if key in values}, one.facts)
         records += [
             {"row": row, "column": column, "number": one.name, **vars(over(line)), "difference": pair.mean}
-            | {**dict(zip(pair._fields[1:], pair[1:], strict=True)), "p_holm": p_holm, "mark": marks.get(row, "")}
-            for row, line, pair, p_holm in zip(rows, own, pairs, holm([pair.p for pair in pairs]), strict=True)
+            | dict(zip(pair._fields[1:], pair[1:], strict=True))
+            | {**dict(zip(("p_holm", "wilcoxon", "wilcoxon_holm"), p, strict=True)), "mark": marks.get(row, "")}
+            for row, line, pair, p in zip(rows, own, pairs, adjusted, strict=True)
         ]
     unfinished = [run for group in found for run in group.runs if not run.finished]
-    return Pivot(options, {one.name: one.facts for one in numbers}, pd.DataFrame(records), len(unfinished))
+    ranks = [
+        ranks
+        for one in numbers
+        if one.facts.higher_is_better is not None
+        and (ranks := _ranks(one.facts, values.mean().xs(one.name, level=1).unstack(), placed))
+    ]
+    facts = {one.name: one.facts for one in numbers}
+    return Pivot(options, facts, pd.DataFrame(records), len(unfinished), ranks)
+
+
+def _ranks(facts: Facts, means: pd.DataFrame, placed: Mapping[tuple[str, str], Group]) -> Ranks | None:
+    """Ranks of the items of one axis over those of the other, which are data sets: groups have the same settings of
+    `[data]` and `[partition]` if, and only if, they have the same item. None if no axis is so, or with one method.
+
+    means: over seeds, [columns, rows] of the table.
+    """
+    for axis, table in ((1, means), (0, means.T)):
+        known = {
+            (place[axis], repr([item for item in group.settings.items() if item[0].startswith(("data", "partition"))]))
+            for place, group in placed.items()
+        }
+        items, data = ({one[side] for one in known} for side in (0, 1))
+        if len(items) == len(data) == len(known) > 1 < len(table.columns):
+            compared = ranked(facts.sign * table.to_numpy())
+            return Ranks(facts.title, [*table.columns], compared, len(table) - compared.num_data)
+    return None
 
 
 def check_tables(tables: Sequence[TableOptions], experiments: Sequence[Mapping[str, object]]) -> None:

@@ -4,10 +4,10 @@ Reading results runs no code of the experiment and loads no torch; building a mo
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -25,6 +25,7 @@ from rayfl.run_directory.record import Run, read_run, run_directories
 from rayfl.run_directory.run_folder import copy_for_reading
 from rayfl.run_directory.saved_models import CONSTANTS, load_model, read_model_inputs
 from rayfl.settings import dotted, shown
+from rayfl.untyped import Table, Value
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -53,18 +54,23 @@ def load(directory: str | Path) -> "RunResults | SweepResults":
     return found[0] if found[0].directory == place else SweepResults(place, found)
 
 
-def _save_figures(self: "RunResults | SweepResults", folder: str | Path, overwrite: bool = False) -> list[Path]:
-    """Write each figure of the page as SVG and PDF, and its main tables as CSV and LaTeX; return the paths.
+class Recorded:
+    """Results of the runs `recorded`, whose page can be drawn."""
 
-    Raise RayflError if the folder has files and `overwrite` is false.
-    """
-    from rayfl.report.page import write_figures
+    recorded: Sequence[Run]
 
-    runs = [one.arrow for one in ([self] if isinstance(self, RunResults) else self.runs)]
-    return write_figures(runs, path_of(folder, "folder"), agreed_options([run.experiment for run in runs]), overwrite)
+    def save_figures(self, folder: str | Path, overwrite: bool = False) -> list[Path]:
+        """Write each figure of the page as SVG and PDF, and its main tables as CSV and LaTeX; return the paths.
+
+        Raise RayflError if the folder has files and `overwrite` is false.
+        """
+        from rayfl.report.page import write_figures
+
+        options = agreed_options([run.experiment for run in self.recorded])
+        return write_figures(self.recorded, path_of(folder, "folder"), options, overwrite)
 
 
-class RunResults:
+class RunResults(Recorded):
     """What a run recorded: its tables, its numbers, its models. Nothing here changes the directory.
 
     directory: the run directory. finished: whether all rounds are recorded; `rayfl.resume(directory)` continues a run
@@ -74,7 +80,7 @@ class RunResults:
 
     def __init__(self, run: Run, experiment: "Experiment | None" = None) -> None:
         """`experiment`: the experiment that was run, if this process has it, so that no class needs to be imported."""
-        self.arrow, self._experiment = run, experiment
+        self.arrow, self.recorded, self._experiment = run, [run], experiment
         self.directory, self.finished, self.settings = run.directory, run.finished, run.experiment
 
     @property
@@ -182,8 +188,6 @@ class RunResults:
         weights |= {name.removeprefix(f"{CONSTANTS}/"): tensor for name, tensor in constants.items()}
         return self._built(weights, "personal")
 
-    save_figures = _save_figures
-
     def _built(self, weights: "Tree", name: str) -> "Predictor":
         import torch
 
@@ -222,8 +226,7 @@ class RunResults:
             return self._experiment.model
         return resolve(Architecture, self._located({"model": self.settings.get("model")})["model"])
 
-    # Any: tables of the experiment.
-    def _located(self, table: Mapping[str, Any]) -> dict[str, Any]:
+    def _located(self, table: Table) -> dict[str, Value]:
         """Tables of the run's experiment with the places of its files. RayflError if one is not as the run began."""
         from rayfl.experiment.identity import require_copies
         from rayfl.experiment.table import located
@@ -237,11 +240,12 @@ class RunResults:
         return one_line(f"<run of {len(self.arrow.rounds)}{planned} rounds in {self.directory}>")
 
 
-class SweepResults:
+class SweepResults(Recorded):
     """The runs of a sweep, in its order; loaded runs are in the order of their directories' names."""
 
     def __init__(self, directory: Path, runs: Sequence[RunResults]) -> None:
         self.directory, self.runs = directory, list(runs)
+        self.recorded = [one.arrow for one in self.runs]
 
     @cached_property
     def settings(self) -> pd.DataFrame:
@@ -275,19 +279,18 @@ class SweepResults:
         costs of `rayfl.report.numbers`; "rounds@0.8": the cost of a target of `metric`, by default the metric that
         ranks the runs. Raise RayflError for a number that no run has.
         """
-        found = groups([one.arrow for one in self.runs])
+        found = groups(self.recorded)
         ranked = ranked_names(found, metric)
         every = [number(name, found, ranked[0] if ranked else None, last) for name in names]
-        return self.settings.assign(**{one.name: [one.read(run.arrow) for run in self.runs] for one in every})
+        return self.settings.assign(**{one.name: [one.read(run) for run in self.recorded] for one in every})
 
-    # Any: further options of `[report]`.
     def table(
         self,
         rows: str | Sequence[str] = "label",
         columns: str | Sequence[str] = (),
         values: str | Sequence[str] = (),
         baseline: object = None,
-        **options: Any,
+        **options: Value,
     ) -> "Pivot":
         """Numbers by the items of one or two swept settings ("method.lr", "case", "case,method.lr"): an object with
         `frame`, `to_csv()`, `to_markdown()` and `to_latex()`; `print(table)` shows it.
@@ -301,9 +304,7 @@ class SweepResults:
         table = {"rows": rows, "columns": columns, "values": values} | (
             {} if baseline is None else {"baseline": str(baseline)}
         )
-        return pivots(groups([one.arrow for one in self.runs]), ReportOptions(**{**options, "tables": [table]}))[0]
-
-    save_figures = _save_figures
+        return pivots(groups(self.recorded), ReportOptions(**{**options, "tables": [table]}))[0]
 
     def __len__(self) -> int:
         return len(self.runs)

@@ -1,9 +1,12 @@
-"""Paired comparisons over seeds: Student's interval and test, the power of the test, and Holm's correction."""
+"""Paired comparisons over seeds: Student's interval and test, the power of the test, Wilcoxon's test and Holm's
+correction; and ranks of methods over data sets (Demsar, JMLR 2006)."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+
+from rayfl.untyped import Foreign
 
 LEVEL = 0.05
 """The level of tests; intervals cover 1 - LEVEL."""
@@ -65,3 +68,76 @@ def holm(p_values: Sequence[float] | np.ndarray) -> list[float]:
     adjusted = np.full(len(p), np.nan)
     adjusted[order] = np.minimum(np.maximum.accumulate(p[order] * np.arange(len(order), 0, -1)), 1)
     return adjusted.tolist()
+
+
+_FEW_PAIRS = 13
+"""With at most this number of pairs, all signs are tried: 2**13 is less than scipy's 9,999 permutations."""
+
+
+def signed_rank(differences: Sequence[float] | np.ndarray) -> float:
+    """The p-value of Wilcoxon's two-sided signed-rank test that paired differences lie symmetrically about 0.
+
+    Ranks of zeros are split between both signs. With at most 13 pairs the p-value is exact, and at least 2 ** (1 - n);
+    with more it is exact if no difference is 0 or equal to another, otherwise a normal approximation. NaN, the
+    difference of an incomplete pair, is left out; with fewer than two pairs p is NaN.
+    """
+    from scipy.stats import PermutationMethod, wilcoxon
+
+    values = np.asarray(differences, float)
+    values = values[~np.isnan(values)]
+    if len(values) < 2 or not values.any():
+        return 1.0 if len(values) > 1 else np.nan
+    method = PermutationMethod() if len(values) <= _FEW_PAIRS else "auto"
+    # scipy's annotations know neither a method that is no text nor the result's fields.
+    test: Foreign = wilcoxon
+    return float(test(values, zero_method="zsplit", method=method).pvalue)
+
+
+class Ranked(NamedTuple):
+    """Methods compared over data sets by their ranks.
+
+    ranks: the average rank of each method, [num_methods]; 1 is the best, and methods that tie share the mean of their
+    ranks. p: of Friedman's test that all methods are alike, or of Wilcoxon's for two methods; NaN with fewer than two
+    data sets. critical: Nemenyi's critical difference at level 0.05, by which the average ranks of two of several
+    methods must differ; 0 for two methods, whose test decides alone. num_data: the number of data sets.
+    """
+
+    ranks: np.ndarray
+    p: float
+    critical: float
+    num_data: int
+
+    @property
+    def is_too_few(self) -> bool:
+        """Whether no values on as few data sets could reach the level, also if one method is best on all of them."""
+        num_methods = len(self.ranks)
+        least = self.critical > num_methods - 1 if num_methods > 2 else 2.0 ** (1 - self.num_data) > LEVEL
+        return self.num_data < 2 or least
+
+    @property
+    def differs(self) -> np.ndarray:
+        """Whether each two methods are told apart, bool [num_methods, num_methods]: the test rejects that all methods
+        are alike, and the average ranks of the two differ by the critical difference or more."""
+        apart = np.abs(self.ranks[:, None] - self.ranks)
+        return (apart >= self.critical) & (apart > 0) & (self.p <= LEVEL)
+
+
+def ranked(values: np.ndarray) -> Ranked:
+    """Compare methods by `values` [num_data, num_methods], of which larger ones are better.
+
+    Data sets that lack the value of a method (NaN) are left out. At least two methods.
+    """
+    from scipy.stats import friedmanchisquare, rankdata, studentized_range
+
+    values = values[~np.isnan(values).any(axis=1)]
+    num_data, num_methods = values.shape
+    ranks = rankdata(-values, axis=1)
+    if num_data < 2:
+        return Ranked(ranks.mean(axis=0) if num_data else np.full(num_methods, np.nan), np.nan, np.nan, num_data)
+    if num_methods == 2:
+        return Ranked(ranks.mean(axis=0), signed_rank(values[:, 0] - values[:, 1]), 0.0, num_data)
+    # If all methods tie on every data set, the statistic is 0 / 0.
+    p = float(friedmanchisquare(*ranks.T).pvalue) if np.ptp(ranks) else 1.0
+    width = studentized_range.ppf(1 - LEVEL, num_methods, np.inf)
+    critical = width * np.sqrt(num_methods * (num_methods + 1) / (12 * num_data))
+    return Ranked(ranks.mean(axis=0), p, float(critical), num_data)

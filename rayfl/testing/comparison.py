@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -11,10 +10,10 @@ from rayfl.compress.base import Packet
 from rayfl.rounds.executor import Executor
 from rayfl.rounds.ledger import RoundRecord
 from rayfl.rounds.run_state import Air, RunState
+from rayfl.untyped import Anything
 
 
-# Any: rows of several kinds.
-def rows(records: Sequence[RoundRecord]) -> list[tuple[Any, ...]]:
+def rows(records: Sequence[RoundRecord]) -> list[tuple[Anything, ...]]:
     """Everything recorded but the wall clock."""
     return [(replace(record.row, wall_s=0.0), record.clients, record.metrics) for record in records]
 
@@ -32,8 +31,7 @@ def contents(executor: Executor, run_state: RunState) -> dict[str, np.ndarray]:
     return found
 
 
-# Any: whatever a state may hold.
-def leaves(place: str, value: Any) -> dict[str, np.ndarray]:
+def leaves(place: str, value: Anything) -> dict[str, np.ndarray]:
     """All arrays below `value`."""
     if isinstance(value, Mapping):
         return {name: leaf for key, part in value.items() for name, leaf in leaves(f"{place}/{key}", part).items()}

@@ -1,7 +1,5 @@
 """Fixtures of the contract: the method that --method names, setups of it, and a default run."""
 
-from typing import Any
-
 import pytest
 
 from rayfl.choices.kinds import find
@@ -13,6 +11,7 @@ from rayfl.methods.base import Method, PeerHalf, RayflError
 from rayfl.rounds.setup import Setup
 from rayfl.testing.contracts import Make, Played
 from rayfl.testing.executors import play
+from rayfl.untyped import Value
 
 NUM_CLIENTS = 6
 
@@ -36,13 +35,12 @@ def method(request: pytest.FixtureRequest) -> type[Method]:
 @pytest.fixture(scope="session")
 def make(method: type[Method], request: pytest.FixtureRequest) -> Make:
     """Setups of the method: six unequal clients on digits, a small network, three rounds."""
-    hyper: dict[str, Any] = {}
+    hyper: dict[str, Value] = {}
     for one in request.config.getoption("--set", []) or []:
         override(hyper, one)
 
-    # Any: tables of an experiment.
-    def made(engine: str = "loop", **options: Any) -> Setup:
-        tables: dict[str, Any] = {
+    def made(engine: str = "loop", **options: Value) -> Setup:
+        tables: dict[str, Value] = {
             "rounds": 3,
             "seed": 5,
             "data": "digits",

@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -28,6 +27,7 @@ from rayfl.testing.comparison import assert_close, assert_same_bits, contents, r
 from rayfl.testing.executors import play
 from rayfl.testing.kept_values import Apart, owners
 from rayfl.testing.watching import Log, buffer_bits, watched
+from rayfl.untyped import Value
 
 Make = Callable[..., Setup]
 Played = tuple[list[RoundRecord], list[RunState]]
@@ -113,8 +113,7 @@ class Normed(nn.Module):
 def parts_stay_with_their_clients(make: Make, parts: Mapping[str, object], num_clients: int, folder: Path) -> None:
     """With `parts` of a network with BatchNorm the contracts above hold, and messages have no personal entries."""
 
-    # Any: tables of an experiment.
-    def made(**options: Any) -> Setup:
+    def made(**options: Value) -> Setup:
         return make(**{"model": Normed, "parts": parts, **options})
 
     loop_and_vmap_agree(made(), made(engine="vmap"))

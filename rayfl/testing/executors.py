@@ -2,7 +2,6 @@
 
 import pickle
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -12,6 +11,7 @@ from rayfl.rounds.executor import Executor, InlineExecutor, InlinePacket, Job, J
 from rayfl.rounds.ledger import RoundRecord
 from rayfl.rounds.rounds import RunState, simulate
 from rayfl.rounds.setup import Setup
+from rayfl.untyped import Anything
 
 
 class Shuffled(InlineExecutor):
@@ -23,10 +23,10 @@ class Shuffled(InlineExecutor):
         super().__init__(pickle.loads(pickle.dumps(setup)))  # noqa: S301 - our own bytes
         self.order = np.random.default_rng(0)
 
-    def put(self, value: Any) -> Ref:
+    def put(self, value: Anything) -> Ref:
         return frozen(value)
 
-    def get(self, ref: Ref) -> Any:
+    def get(self, ref: Ref) -> Anything:
         return thawed(ref)
 
     def handle(self, ref: Ref) -> Handle:
@@ -48,14 +48,14 @@ class Shuffled(InlineExecutor):
 Frozen = tuple[bytes, list[bytes]]
 
 
-def frozen(value: Any) -> Frozen:
+def frozen(value: Anything) -> Frozen:
     """The value as bytes, with large arrays out of band, as Ray stores them."""
     buffers: list[pickle.PickleBuffer] = []
     data = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
     return data, [buffer.raw().tobytes() for buffer in buffers]
 
 
-def thawed(ref: Frozen) -> Any:
+def thawed(ref: Frozen) -> Anything:
     """The value, its arrays read-only."""
     return pickle.loads(ref[0], buffers=ref[1])  # noqa: S301 - our own bytes
 

@@ -10,7 +10,6 @@ from collections.abc import Collection
 from contextlib import suppress
 from functools import cached_property
 from types import FunctionType, ModuleType
-from typing import Any
 
 import torch
 
@@ -21,10 +20,10 @@ from rayfl.rounds.worker import Worker
 from rayfl.settings_read import OURS
 from rayfl.task import NetworkTask
 from rayfl.testing.executors import Shuffled
+from rayfl.untyped import Anything
 
-# Any: modules and classes, and whatever they hold.
-Owner = Any
-Values = dict[tuple[Owner, str], Any]
+Owner = Anything
+Values = dict[tuple[Owner, str], Anything]
 
 _FOREIGN = (*OURS, "builtins", "abc", "typing", "pydantic", "torch", "torchvision", "collections", "numpy", "enum")
 """Packages whose classes keep nothing of a run."""
@@ -43,7 +42,7 @@ class Apart(Shuffled):
         self.first = [held(one, worker.setup) for one, worker in zip(self.kept, self.workers, strict=True)]
         self.turn = 0
 
-    def _do(self, shared: Any, job: Job) -> JobResult:
+    def _do(self, shared: Anything, job: Job) -> JobResult:
         self.turn = (self.turn + 1) % self.num_workers
         before, self.worker = values(self.owners), self.workers[self.turn]
         put(self.owners, self.kept[self.turn])
@@ -74,10 +73,9 @@ def owners(setup: Setup) -> list[Owner]:
     return [*found.values()]
 
 
-# Any: objects of all kinds.
-def plugged(setup: Setup) -> list[Any]:
+def plugged(setup: Setup) -> list[Anything]:
     """The objects of a setup that may be a plug-in's."""
-    found: list[Any] = [setup.method]
+    found: list[Anything] = [setup.method]
     while (inner := getattr(found[-1], "inner", None)) is not None:
         found.append(inner)
     found += [one.wrapper for one in found if hasattr(one, "wrapper")]
@@ -99,7 +97,7 @@ def values(owners: Collection[Owner]) -> Values:
 
 def copied(values: Values) -> Values:
     """Copies; the same object stays the same one. What cannot be copied is shared."""
-    found, memo = dict(values), dict[int, Any]()
+    found, memo = dict(values), dict[int, Anything]()
     for place, value in values.items():
         # An object of a library may refuse in any way.
         with suppress(Exception):
@@ -128,8 +126,7 @@ def held(kept: Values, setup: Setup) -> dict[str, bytes | str]:
     return found
 
 
-# Any: whatever a plug-in keeps.
-def as_bytes(value: Any) -> bytes | str:
+def as_bytes(value: Anything) -> bytes | str:
     """A value as something that can be compared."""
     # A lambda, a lock or an open file cannot be pickled, each with another error.
     with suppress(Exception):

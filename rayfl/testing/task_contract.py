@@ -1,7 +1,6 @@
 """The contract of every task: its own functions, and runs of six methods."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 
@@ -10,8 +9,9 @@ from rayfl.methods.base import Batch, Method, PeerHalf
 from rayfl.rounds.setup import Setup
 from rayfl.task import NetworkTask
 from rayfl.testing import contracts
+from rayfl.untyped import Table, Value
 
-METHODS: Mapping[str, Mapping[str, Any]] = {
+METHODS: Mapping[str, Table] = {
     "fedavg": {},
     "fedavgm": {"momentum": 0.5},
     "ditto": {},
@@ -23,8 +23,7 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
 _MOST = 8
 
 
-# Any: tables of an experiment.
-def tables(method: str, **options: Any) -> dict[str, Any]:
+def tables(method: str, **options: Value) -> dict[str, Value]:
     """The tables of an experiment in which a method trains, one of `METHODS` with their settings."""
     kind: type[Method] = find(Method, method)
     settings = {"lr": 0.1, "batch_size": 16, **METHODS.get(method, {}), **options}

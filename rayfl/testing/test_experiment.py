@@ -2,7 +2,6 @@
 rest, such as a schedule, a selection or wrappers: their results do not depend on how the run is executed."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,6 +13,7 @@ from rayfl.testing.conftest import NUM_CLIENTS
 from rayfl.testing.contracts import Make
 from rayfl.testing.executors import play
 from rayfl.testing.watching import watched
+from rayfl.untyped import Value
 
 
 @pytest.fixture
@@ -23,8 +23,7 @@ def experiment(request: pytest.FixtureRequest) -> Make:
     if not name:
         pytest.skip("name an experiment: --experiment my_task.toml")
 
-    # Any: tables of an experiment.
-    def made(**tables: Any) -> Setup:
+    def made(**tables: Value) -> Setup:
         # A contract chooses numbers of clients for experiments of its own.
         kept = {key: table for key, table in tables.items() if key != "clients"}
         return prepare(Experiment(**{**read(Path(name)).as_dict(), "rounds": 2, **kept}))

@@ -5,7 +5,7 @@ import inspect
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import Any, get_args, is_typeddict
+from typing import get_args, is_typeddict
 
 import numpy as np
 from torch import Tensor
@@ -14,6 +14,7 @@ from rayfl.compress.base import Compressor, Message, Packet
 from rayfl.methods.base import Context, Finished, Method, Reply, ServerHalf, Tree
 from rayfl.rounds.setup import Setup
 from rayfl.settings import Settings
+from rayfl.untyped import Anything, Foreign
 
 HOOKS = (
     *("init_client", "has_work", "stages", "begin", "step", "end_stage", "finish", "receive_reply", "eval_begin"),
@@ -41,8 +42,7 @@ class Log:
     depth: int = 0
     """Number of hooks that are being called; a message of an inner hook counts for the outer one."""
 
-    # Any: the arguments and the result of any hook.
-    def note(self, hook: str, ctx: Context | None, result: Any) -> None:
+    def note(self, hook: str, ctx: Context | None, result: Anything) -> None:
         """Keep the messages of a call."""
         self.calls[hook] += 1
         if ctx is None or self.depth:
@@ -85,7 +85,7 @@ def watched_settings(settings: Settings, log: Log) -> Settings:
     """The same settings, but they log the names of those that are read."""
     plain = type(settings)
 
-    def read(self: Settings, name: str) -> Any:
+    def read(self: Settings, name: str) -> Anything:
         if name in plain.model_fields:
             log.read.add(name)
         return plain.__getattribute__(self, name)
@@ -117,11 +117,11 @@ def _own(method: Method, hook: str) -> bool:
     return found is not None and (found is not getattr(ServerHalf, hook, None) or hook == "server_update")
 
 
-def _watch(name: str, hook: Callable[..., Any], log: Log) -> Callable[..., Any]:
+def _watch(name: str, hook: Callable[..., Anything], log: Log) -> Callable[..., Anything]:
     declared, parameters = inspect.get_annotations(hook), list(inspect.signature(hook).parameters)[1:]
 
     @functools.wraps(hook)
-    def call(self: Method, *args: Any, **kwargs: Any) -> Any:
+    def call(self: Method, *args: Anything, **kwargs: Anything) -> Anything:
         given = {**dict(zip(parameters, args, strict=False)), **kwargs, "self": own_values(self)}
         before = {part: fingerprint(value) for part, value in given.items()}
         log.depth += 1
@@ -137,8 +137,7 @@ def _watch(name: str, hook: Callable[..., Any], log: Log) -> Callable[..., Any]:
     return call
 
 
-# Any: any argument or result, and its annotation.
-def fits(part: str, value: Any, declared: Any) -> bool:
+def fits(part: str, value: Foreign, declared: Foreign) -> bool:
     """Whether a dictionary has the keys that its `TypedDict` declares; True for other values.
 
     A result may not have other keys. An argument may, since a method may derive from another.
@@ -149,15 +148,13 @@ def fits(part: str, value: Any, declared: Any) -> bool:
     return kind.__required_keys__ <= value.keys() and (part != "return" or value.keys() <= kind.__annotations__.keys())
 
 
-# Any: whatever a method keeps on itself.
-def own_values(method: Method) -> dict[str, Any]:
+def own_values(method: Method) -> dict[str, Anything]:
     """The attributes of a method, without cached properties, which follow from the others."""
     kind = type(method)
     return {k: v for k, v in vars(method).items() if not isinstance(getattr(kind, k, None), functools.cached_property)}
 
 
-# Any: whatever a hook may be given.
-def fingerprint(value: Any) -> Any:
+def fingerprint(value: Anything) -> Anything:
     """All numbers below `value`, in order, as something that can be compared."""
     if isinstance(value, Tensor | np.ndarray):
         return np.asarray(value.detach() if isinstance(value, Tensor) else value).tobytes()

@@ -1,5 +1,6 @@
 """Data that no model can train on are refused as they are loaded, with their file and the first bad row."""
 
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 
 from rayfl.data import loading
 from rayfl.data.datasets import Dataset, Samples
-from rayfl.data.loading import checked_dataset, first_row, read_dataset, whole_labels
+from rayfl.data.loading import checked_dataset, first_row, keeping_datasets, read_dataset, whole_labels
 from rayfl.data.sources.arrays import ArrayFiles
 from tests.refusals import refused
 
@@ -89,3 +90,12 @@ def test_a_dataset_that_somebody_holds_is_loaded_once(tmp_path: Path) -> None:
     assert read_dataset(ArrayFiles(path=str(tmp_path / "data.npz"))) is first
     second = read_dataset(written(2.0))
     assert (first.train.inputs.max(), second.train.inputs.max()) == (1.0, 2.0)
+
+
+def test_datasets_are_kept_for_a_block_and_no_longer(tmp_path: Path) -> None:
+    np.savez(tmp_path / "data.npz", inputs=np.ones((8, 2), np.float32), labels=np.arange(8) % 2)
+    source = ArrayFiles(path=str(tmp_path / "data.npz"))
+    with keeping_datasets([source]):
+        kept = weakref.ref(read_dataset(source))
+        assert kept() is not None
+    assert kept() is None

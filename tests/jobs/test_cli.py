@@ -235,6 +235,6 @@ def test_a_broken_pipe_that_is_not_standard_output_is_told(monkeypatch):
     def fail() -> None:
         raise BrokenPipeError(32, "Broken pipe")
 
-    monkeypatch.setattr("jobs.shipped.table", fail)
+    monkeypatch.setattr("jobs.shipped_experiments.table", fail)
     result = rayfl("examples")
     assert result.exit_code in (1, 2) and "broken pipe" in result.stderr

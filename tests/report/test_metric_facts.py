@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jobs.looking import result_table
+from jobs.reporting import result_table
 from rayfl.errors import RayflError
 from rayfl.metrics.facts import ACCURACY, LOSS, PLACES, Facts
 from rayfl.metrics.fairness import facts_over_clients, fairness

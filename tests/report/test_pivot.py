@@ -76,6 +76,10 @@ def cell(table: Pivot, row: str, column: str, number: str = ACCURACY) -> pd.Seri
     return frame.loc[found]
 
 
+def says(text: str, *words: str) -> bool:
+    return all(mentions(text, word) for word in words)
+
+
 def test_cells_have_means_and_deviations_over_seeds_and_numbers_are_sorted_by_size(runs):
     table = table_of(runs[::-1])
     heads, rows = written(table)
@@ -107,12 +111,113 @@ def test_a_baseline_row_gives_paired_differences_and_holm_over_the_rows(tmp_path
     assert cell(table, "prox", "2.0")["p_holm"] == cell(table, "prox", "2.0")["p"]
 
 
+def test_wilcoxons_test_stands_beside_the_paired_t_and_says_where_seeds_are_too_few(tmp_path, runs):
+    assert says(table_of(runs, baseline="plain").note, "3 pairs", "0.25", "more seeds")
+    values = {
+        ("a", 1.0): [0.1] * 7,
+        ("b", 1.0): [0.2, 0.3, 0.25, 0.4, 0.6, 0.5, 0.09],
+        ("c", 1.0): [0.3, 0.2] * 3 + [0.1],
+    }
+    table = table_of(swept_runs(tmp_path, values), baseline="a")
+    tests = [stats.wilcoxon(np.subtract(values[row, 1.0], 0.1), zero_method="zsplit") for row in "bc"]
+    expected = np.array([p for _, p in tests], float)
+    assert [cell(table, row, "1.0")["wilcoxon"] for row in "bc"] == pytest.approx(expected)
+    assert [cell(table, row, "1.0")["wilcoxon_holm"] for row in "bc"] == pytest.approx(holm(expected))
+    assert "pairs is at least" not in table.note
+
+
+# Accuracies of three methods on four data sets: ranks 3 2 1, 3 1 2, 3 2 1 and 3 1.5 1.5.
+ON_DATA = {
+    "mnist": {"local": 0.5, "fedavg": 0.6, "ditto": 0.7},
+    "cifar": {"local": 0.2, "fedavg": 0.5, "ditto": 0.4},
+    "femnist": {"local": 0.1, "fedavg": 0.3, "ditto": 0.6},
+    "digits": {"local": 0.8, "fedavg": 0.9, "ditto": 0.9},
+}
+
+
+def runs_on_data(folder, values=ON_DATA, seeds=(1, 2)) -> list[Run]:
+    """Runs of a sweep over methods and data sets; the seeds lie 0.01 above and below the value."""
+    return [
+        run_of(
+            folder / f"{method} {data} {seed}",
+            {0: value + 0.01 * (2 * seed - 3)},
+            seed=seed,
+            label=f"{method}, {data}",
+            method={"name": method},
+            data={"name": data},
+            swept={"method": method, "data": data},
+        )
+        for data, methods in values.items()
+        for method, value in methods.items()
+        for seed in seeds
+    ]
+
+
+@pytest.mark.parametrize(("rows", "columns"), [("method", "data"), ("data", "method")])
+def test_methods_are_ranked_over_the_axis_of_data_sets(tmp_path, rows, columns):
+    (ranks,) = table_of(runs_on_data(tmp_path), rows=rows, columns=columns).ranks
+    frame = ranks.frame
+    # 1 + 2 + 1 + 1.5 = 5.5, 2 + 1 + 2 + 1.5 = 6.5 and 4 * 3, each over 4.
+    assert frame["Method"].tolist() == ["ditto", "fedavg", "local"]
+    assert frame["Average rank"].tolist() == [1.375, 1.625, 3.0]
+    _, p = stats.friedmanchisquare(*np.array([[*one.values()] for one in ON_DATA.values()]).T)
+    assert ranks.compared.p == pytest.approx(p) and p < 0.05
+    # q is 2.343 (Demsar 2006, table 5), so the difference is 2.343 * sqrt(3 * 4 / (6 * 4)) = 1.657: more than 1.625.
+    assert ranks.compared.critical == pytest.approx(2.343 * math.sqrt(0.5), abs=1e-3)
+    assert frame["Differs from"].tolist() == [wording.NONE] * 3
+    assert says(ranks.note, "4 data sets", "Friedman", f"{p:.2g}", "1.66")
+    assert "So few" not in ranks.note
+
+
+def test_settings_that_are_no_data_sets_rank_nothing(tmp_path, runs):
+    assert table_of(runs).ranks == []
+    one = {data: {"ditto": values["ditto"]} for data, values in ON_DATA.items()}
+    assert table_of(runs_on_data(tmp_path, one), rows="method", columns="data").ranks == []
+
+
+def test_data_sets_on_which_a_method_lacks_values_are_left_out_and_two_methods_take_wilcoxons_test(tmp_path):
+    two = {data: {name: values[name] for name in ("local", "ditto")} for data, values in ON_DATA.items()}
+    del two["digits"]["local"]
+    (ranks,) = table_of(runs_on_data(tmp_path / "two", two), rows="method", columns="data").ranks
+    assert (ranks.left_out, ranks.compared.num_data, ranks.compared.critical) == (1, 3, 0.0)
+    # All three differences have one sign: 2 of 8 ways to choose the signs are as far from 0.
+    assert ranks.compared.p == pytest.approx(0.25)
+    assert says(ranks.note, "left out: 1", "3 data sets", "Wilcoxon", "0.25", "So few data sets")
+    del two["cifar"]["local"], two["mnist"]["ditto"]
+    (ranks,) = table_of(runs_on_data(tmp_path / "one", two), rows="method", columns="data").ranks
+    assert says(ranks.note, "left out: 3", "1 data set", "too few")
+    assert "nan" not in ranks.note
+
+
+def test_the_comparison_and_the_page_show_ranks_over_data_sets(tmp_path):
+    runs_on_data(tmp_path)
+    printed = rayfl("compare", tmp_path)
+    assert says(printed.output, "ranks over data sets", "Average rank", "1.38", "Friedman", "1.66")
+    page = tmp_path / "page.html"
+    assert rayfl("report", tmp_path, "--output", page, "--figures", tmp_path / "figures").exit_code == 0
+    html = page.read_text(encoding="utf-8")
+    assert mentions(heading(html, "ranks1"), "Ranks over data sets") and "Average ranks: " in html
+    (file,) = (tmp_path / "figures").glob("ranks-over-data-sets*.csv")
+    assert pd.read_csv(file)["Average rank"].tolist() == [1.38, 1.62, 3.0]
+    (figure,) = (tmp_path / "figures").glob("Average-ranks*.svg")
+    assert all(f">{name}<" in figure.read_text(encoding="utf-8") for name in ("ditto", "fedavg", "local"))
+
+
 def test_a_baseline_column_is_subtracted_from_the_others_of_its_row(runs):
     table = table_of(runs, baseline="0.1")
     found, values = cell(table, "prox", "2.0"), np.subtract(VALUES["prox", 2.0], VALUES["prox", 0.1])
     assert found["difference"] == pytest.approx(values.mean()) and found["num_pairs"] == 3
     heads, rows = written(table)
-    assert heads == ["case", "mu = 0.1", "mu = 2.0", "vs 0.1", "p", "detectable", *["mu = 10.0", *heads[3:6]]]
+    assert heads == [
+        "case",
+        "mu = 0.1",
+        "mu = 2.0",
+        "vs 0.1",
+        "p",
+        "Wilcoxon",
+        "detectable",
+        *["mu = 10.0", *heads[3:7]],
+    ]
     # The deviation is 5.508 points, and Student's t with 2 degrees of freedom 4.303: 13.68 = 4.303 * 5.508 / sqrt(3).
     assert rows[1][3] == "+10.67 [-3.01, +24.35]"
 
@@ -131,7 +236,7 @@ def test_pairs_are_matched_by_seed(tmp_path):
     # Without the first seed of a and the last of b one pair is left, whose difference is 0.
     table = table_of([*runs[1:3], *runs[3:5]], baseline="a")
     assert cell(table, "b", "1.0")[["difference", "num_pairs"]].tolist() == [0.0, 1]
-    assert written(table)[1][1][1:] == ["30.00 ± 28.28", "+0.00", wording.NONE, wording.NONE]
+    assert written(table)[1][1][1:] == ["30.00 ± 28.28", "+0.00", *[wording.NONE] * 3]
 
 
 def test_best_and_worst_are_marked_where_the_interval_to_the_next_one_leaves_out_zero(runs):
@@ -242,14 +347,14 @@ def test_the_formats_write_marks_and_escape_what_they_must(tmp_path):
     name = r"50% of {a_b} & ~^\ <x>|*"
     table = table_of(swept_runs(tmp_path, {(name, 1.0): [0.5, 0.6], ("b", 1.0): [0.2, 0.31]}), baseline="b")
     assert table.to_markdown().splitlines()[2] == (
-        r"| 50% of {a\_b} & ~^\\ \<x>\|\* | **55.00 ± 7.07** | +29.50 \[+23.15, +35.85] | 0.011 | 2.58 |"
+        r"| 50% of {a\_b} & ~^\\ \<x>\|\* | **55.00 ± 7.07** | +29.50 \[+23.15, +35.85] | 0.011 | 0.5 | 2.58 |"
     ).replace("2.58", written(table)[1][0][-1])
     latex = table.to_latex().splitlines()
     assert latex[:4] == [
-        r"\begin{tabular}{lrrrr}",
+        r"\begin{tabular}{lrrrrr}",
         r"\toprule",
-        r"case & \multicolumn{4}{c}{mu = 1.0} \\",
-        r" & mean $\pm$ sd & vs b & p & detectable \\",
+        r"case & \multicolumn{5}{c}{mu = 1.0} \\",
+        r" & mean $\pm$ sd & vs b & p & Wilcoxon & detectable \\",
     ]
     escaped = r"50\% of \{a\_b\} \& \textasciitilde \textasciicircum \textbackslash \space $<$x$>$|*"
     assert latex[5].startswith(rf"{escaped} & \textbf{{55.00 $\pm$ 7.07}} & +29.50 [")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.shipped import FOLDER, TEMPLATE, first_comment_sentence, names
+from jobs.shipped_experiments import FOLDER, TEMPLATE, first_comment_sentence, names
 from rayfl.experiment.experiment import read
 from rayfl.experiment.sweep import read_sweep
 from rayfl.run_directory.record import read_run

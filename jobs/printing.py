@@ -5,12 +5,13 @@ import os
 import re
 import sys
 from io import BufferedWriter, FileIO, StringIO, TextIOWrapper
-from typing import Any, TextIO
+from typing import TextIO
 
 from rich.console import Console
 from rich.table import Table
 
 from rayfl.errors import printable
+from rayfl.untyped import Foreign
 
 _PLAIN = {"\N{PLUS-MINUS SIGN}": "+-", "\N{EN DASH}": "-", "\N{HORIZONTAL ELLIPSIS}": "..."}
 """How a terminal that lacks them shows the characters that rayfl and rich print themselves, but for lines of tables."""
@@ -29,8 +30,7 @@ codecs.register_error(_plainly.__name__, _plainly)
 class _Patient(FileIO):
     """A file that drops what is written once nobody reads it any more."""
 
-    # Any: what holds bytes; Python 3.11 has no name for it.
-    def write(self, data: Any, /) -> int:
+    def write(self, data: Foreign, /) -> int:
         try:
             return super().write(data)
         except BrokenPipeError:

@@ -3,12 +3,12 @@
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 
 from jobs.arguments import ABSOLUTE, PLACE
 from jobs.display import Display
+from rayfl.untyped import Foreign, Value
 
 # Each command imports what it needs, so that `rayfl --help` loads nothing else.
 
@@ -26,8 +26,7 @@ def report_options(
     return {**found, "tables": [table | values]} if table else found
 
 
-# Any: a command of click.
-def taking(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def taking(*options: Callable[[Foreign], Foreign]) -> Callable[[Foreign], Foreign]:
     """Add options to a command."""
     return lambda command: functools.reduce(lambda found, option: option(found), options, command)
 
@@ -73,38 +72,36 @@ _PIVOT = (
 @click.option("--mask-clients", multiple=True, type=int, metavar="N", help="Client whose mask is drawn.")
 @click.option("--overwrite", is_flag=True, help="Replace the file even if rayfl did not write it.")
 @click.option("--json", "as_json", is_flag=True, help="Print the runs' numbers as JSON instead of writing a page.")
-# Any: the options of `COMPARING`.
 def report(
     directories: Sequence[Path | str],
     output: Path | None,
     figures: Path | None,
     overwrite: bool,
     as_json: bool,
-    **options: Any,
+    **options: Value,
 ) -> None:
     """Write a page about one run, or one that compares several. The directory of a sweep means all its runs.
 
     DIRECTORIES may be URLs of runs, such as s3://bucket/runs/NAME; the page is written on this machine.
     """
     with Display("loading") as display:
-        from jobs import looking
+        from jobs import reporting
 
         if as_json:
-            looking.print_json(directories, display)
+            reporting.print_json(directories, display)
         else:
-            looking.write_page(directories, output, figures, report_options(options), overwrite, display)
+            reporting.write_page(directories, output, figures, report_options(options), overwrite, display)
 
 
 @click.command()
 @click.argument("directories", nargs=-1, required=True, type=PLACE)
 @taking(*COMPARING)
-# Any: the options of `COMPARING`.
-def compare(directories: Sequence[Path | str], **options: Any) -> None:
+def compare(directories: Sequence[Path | str], **options: Value) -> None:
     """Show runs side by side, the best first: the tables of `rayfl report` without its page."""
     with Display("loading") as display:
-        from jobs import looking
+        from jobs import reporting
 
-        looking.compare(directories, report_options(options), display)
+        reporting.compare(directories, report_options(options), display)
 
 
 @click.command()
@@ -115,19 +112,18 @@ def compare(directories: Sequence[Path | str], **options: Any) -> None:
 )
 @click.option("--output", type=ABSOLUTE, help="The file; default: the table is printed.")
 @click.option("--overwrite", is_flag=True, help="Replace the file if there is one.")
-# Any: the options of `_RANKING` and `_PIVOT`.
 def table(
-    directories: Sequence[Path | str], written: str | None, output: Path | None, overwrite: bool, **options: Any
+    directories: Sequence[Path | str], written: str | None, output: Path | None, overwrite: bool, **options: Value
 ) -> None:
     """Show numbers by the items of swept settings: means over seeds, and paired differences to a baseline.
 
     By default the tables of [report], or those that fit the sweep.
     """
     with Display("loading") as display:
-        from jobs import looking
+        from jobs import reporting
 
         axes = ("rows", "columns", "baseline", "values")
-        looking.print_tables(directories, written, output, report_options(options, axes), overwrite, display)
+        reporting.print_tables(directories, written, output, report_options(options, axes), overwrite, display)
 
 
 @click.command()
@@ -135,10 +131,10 @@ def table(
 def ls(folders: Sequence[Path]) -> None:
     """List the runs in FOLDERS, by default in runs/, the latest first: state, rounds, metric, time."""
     with Display("loading") as display:
-        from jobs import looking
+        from jobs import reporting
 
         for folder in folders or [Path("runs").absolute()]:
-            looking.list_runs(folder, display)
+            reporting.list_runs(folder, display)
 
 
 @click.command()
@@ -146,9 +142,9 @@ def ls(folders: Sequence[Path]) -> None:
 def show(place: Path | str) -> None:
     """Show a run's experiment, platform and results. RUN is its directory or URL."""
     with Display("loading") as display:
-        from jobs import looking
+        from jobs import reporting
 
-        looking.show(place, display)
+        reporting.show(place, display)
 
 
 COMMANDS = (report, compare, table, ls, show)

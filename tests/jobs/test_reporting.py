@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from jobs.looking import parts, rich_table
+from jobs.reporting import parts, rich_table
 from rayfl.errors import printable
 from rayfl.metrics.facts import Facts
 from rayfl.report.comparison import TextTable
@@ -207,7 +207,7 @@ def test_equal_runs_come_in_one_order_whatever_the_order_in_which_they_are_named
 
 def test_nothing_of_torch_or_ray_is_loaded_for_a_table_or_a_mistake():
     code = (
-        "import sys, jobs.cli, jobs.failures, jobs.shipped, jobs.looking, rayfl.report.overview; "
+        "import sys, jobs.cli, jobs.failures, jobs.shipped_experiments, jobs.reporting, rayfl.report.overview; "
         "sys.exit(len({'torch', 'ray', 'matplotlib'} & set(sys.modules)))"
     )
     root = Path(__file__).resolve().parents[2]

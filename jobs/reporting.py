@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jobs.display import Display
-from jobs.standard_output import line_width, print_table, say
+from jobs.printing import line_width, print_table, say
 from rayfl import toml
 from rayfl.errors import RayflError
 from rayfl.experiment.report_options import ReportOptions, agreed_options
@@ -149,6 +149,8 @@ def print_comparison(runs: Sequence[Run], options: ReportOptions) -> None:
     for title, table in comparison(runs, options):
         for part in parts(table, line_width(WIDTH)):
             print_table(rich_table(title, part), WIDTH)
+        if table.note:
+            say(table.note)
 
 
 def parts(table: TextTable, width: int) -> list[TextTable]:
