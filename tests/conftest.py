@@ -9,9 +9,14 @@ from rayfl.determinism.process import prepare_process
 
 prepare_process()
 
+import signal  # noqa: E402
+
 from tests import machine, method_seconds  # noqa: E402
 
 GUARD = machine.Guard()
+# A shell starts what it puts in the background with SIGINT ignored, and so would all that tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import atexit  # noqa: E402
 import contextlib  # noqa: E402
