@@ -31,13 +31,13 @@ class Handle(Protocol):
 class Aggregate:
     """All that arrived under one message name.
 
-    `sum`: weighted sum of the decoded messages ({} when nothing arrived); `weight`: total weight; `weights`: total
-    weight of every entry, for ElementwiseMean; `count`: number of messages; `items`: by sender, for Collect and Relay.
-    `known`: the result, if the sums that it was made of have been dropped.
+    `sums`: weighted sums of decoded messages, which `sum` adds up when it is first read; `weight`: total weight;
+    `weights`: total weight of every entry, for ElementwiseMean; `count`: number of messages; `items`: by sender, for
+    Collect and Relay. `known`: the result, if the sums that it was made of have been dropped.
     """
 
     gather: "Gather"
-    sum: tree.Tree = field(default_factory=dict)
+    sums: tuple[tree.Tree, ...] = ()
     weight: float = 0.0
     weights: tree.Tree = field(default_factory=dict)
     count: int = 0
@@ -50,21 +50,21 @@ class Aggregate:
         return self.gather.result(self) if self.known is None else self.known
 
     @cached_property
-    def halves(self) -> Sequence[tree.Tree]:
-        """The trees of which `sum` is the sum: one, or the two of an `Unadded`."""
-        return (self.sum,)
+    def sum(self) -> tree.Tree:
+        """Weighted sum of the decoded messages; {} when nothing arrived."""
+        return reduce(tree.add, self.sums) if self.sums else {}
 
     def taken_from(self, x: tree.Tree) -> tree.Tree:
         """x - result. A mean is divided and subtracted a block at a time, and is never in memory as a whole."""
-        if type(self.gather) is not WeightedMean or self.known is not None or not all(map(plain, (x, *self.halves))):
+        if type(self.gather) is not WeightedMean or self.known is not None or not all(map(plain, (x, *self.sums))):
             return tree.sub(x, self.result)
         factor = 1.0 / self.weight
-        return {name: _less_mean(tensor, [half[name] for half in self.halves], factor) for name, tensor in x.items()}
+        return {name: _less_mean(tensor, [part[name] for part in self.sums], factor) for name, tensor in x.items()}
 
     def copied(self) -> "Aggregate":
         """A copy, which `Gather.merge` may change."""
-        sums, weights = tree.map(torch.clone, self.sum), tree.map(torch.clone, self.weights)
-        return replace(self, sum=sums, weights=weights, items=dict(self.items))
+        sums, weights = alone(tree.map(torch.clone, self.sum)), tree.map(torch.clone, self.weights)
+        return replace(self, sums=sums, weights=weights, items=dict(self.items))
 
     def scaled(self, factors: tree.Tree) -> "Aggregate":
         """The aggregate as if every message had been multiplied by `factors`, entry by entry.
@@ -75,28 +75,11 @@ class Aggregate:
             raise RayflError("packets that the server relays unopened cannot be rescaled; gather them with Collect")
         items = {sender: tree.mul(item, factors) for sender, item in self.items.items() if isinstance(item, dict)}
         known = tree.mul(self.known, factors) if self.known else self.known
-        return replace(self, sum=tree.mul(self.sum, factors), items=items, known=known)
+        return replace(self, sums=alone(tree.mul(self.sum, factors)), items=items, known=known)
 
 
 Received = Mapping[str, Aggregate]
 """What arrived in a round, by message name."""
-
-
-class Unadded(Aggregate):
-    """An aggregate whose sum is made when somebody reads it, from two sums whose memory is only read."""
-
-    @classmethod
-    def of(cls, a: Aggregate, b: Aggregate) -> Aggregate:
-        """Both together."""
-        made = cls(a.gather, weight=a.weight + b.weight, count=a.count + b.count)
-        del vars(made)["sum"]
-        vars(made)["halves"] = (a.sum, b.sum)
-        return made
-
-    @cached_property
-    def sum(self) -> tree.Tree:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """See `Aggregate`."""
-        return tree.add(self.halves[0], self.halves[1])
 
 
 class Gather(ABC):
@@ -115,8 +98,8 @@ class Gather(ABC):
     def merge(self, a: Aggregate, b: Aggregate) -> Aggregate:
         """Add `b` to `a`, whose memory may be reused; `b` is not changed."""
         a.items.update(b.items)
-        sums, weights = _merged(a.sum, b.sum), _merged(a.weights, b.weights)
-        return replace(a, sum=sums, weights=weights, weight=a.weight + b.weight, count=a.count + b.count)
+        sums, weights = alone(_merged(a.sum, b.sum)), _merged(a.weights, b.weights)
+        return replace(a, sums=sums, weights=weights, weight=a.weight + b.weight, count=a.count + b.count)
 
     def joined(self, a: Aggregate, b: Aggregate) -> Aggregate:
         """Add both in new memory; neither is changed."""
@@ -138,11 +121,14 @@ class Sum(Gather):
     entrywise = True
 
     def add(self, total: Aggregate, packet: Packet, weight: float, sender: int) -> Aggregate:
-        return replace(total, sum=_plus(total.sum, packet, 1.0), weight=total.weight + weight, count=total.count + 1)
+        sums = (_plus(total.sum, packet, 1.0),)
+        return replace(total, sums=sums, weight=total.weight + weight, count=total.count + 1)
 
     def joined(self, a: Aggregate, b: Aggregate) -> Aggregate:
-        added_later = a.sum and b.sum and type(self).merge is Gather.merge
-        return Unadded.of(a, b) if added_later else super().joined(a, b)
+        if not (a.sum and b.sum and type(self).merge is Gather.merge):
+            return super().joined(a, b)
+        # Both are added when somebody reads the sum.
+        return Aggregate(a.gather, (a.sum, b.sum), a.weight + b.weight, count=a.count + b.count)
 
     def result(self, total: Aggregate) -> tree.Tree:
         return total.sum
@@ -153,7 +139,8 @@ class WeightedMean(Sum):
     """sum_i w_i m_i / sum_i w_i, of the sum of the w_i m_i."""
 
     def add(self, total: Aggregate, packet: Packet, weight: float, sender: int) -> Aggregate:
-        return replace(total, sum=_plus(total.sum, packet, weight), weight=total.weight + weight, count=total.count + 1)
+        sums = (_plus(total.sum, packet, weight),)
+        return replace(total, sums=sums, weight=total.weight + weight, count=total.count + 1)
 
     def result(self, total: Aggregate) -> tree.Tree:
         return tree.scale(total.sum, 1.0 / total.weight) if total.count else {}
@@ -179,7 +166,7 @@ class ElementwiseMean(Gather):
         for name, tensor in weights.items():
             # The products are exact: present is 1 or 0.
             tensor.add_(present[name], alpha=weight)
-        return Aggregate(self, _plus(total.sum, packet, weight), total.weight + weight, weights, total.count + 1)
+        return Aggregate(self, (_plus(total.sum, packet, weight),), total.weight + weight, weights, total.count + 1)
 
     def sum_bytes(self, before: int, packet: Packet) -> int:
         return max(before, 2 * decoded_bytes(packet))
@@ -246,6 +233,12 @@ class RobustMean(Collect):
         return replace(total, weight=total.weight + weight, count=total.count + 1)
 
 
+# Any: a tree, or its arrays in transit.
+def alone(added: Any) -> tuple[Any, ...]:
+    """`Aggregate.sums` that are one tree; none if it is empty."""
+    return (added,) if added else ()
+
+
 def _plus(total: tree.Tree, packet: Packet, weight: float) -> tree.Tree:
     if not total:
         # `times` makes no -0.0, and no sum becomes -0.0 later; so entries that a packet leaves out need no addition.
@@ -280,10 +273,10 @@ def _merged(a: tree.Tree, b: tree.Tree) -> tree.Tree:
 def to_wire(total: Aggregate) -> Any:
     """An aggregate with numpy arrays in place of tensors."""
     items = {sender: tree.to_arrays(item) for sender, item in total.items.items() if isinstance(item, dict)}
-    return replace(total, sum=tree.to_arrays(total.sum), weights=tree.to_arrays(total.weights), items=items)
+    return replace(total, sums=alone(tree.to_arrays(total.sum)), weights=tree.to_arrays(total.weights), items=items)
 
 
 def from_wire(total: Any) -> Aggregate:
     """The inverse of `to_wire`; the tensors share the arrays' memory."""
     items = {sender: tree.to_tensors(item) for sender, item in total.items.items()}
-    return replace(total, sum=tree.to_tensors(total.sum), weights=tree.to_tensors(total.weights), items=items)
+    return replace(total, sums=alone(tree.to_tensors(total.sum)), weights=tree.to_tensors(total.weights), items=items)

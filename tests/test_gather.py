@@ -12,7 +12,18 @@ from rayfl.compress.base import BLOCK, Packet
 from rayfl.compress.dense import Dense
 from rayfl.compress.scalar import count_packet
 from rayfl.compress.sparse import sparse_packet
-from rayfl.gather import Aggregate, Collect, ElementwiseMean, Gather, Relay, Sum, WeightedMean, from_wire, to_wire
+from rayfl.gather import (
+    Aggregate,
+    Collect,
+    ElementwiseMean,
+    Gather,
+    Relay,
+    Sum,
+    WeightedMean,
+    alone,
+    from_wire,
+    to_wire,
+)
 from rayfl.rounds.executor import InlinePacket
 from rayfl.tree import Tree
 from tests.pretended_gpu import PretendedGpu, on_gpu
@@ -128,7 +139,8 @@ def test_joining_is_merging_in_new_memory(rule: Gather):
     for left, right in ((a, b), (a, rule.empty()), (rule.empty(), b), (rule.empty(), rule.empty())):
         before = str((left, right))
         joined = rule.joined(left, right)
-        assert str(joined).replace("Unadded", "Aggregate") == str(rule.merge(left.copied(), right))
+        merged = rule.merge(left.copied(), right)
+        assert str(replace(joined, sums=alone(joined.sum))) == str(merged)
         for tensor in joined.sum.values():
             tensor.add_(1.0)
         assert str((left, right)) == before
@@ -181,7 +193,7 @@ def test_what_is_taken_from_a_model_is_the_result(rule: Gather):
     for total in (a, both, replace(both, known=model)):
         expected = tree.sub(model, total.result)
         assert torch.equal(tree.vector(total.taken_from(model)), tree.vector(expected))
-    # The halves are added when their sum is read, and not changed.
+    # The sums are added when their sum is read, and not changed.
     assert torch.equal(tree.vector(both.sum), before[0] + before[1])
     assert all(torch.equal(tree.vector(one.sum), then) for one, then in zip((a, b), before, strict=True))
     late = rule.joined(a, b)
@@ -203,5 +215,5 @@ def test_a_sum_on_a_gpu_and_one_in_main_memory_are_merged_where_the_first_lies(f
         left = {name: on_gpu(tensor) for name, tensor in a.items()} if first_there else a
         right = b if first_there else {name: on_gpu(tensor) for name, tensor in b.items()}
         rule = Sum()
-        merged = rule.merge(Aggregate(rule, left, count=1), Aggregate(rule, right, count=1)).sum["w"]
+        merged = rule.merge(Aggregate(rule, (left,), count=1), Aggregate(rule, (right,), count=1)).sum["w"]
         assert merged.device == left["w"].device and merged.cpu().tolist() == [11.0, 22.0]

@@ -50,6 +50,7 @@ class DenseCodec(WholeTensorCodec):
             yield Packet({name: parts[name][first:last]}, DenseCodec(((name, (last - first,)),), self.dtype))
 
 
+@dataclass(frozen=True, init=False)
 class UnwrittenDense(Packet):
     """A dense fp32 packet of a tree of finite numbers on a GPU; its buffers are made only if somebody reads them.
 
@@ -60,8 +61,13 @@ class UnwrittenDense(Packet):
     """A tree of the same shapes, on the device of the packet's own tree."""
 
     def __init__(self, like: Tree) -> None:
-        # A packet is frozen, and `parts` are made later.
-        vars(self).update(codec=DenseCodec(shapes_of(like), "fp32"), like=like)
+        object.__setattr__(self, "codec", DenseCodec(shapes_of(like), "fp32"))
+        object.__setattr__(self, "like", like)
+
+    @property
+    def is_written(self) -> bool:
+        """Whether somebody has read the buffers, so that they are in memory."""
+        return "parts" in self.__dict__
 
     def tree(self) -> Tree:
         """The tree that is sent, on its device."""
@@ -100,7 +106,7 @@ class UnwrittenDense(Packet):
             super().add_to(total, weight)
 
     def times(self, weight: float) -> Tree:
-        if "parts" in vars(self):
+        if self.is_written:
             return super().times(weight)
         products = tree.scale(self.checked(), weight)
         tree.private._foreach_add_(list(products.values()), 0.0)
@@ -108,7 +114,7 @@ class UnwrittenDense(Packet):
 
     def can_be_added_on(self, device: torch.device) -> bool:
         """Whether the tree lies on this device, and its buffers have not been made yet."""
-        return "parts" not in vars(self) and device_of(self.like) == device
+        return not self.is_written and device_of(self.like) == device
 
     def written(self) -> Packet:
         return Packet(self.parts, self.codec)
@@ -118,6 +124,7 @@ class UnwrittenDense(Packet):
         return Packet, (self.parts, self.codec)
 
 
+@dataclass(frozen=True, init=False)
 class DenseDifference(UnwrittenDense):
     """The packet of the difference of two trees; it holds the two trees until its buffers are made.
 
@@ -125,11 +132,11 @@ class DenseDifference(UnwrittenDense):
     differences would take four. On a GPU each of these is one operation for the whole tree.
     """
 
+    difference: Difference
+
     def __init__(self, difference: Difference) -> None:
         super().__init__(difference.a)
-        vars(self).update(difference=difference)
-
-    difference: Difference
+        object.__setattr__(self, "difference", difference)
 
     def tree(self) -> Tree:
         return self.difference.tree()
@@ -150,7 +157,7 @@ class DenseDifference(UnwrittenDense):
 
     def times(self, weight: float) -> Tree:
         """See `Packet`. ValueError on NaN and infinity."""
-        if "parts" in vars(self) or tree.at_once(self.like):
+        if self.is_written or tree.at_once(self.like):
             return super().times(weight)
         total = tree.map(torch.empty_like, self.difference.a)
         self._go_through(total, weight, lambda block, products: torch.add(products, 0.0, out=block))

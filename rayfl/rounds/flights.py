@@ -298,7 +298,7 @@ class Window:
             now, then = (half.model(self._server(version)) for version in (round.number, flight.version))
             delta = received[name].result
             moved = {key: value + (now[key] - then[key]) for key, value in delta.items()}
-            received[name] = replace(received[name], sum={}, weights={}, known=tree.scale(moved, scales[client]))
+            received[name] = replace(received[name], sums=(), weights={}, known=tree.scale(moved, scales[client]))
         return received
 
 

@@ -86,7 +86,7 @@ def in_pieces(packets: Mapping[int, Packet]) -> Iterator[dict[int, Packet]]:
 
 def keep_result_only(total: Aggregate, result: Tree) -> Aggregate:
     """An aggregate that has its result, and no longer the sums."""
-    return replace(total, sum={}, weights={}, known=result)
+    return replace(total, sums=(), weights={}, known=result)
 
 
 def blank(shape: tuple[int, ...]) -> torch.Tensor:

@@ -127,7 +127,7 @@ class Summing:
         if self.device.type == "cpu":
             return sums
         trees = to_memory({name: (one.sum, one.weights) for name, one in sums.items()}, self.device)
-        return {name: replace(one, sum=trees[name][0], weights=trees[name][1]) for name, one in sums.items()}
+        return {name: replace(one, sums=(trees[name][0],), weights=trees[name][1]) for name, one in sums.items()}
 
     def _gathered(self, message: Message) -> Message:
         """The packets that are added up; the others are only billed, or forwarded."""

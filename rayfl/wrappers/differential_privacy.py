@@ -143,7 +143,7 @@ class CentralDP(Private):
             total = one.sum or ({"within": torch.zeros(1)} if name == WITHIN else tree.zeros_like(ctx.initial))
             deviation = of_count if name == WITHIN else self.multiplier(of_count) * bound
             total = tree.add(total, noise(total, deviation, own))
-            noisy[name] = replace(one, sum=total, weight=float(expected), count=expected)
+            noisy[name] = replace(one, sums=(total,), weight=float(expected), count=expected)
         noisy, server, metrics = super().aggregate(noisy, server, ctx)
         spent = epsilon(self.noise_multiplier, expected / ctx.num_clients, ctx.round + 1, self.delta)
         return noisy, server, {**metrics, "clip/bound": bound, "privacy/epsilon": spent}

@@ -160,7 +160,7 @@ def test_the_mean_of_two_by_hand():
     assert isinstance(method, FedProto)
     sums = torch.tensor([[2.0 + 18, 4.0, 4.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
     before = torch.tensor([[9.0, 9.0, 1.0], [7.0, 8.0, 1.0], [0.0, 0.0, 0.0]])
-    received = {"prototypes": Aggregate(Sum(), sum={"prototypes": sums}, count=2)}
+    received = {"prototypes": Aggregate(Sum(), ({"prototypes": sums},), count=2)}
     here = made({})
     after = method.update({"table": before}, received, here.context(0, here.plan(0), 0, "server"))["table"]
     assert after.tolist() == [[5.0, 1.0, 1.0], [7.0, 8.0, 1.0], [0.0, 0.0, 0.0]]

@@ -186,8 +186,10 @@ def test_a_tensor_without_a_sensitivity_is_left_alone():
     sent = {"1.weight": torch.ones(2), "extra": torch.ones(2)}
     server = {"params": {"1.weight": torch.zeros(2), "extra": torch.zeros(2)}}
     received = {
-        "delta": Aggregate(elastic.gather["delta"], sent, 1.0, count=1),
-        "sensitivity": Aggregate(elastic.gather["sensitivity"], {"1.weight": torch.tensor([1.0, 4.0])}, 1.0, count=1),
+        "delta": Aggregate(elastic.gather["delta"], (sent,), 1.0, count=1),
+        "sensitivity": Aggregate(
+            elastic.gather["sensitivity"], ({"1.weight": torch.tensor([1.0, 4.0])},), 1.0, count=1
+        ),
     }
     ctx = setup_of("fedavg", {}).context(0, elastic.plan(0, 0.5), seeding.NOBODY, "server")
     state, metrics = elastic.server_update(server, received, [0], ctx)
