@@ -17,8 +17,7 @@ from rayfl.metrics.facts import Facts
 from rayfl.report import wording
 from rayfl.report.comparison import TextTable, comparison, over_clients, require
 from rayfl.report.groups import groups
-from rayfl.report.overview import run_list, state_of
-from rayfl.report.summary import Summary, summary
+from rayfl.report.summary import Summary, run_list, state_of, summary
 from rayfl.run_directory.outputs import OutputKind, write_output
 from rayfl.run_directory.record import Run, read_run, run_directories
 from rayfl.run_directory.run_folder import copy_for_reading

@@ -8,12 +8,10 @@ from rayfl.experiment.identity import require_settings
 from rayfl.experiment.report_options import ReportOptions, require_clients, require_targets
 from rayfl.report import wording
 from rayfl.report.fairness import fairness_tables
-from rayfl.report.groups import Group, facts_of, groups, has_seeds, ranked_names
-from rayfl.report.numbers import further_columns, number, target_words
+from rayfl.report.groups import Group, compared, facts_of, groups, has_seeds, ranked_names
+from rayfl.report.numbers import cost_to_target, further_columns, number, target_words
 from rayfl.report.page_tables import Column, cost_columns, differing, metric_column, run_columns, work_columns
 from rayfl.report.pivot import tables_or_problems
-from rayfl.report.targets import cost_to_target
-from rayfl.report.tuning import compared
 from rayfl.run_directory.record import Run
 from rayfl.settings import dotted
 

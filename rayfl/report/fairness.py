@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from rayfl.metrics.facts import PLACES
 from rayfl.metrics.fairness import fairness
 from rayfl.report import wording
-from rayfl.report.colors import Key, key
+from rayfl.report.charts import Key, key
 from rayfl.report.groups import Group, facts_of, in_words, over
 from rayfl.report.series import facts, metric_names
 from rayfl.run_directory.record import Run

@@ -1,12 +1,18 @@
 """Write one self-contained HTML page about run directories: settings, results and costs; and its figures as files.
 
-The page contains its numbers, its style and all of its JavaScript, and does not let the browser load anything else.
+The page contains its numbers, its style and all of its JavaScript, that of Vega-Lite too, and does not let the browser
+load anything else.
 """
 
+import functools
 import json
 import re
+import subprocess
+import sys
 from base64 import b64decode
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
 from zlib import crc32
 
@@ -15,17 +21,18 @@ import pandas as pd
 from markupsafe import Markup
 
 from rayfl.choices import plugins
+from rayfl.data.sources.fetch import CACHE
 from rayfl.determinism.platform import kinds_besides
 from rayfl.errors import RayflError
 from rayfl.experiment.report_options import ReportOptions, agreed_options
+from rayfl.limits.regular_files import expanded, read_text
 from rayfl.report import wording
-from rayfl.report.charts import MOST_POINTS, Figure, Spec
-from rayfl.report.colors import DARK, LIGHT, config
+from rayfl.report.charts import DARK, LIGHT, MOST_POINTS, Figure, Spec, config
 from rayfl.report.comparison import comparison
 from rayfl.report.fairness import fairness_tables
 from rayfl.report.figures import sections
-from rayfl.report.groups import Group, groups
-from rayfl.report.numbers import further_columns
+from rayfl.report.groups import Group, compared, groups, tuning
+from rayfl.report.numbers import further_columns, targets
 from rayfl.report.page_tables import (
     differences,
     origins,
@@ -39,9 +46,7 @@ from rayfl.report.page_tables import (
 from rayfl.report.pivot import latex, tables_or_problems
 from rayfl.report.series import facts, run_label, run_name, table_name
 from rayfl.report.summary import summary
-from rayfl.report.targets import targets
-from rayfl.report.tuning import compared, tuning
-from rayfl.report.vega_script import converted, vega_javascript
+from rayfl.run_directory.disk import write_text
 from rayfl.run_directory.outputs import REPORT, OutputKind, require_replaceable, write_output
 from rayfl.run_directory.record import Run, read_run
 from rayfl.settings import dotted
@@ -233,3 +238,40 @@ def _cards(run: Run, names: Sequence[str]) -> list[tuple[str, str, str]]:
         ("Simulated time", wording.seconds(numbers["simulated_s"]), "on the modelled clients and networks"),
         ("Wall-clock time", wording.seconds(numbers["wall_s"]), f"for {numbers['rounds']} rounds on this machine"),
     ]
+
+
+_SCRIPT = "import sys, vl_convert; sys.stdout.buffer.write(vl_convert.javascript_bundle().encode())"
+
+
+@functools.cache
+def vega_javascript() -> str:
+    """Vega, Vega-Lite and Vega-Embed in one script, which sets `window.vegaEmbed`; nothing in it ends a <script>.
+
+    vl-convert takes two seconds to make the script, so it is kept in the cache of downloads, if there is one. Raise
+    RayflError if vl-convert fails.
+    """
+    # A user without a home has no cache: RayflError, which is a ValueError.
+    place = CACHE / "charts" / f"vega-{version('vl-convert-python')}.js"
+    with suppress(OSError, ValueError):
+        return read_text(expanded(place))
+    made = converted(_SCRIPT).decode().replace("</script", "<\\/script").replace("<!--", "<\\!--")
+    with suppress(OSError, ValueError):
+        path = expanded(place)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, made)
+    return made
+
+
+def converted(code: str, given: bytes = b"") -> bytes:
+    """Run `code`, which uses vl_convert and writes to standard output, with `given` as its standard input.
+
+    It runs in another process, because vl-convert starts threads of a JavaScript engine. Raise RayflError if it fails.
+    """
+    done = subprocess.run([sys.executable, "-c", code], input=given, capture_output=True, check=False)
+    if done.returncode:
+        why = (done.stderr.decode(errors="replace").strip().splitlines() or ["no message"])[-1]
+        raise RayflError(
+            f"the charts of a page cannot be made (vl_convert ended with code {done.returncode}: {why}): "
+            "reinstall vl-convert-python, or leave the page out by output.report=false"
+        )
+    return done.stdout

@@ -10,7 +10,7 @@ import numpy as np
 from rayfl.choices import plugins
 from rayfl.experiment.identity import NOT_DETERMINING
 from rayfl.report import wording
-from rayfl.report.colors import key
+from rayfl.report.charts import key
 from rayfl.report.groups import Group, facts_of, has_seeds, in_words, rank_value, smoothed
 from rayfl.report.series import MEGABYTE_BITS, method_of, run_label, work_done
 from rayfl.run_directory.description import ORIGIN, read_origin

@@ -15,11 +15,10 @@ from rayfl.experiment.identity import determining_settings, require_settings, sw
 from rayfl.experiment.report_options import ReportOptions, TableOptions
 from rayfl.metrics.facts import Facts
 from rayfl.report import wording
-from rayfl.report.groups import Group, over
+from rayfl.report.groups import Group, compared, over, setting
 from rayfl.report.numbers import number
 from rayfl.report.page_tables import differing
 from rayfl.report.statistics import LEVEL, Ranked, holm, paired, ranked, signed_rank
-from rayfl.report.tuning import compared, setting
 from rayfl.untyped import Json
 
 FEWEST_NUMBERS = 3

@@ -207,7 +207,7 @@ def test_equal_runs_come_in_one_order_whatever_the_order_in_which_they_are_named
 
 def test_nothing_of_torch_or_ray_is_loaded_for_a_table_or_a_mistake():
     code = (
-        "import sys, jobs.cli, jobs.failures, jobs.shipped_experiments, jobs.reporting, rayfl.report.overview; "
+        "import sys, jobs.cli, jobs.failures, jobs.shipped_experiments, jobs.reporting, rayfl.report.summary; "
         "sys.exit(len({'torch', 'ray', 'matplotlib'} & set(sys.modules)))"
     )
     root = Path(__file__).resolve().parents[2]

@@ -12,11 +12,10 @@ from rayfl.metrics.facts import ACCURACY, LOSS, PLACES, Facts
 from rayfl.metrics.fairness import facts_over_clients, fairness
 from rayfl.report import wording
 from rayfl.report.fairness import of_run
-from rayfl.report.groups import facts_of, groups, in_words, over, ranked_names
+from rayfl.report.groups import choose, facts_of, groups, in_words, over, ranked_names
+from rayfl.report.numbers import cost_to_target
 from rayfl.report.page import report
 from rayfl.report.summary import summary
-from rayfl.report.targets import cost_to_target
-from rayfl.report.tuning import choose
 from rayfl.rounds.ledger import MetricRow, RoundRow
 from rayfl.run_directory.description import Description, write_metric_facts
 from rayfl.run_directory.record import Recorder, Run, read_run

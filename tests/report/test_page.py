@@ -10,9 +10,8 @@ import pytest
 
 from rayfl.experiment.report_options import ReportOptions
 from rayfl.report import wording
-from rayfl.report.page import report
+from rayfl.report.page import report, vega_javascript
 from rayfl.report.summary import summary
-from rayfl.report.vega_script import vega_javascript
 from rayfl.rounds.ledger import ClientRow, MetricRow, RoundRow
 from rayfl.run_directory.description import Description
 from rayfl.run_directory.record import Recorder, read_run

@@ -6,8 +6,8 @@ import pytest
 
 from rayfl.metrics.facts import ACCURACY as FACTS
 from rayfl.report.groups import Group, Score, groups, in_words, over, smoothed
+from rayfl.report.numbers import cost_to_target, targets
 from rayfl.report.page_tables import Column, sortable
-from rayfl.report.targets import cost_to_target, targets
 from tests.hand_written import ACCURACY, group_of, run_of
 from tests.refusals import mentions
 

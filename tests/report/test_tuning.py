@@ -4,9 +4,8 @@ import math
 
 from rayfl.experiment.identity import require_settings
 from rayfl.experiment.report_options import ReportOptions
-from rayfl.report.groups import Group, groups
+from rayfl.report.groups import Group, choose, groups, tuning
 from rayfl.report.page import report
-from rayfl.report.tuning import choose, tuning
 from tests.hand_written import ACCURACY, heading, run_of
 from tests.refusals import mentions, refused
 
