@@ -205,9 +205,9 @@ class ClientData:
         return Order(positions, indices, crops)
 
     # Any: what `order` takes.
-    def batches(self, split: str, *, batches_per_step: int = 1, **given: Any) -> Iterator[Batch | tuple[Batch, ...]]:
+    def batches(self, split: str, *, batches_per_step: int = 1, **options: Any) -> Iterator[Batch | tuple[Batch, ...]]:
         """Yield the batches of `order`: one per step, or a tuple per step if `batches_per_step` is above 1."""
-        order = self.order(split, batches_per_step=batches_per_step, **given)
+        order = self.order(split, batches_per_step=batches_per_step, **options)
         size = 4 * len(order.indices) * math.prod(self.dataset.input_shape)
         alone = len(order.positions) == 1 or sum(order.sizes) < len(order.indices)
         if order.crops or size > NORMALISED_BYTES or alone:

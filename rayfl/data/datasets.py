@@ -82,8 +82,8 @@ class Dataset:
         lines = [f"an input is {kind} {list(self.input_shape)}"]
         for use, names in self.columns.items():
             left_out = f" and {len(names) - most:,} more" if len(names) > most else ""
-            words = "inputs" if use == "inputs" else f"no inputs ({use})"
-            lines.append(f"{words}: {', '.join(map(shown, names[:most]))}{left_out}")
+            heading = "inputs" if use == "inputs" else f"no inputs ({use})"
+            lines.append(f"{heading}: {', '.join(map(shown, names[:most]))}{left_out}")
         return lines
 
     @property
@@ -158,7 +158,7 @@ class Source(Choice, ABC):
     # Any: a table of an experiment.
     def to_table(self) -> dict[str, Any]:
         """The table that makes it again."""
-        return {key: value for key, value in super().to_table().items() if key != "digest" or value is not None}
+        return {name: value for name, value in super().to_table().items() if name != "digest" or value is not None}
 
     def files(self) -> Sequence[Path]:
         """The files and folders that `load` reads, whose content belongs to a run's identity.
@@ -166,7 +166,7 @@ class Source(Choice, ABC):
         By default those that settings called path, test_path and root name.
         """
         named = [getattr(self, name, None) for name in ("path", "test_path", "root")]
-        return [expanded(one) for one in named if isinstance(one, str | Path)]
+        return [expanded(path) for path in named if isinstance(path, str | Path)]
 
     @abstractmethod
     def load(self) -> Dataset:
@@ -191,6 +191,6 @@ def cropped(images: torch.Tensor, crops: torch.Tensor) -> torch.Tensor:
     across = torch.arange(width, device=images.device)
     columns = left + torch.where(mirrored > 0, width - 1 - across, across)
     rows = top + torch.arange(height, device=images.device)
-    places = (rows[:, :, None] * framed.shape[-1] + columns[:, None, :]).view(batch, 1, height * width)
-    flat = framed.view(batch, channels, -1).gather(2, places.expand(batch, channels, height * width))
+    positions = (rows[:, :, None] * framed.shape[-1] + columns[:, None, :]).view(batch, 1, height * width)
+    flat = framed.view(batch, channels, -1).gather(2, positions.expand(batch, channels, height * width))
     return flat.view(batch, channels, height, width)

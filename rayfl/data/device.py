@@ -18,7 +18,7 @@ RESIDENT_SHARE = 0.25
 
 
 def upload(array: np.ndarray | torch.Tensor, device: torch.device) -> torch.Tensor:
-    """The array as a tensor on the device. It is not copied if it is there; a copy to a GPU is not waited for."""
+    """The array as a tensor on the device, copied only if it is elsewhere. Copies to a GPU run asynchronously."""
     tensor = torch.from_numpy(array) if isinstance(array, np.ndarray) else array
     if device.type != "cuda" or tensor.device.type != "cpu":
         return tensor.to(device)
@@ -28,10 +28,10 @@ def upload(array: np.ndarray | torch.Tensor, device: torch.device) -> torch.Tens
 def download(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Tensors of one GPU in main memory. They are not left in pinned memory, of which there is little."""
     pinned = [torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in tensors]
-    for here, there in zip(pinned, tensors, strict=True):
-        here.copy_(there, non_blocking=True)
+    for copy, source in zip(pinned, tensors, strict=True):
+        copy.copy_(source, non_blocking=True)
     torch.cuda.synchronize(tensors[0].device)
-    return [here.clone() for here in pinned]
+    return [copy.clone() for copy in pinned]
 
 
 class DeviceSamples:
@@ -60,7 +60,8 @@ class DeviceData:
     """A dataset on a device. Each process makes its own: `Setup` does not pickle it."""
 
     def __init__(self, dataset: Dataset, device: torch.device) -> None:
-        self.dataset, self.device = dataset, device
+        self.dataset = dataset
+        self.device = device
 
     @cached_property
     def train(self) -> DeviceSamples:
@@ -89,5 +90,5 @@ class DeviceData:
         if self.device.type != "cuda":
             return float("inf")
         # The index: torch takes no plain "cuda" here; None is the current GPU.
-        own = torch.cuda.get_per_process_memory_fraction(self.device.index)
-        return RESIDENT_SHARE * own * torch.cuda.get_device_properties(self.device).total_memory
+        share = torch.cuda.get_per_process_memory_fraction(self.device.index)
+        return RESIDENT_SHARE * share * torch.cuda.get_device_properties(self.device).total_memory

@@ -31,7 +31,7 @@ _SETTLED_S = 2.0
 _known: dict[str, str] = {}
 """The digests that this process has made."""
 
-Found = tuple[str, Path, os.stat_result]
+FileEntry = tuple[str, Path, os.stat_result]
 """A file's name below the folder that is digested, its path and its status."""
 
 
@@ -42,17 +42,17 @@ def content_digest(path: Path) -> str:
     names, sizes and a sample of each file count, and the digest begins with "sample-". Raise OSError if `path` is
     neither a regular file nor a folder, and RayflError if a file in the folder cannot be read.
     """
-    found = list(_files(path))
-    size = sum(status.st_size for _, _, status in found)
-    times = [(name, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino, s.st_dev) for name, _, s in found]
+    files = list(_files(path))
+    size = sum(status.st_size for _, _, status in files)
+    times = [(name, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino, s.st_dev) for name, _, s in files]
     key = hashlib.sha256(json.dumps([str(path.absolute()), MOST_BYTES, times]).encode()).hexdigest()
-    digest = _known.get(key) or _digest(found, size)
-    if all(max(s.st_mtime, s.st_ctime) < time.time() - _SETTLED_S for _, _, s in found):
+    digest = _known.get(key) or _digest(files, size)
+    if all(max(s.st_mtime, s.st_ctime) < time.time() - _SETTLED_S for _, _, s in files):
         _known[key] = digest
     return digest
 
 
-def _files(path: Path) -> Iterator[Found]:
+def _files(path: Path) -> Iterator[FileEntry]:
     """The regular files at `path`, sorted by their names below it."""
     if not path.is_dir():
         require_regular(path, most=1 << 62)
@@ -64,26 +64,27 @@ def _files(path: Path) -> Iterator[Found]:
             yield str(file.relative_to(path)), file, file.stat()
 
 
-def _digest(found: Sequence[Found], size: int) -> str:
-    whole = size <= MOST_BYTES
-    digests = [(name, status.st_size, _of_file(path, whole)) for name, path, status in found]
-    if whole and len(digests) == 1 and not digests[0][0]:
+def _digest(files: Sequence[FileEntry], size: int) -> str:
+    is_complete = size <= MOST_BYTES
+    digests = [(name, status.st_size, _of_file(path, is_complete)) for name, path, status in files]
+    if is_complete and len(digests) == 1 and not digests[0][0]:
         return digests[0][2][:LENGTH]
     together = hashlib.sha256(json.dumps(digests).encode()).hexdigest()[:LENGTH]
-    return together if whole else f"sample-{together}"
+    return together if is_complete else f"sample-{together}"
 
 
-def _of_file(path: Path, whole: bool) -> str:
+def _of_file(path: Path, is_complete: bool) -> str:
     """SHA-256 of a file, or of blocks of it (of all of it if it is small)."""
     try:
         with open(path, "rb") as file:
-            if whole:
+            if is_complete:
                 return hashlib.file_digest(file, "sha256").hexdigest()
-            found, size = hashlib.sha256(), path.stat().st_size
+            digest = hashlib.sha256()
+            size = path.stat().st_size
             for block in range(_BLOCKS):
                 file.seek(max(0, size - _BLOCK_BYTES) * block // (_BLOCKS - 1))
-                found.update(file.read(_BLOCK_BYTES))
-            return found.hexdigest()
+                digest.update(file.read(_BLOCK_BYTES))
+            return digest.hexdigest()
     except OSError as error:
         raise RayflError(f"{path} cannot be read ({reason(error)}); repair or remove it") from None
 
@@ -96,17 +97,18 @@ def source_digests(source: "Source") -> dict[str, str]:
     """
     paths = [path.absolute() for path in source.files()]
     home = os.path.commonpath([path.parent for path in paths]) if paths else ""
-    found: dict[str, str] = {}
+    digests: dict[str, str] = {}
     for path in paths:
         with suppress(OSError):
-            found[os.path.relpath(path, home)] = content_digest(path)
+            digests[os.path.relpath(path, home)] = content_digest(path)
     if source.digest is None:
-        return found
-    for name in sorted({*found, *source.digest}):
-        wanted, given = source.digest.get(name, "nothing"), found.get(name, "nothing")
-        if wanted != given:
+        return digests
+    for name in sorted({*digests, *source.digest}):
+        expected = source.digest.get(name, "nothing")
+        actual = digests.get(name, "nothing")
+        if expected != actual:
             raise RayflError(
-                f"{Path(home, name)} has not the content that the experiment names: data.digest says {wanted}, and it "
-                f"is {given}; put the file back, give its data.path=PATH, or start a new run without data.digest"
+                f"{Path(home, name)} has not the content that the experiment names: data.digest says {expected}, and "
+                f"it is {actual}; put the file back, give its data.path=PATH, or start a new run without data.digest"
             )
-    return found
+    return digests

@@ -52,7 +52,7 @@ def checked_dataset(dataset: Dataset) -> Dataset:
     """The dataset, if models can train on it. RayflError, with its files and the first bad row, if it is empty, has
     unequal lengths or shapes, numbers that are not finite, or labels or tokens out of range. A notice names
     classes that only the test has."""
-    held = list[np.ndarray]()
+    has_class = list[np.ndarray]()
     for split, samples in (("train", dataset.train), ("test", dataset.test)):
         place = samples.place or f"dataset {dataset.name!r}"
         check_lengths(place, split, samples)
@@ -63,13 +63,13 @@ def checked_dataset(dataset: Dataset) -> Dataset:
                     f"{place} has {split} labels of type {samples.labels.dtype}; classes are whole numbers"
                 )
             classes = whole_labels(place, split, samples.labels, dataset.num_classes).ravel()
-            held.append(np.bincount(classes, minlength=dataset.num_classes) > 0)
+            has_class.append(np.bincount(classes, minlength=dataset.num_classes) > 0)
         else:
             check_targets(place, split, samples.labels)
         if dataset.kind == "text":
             _check_tokens(place, split, samples.inputs, dataset.vocabulary)
     check_shapes(dataset.train.place or dataset.name, dataset.train, dataset.test)
-    if untrained := np.flatnonzero(held[1] > held[0]).tolist() if held else ():
+    if untrained := np.flatnonzero(has_class[1] > has_class[0]).tolist() if has_class else ():
         log_once(
             WARNING,
             f"{dataset.name} has test samples of {shown([*map(dataset.class_name, untrained)])}, classes that no train "
@@ -95,11 +95,11 @@ def check_lengths(place: str, split: str, samples: Samples) -> None:
 
 def check_shapes(place: str, train: Samples, test: Samples) -> None:
     """Raise RayflError unless the inputs of both splits have one shape, and the targets too."""
-    for word, one, other in (("inputs", train.inputs, test.inputs), ("labels", train.labels, test.labels)):
-        if one.shape[1:] != other.shape[1:]:
+    for word, of_train, of_test in (("inputs", train.inputs, test.inputs), ("labels", train.labels, test.labels)):
+        if of_train.shape[1:] != of_test.shape[1:]:
             raise RayflError(
-                f"{place} has train {word} of shape {list(one.shape[1:])} and test {word} of shape "
-                f"{list(other.shape[1:])}; give both one shape"
+                f"{place} has train {word} of shape {list(of_train.shape[1:])} and test {word} of shape "
+                f"{list(of_test.shape[1:])}; give both one shape"
             )
 
 
@@ -155,8 +155,8 @@ def _check_tokens(place: str, split: str, tokens: np.ndarray, vocabulary: int | 
     most = np.inf if vocabulary is None else vocabulary
     row = first_row(tokens, lambda part: (part < 0) | (part >= most))
     if row is not None:
-        given = tokens[row][(tokens[row] < 0) | (tokens[row] >= most)].flat[0]
+        token = tokens[row][(tokens[row] < 0) | (tokens[row] >= most)].flat[0]
         upper = "" if vocabulary is None else f" to {vocabulary - 1}"
         raise RayflError(
-            f"{place} has the token {given} in a {split} input (row {row}, counted from 0); tokens are 0{upper}"
+            f"{place} has the token {token} in a {split} input (row {row}, counted from 0); tokens are 0{upper}"
         )

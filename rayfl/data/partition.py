@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import ClassVar
 
@@ -46,8 +46,8 @@ class Shards:
         """Shards of some clients, int64 [n], which get the numbers 0, 1, ... in the given order."""
         sizes = self.sizes[clients]
         ends = np.cumsum(sizes)
-        places = np.arange(ends[-1]) + np.repeat(self.offsets[clients] - ends + sizes, sizes)
-        return self.cut(self.indices[places], sizes)
+        entries = np.arange(ends[-1]) + np.repeat(self.offsets[clients] - ends + sizes, sizes)
+        return self.cut(self.indices[entries], sizes)
 
     @classmethod
     def cut(cls, indices: np.ndarray, sizes: np.ndarray | Sequence[int]) -> "Shards":
@@ -111,8 +111,8 @@ class Partition:
                 f"{validation_ratio} and heldout_ratio={heldout_ratio}: lower the ratios or clients.count"
             )
         if not validation_ratio and not heldout_ratio:
-            train, none = Shards.per_owner(self.train.indices, owners, len(sizes)), Shards.empty(len(sizes))
-            return Partition(train=train, validation=none, heldout=none, test=self.test)
+            train = Shards.per_owner(self.train.indices, owners, len(sizes))
+            return replace(self, train=train, validation=Shards.empty(len(sizes)), heldout=Shards.empty(len(sizes)))
         order = np.lexsort((generator.random(len(owners)), owners))
         rank = np.empty(len(owners), np.int64)
         rank[order] = np.arange(len(owners)) - self.train.offsets[owners]
@@ -128,7 +128,7 @@ class Partition:
     def with_last(self, clients: Sequence[int]) -> "Partition":
         """The same partition with clients renumbered: `clients` become the last ones. Both groups keep their order."""
         order = np.concatenate([np.setdiff1d(np.arange(len(self.train)), clients), np.sort(clients)])
-        return Partition(**{one.name: getattr(self, one.name).of_clients(order) for one in fields(self)})
+        return Partition(**{split.name: getattr(self, split.name).of_clients(order) for split in fields(self)})
 
     def _train_where(self, chosen: np.ndarray) -> Shards:
         return Shards.per_owner(self.train.indices[chosen], self.train.owners[chosen], len(self.train))

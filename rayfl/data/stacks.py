@@ -32,12 +32,15 @@ class StackBatches:
         batches_per_step: int = 1,
     ) -> None:
         """`size`: samples of a full batch; None: those of the largest batch, without weights if all sizes are equal."""
-        self.store, self.samples, self.group = store, store.split(split), batches_per_step
+        self.store = store
+        self.samples = store.split(split)
+        self.group = batches_per_step
         orders = [*orders, *[orders[0]] * (width - len(orders))]
         steps = np.array([len(order.positions) // batches_per_step for order in orders])
         self.num_steps = int(steps.max())
-        sizes = [size for order in orders for size in order.sizes]
-        self.width, self.size = width, size or max(sizes)
+        sizes = [batch_size for order in orders for batch_size in order.sizes]
+        self.width = width
+        self.size = size or max(sizes)
         weighted = size is not None or min(sizes) < self.size
         unfinished = np.less(np.arange(self.num_steps)[:, None], steps[None, :])
         self._everyone = [bool(row.all()) for row in unfinished]
@@ -71,9 +74,9 @@ class StackBatches:
 
     def _repeated(self, order: Order) -> np.ndarray:
         """The client's batch for each batch of the stack's stage, [num_batches]."""
-        own = len(order.positions)
+        num_batches = len(order.positions)
         batches = np.arange(self.num_steps * self.group)
-        return np.where(batches < own, batches, own - self.group + batches % self.group)
+        return np.where(batches < num_batches, batches, num_batches - self.group + batches % self.group)
 
     def _filled(
         self, values: Sequence[np.ndarray], orders: Sequence[Order], chosen: Sequence[np.ndarray]
@@ -81,9 +84,9 @@ class StackBatches:
         """Each client's `values`, one per sample of its batches, as int64 [num_batches, width * size]."""
         filled = np.empty((self.num_steps * self.group, self.width, self.size), np.int64)
         for client, (value, order) in enumerate(zip(values, orders, strict=True)):
-            own = np.full((len(order.positions), self.size), value[0])
-            own[np.arange(self.size) < np.array(order.sizes)[:, None]] = value
-            filled[:, client] = own[chosen[client]]
+            client_values = np.full((len(order.positions), self.size), value[0])
+            client_values[np.arange(self.size) < np.array(order.sizes)[:, None]] = value
+            filled[:, client] = client_values[chosen[client]]
         return filled.reshape(len(filled), -1)
 
     def _weighted(self, orders: Sequence[Order], chosen: Sequence[np.ndarray]) -> torch.Tensor:

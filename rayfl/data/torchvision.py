@@ -30,10 +30,10 @@ def torchvision() -> ModuleType:
 @functools.cache
 def define_operators() -> bool:
     """Make `import torchvision` possible, also for others that do it; returns whether it is installed."""
-    found = importlib.util.find_spec("torchvision")
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec("torchvision")
+    if spec is None or spec.origin is None:
         return False
-    if not _operators_load(Path(found.origin).parent):
+    if not _operators_load(Path(spec.origin).parent):
         # Defining an operator twice is an error, and another package may have defined them already.
         for name in [name for name in OPERATORS if not hasattr(torch.ops.torchvision, name)]:
             torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")

@@ -47,7 +47,8 @@ def to_memory(nested: Nested, device: torch.device) -> Nested:
 
 def stack(nested: Sequence[Nested], width: int, device: torch.device) -> Nested:
     """Stack `nested` on the device: every leaf becomes [width, ...]. Missing rows are copies of the first one."""
-    spec, missing = tree_flatten(nested[0])[1], width - len(nested)
+    spec = tree_flatten(nested[0])[1]
+    missing = width - len(nested)
     columns = [[*column, *[column[0]] * missing] for column in zip(*map(_leaves, nested), strict=True)]
     if device.type == "cpu":
         return tree_unflatten([torch.stack(column) for column in columns], spec)
@@ -92,7 +93,8 @@ def _leaves(nested: Any) -> list[torch.Tensor]:
 
 def offsets(shapes: Sequence[tuple[torch.Size, torch.dtype]]) -> tuple[list[int], int]:
     """The first byte of each tensor in a buffer, and the size of the buffer in bytes."""
-    starts, end = [], 0
+    starts = list[int]()
+    end = 0
     for shape, dtype in shapes:
         starts.append(end)
         end += -(-math.prod(shape) * dtype.itemsize // PAGE) * PAGE

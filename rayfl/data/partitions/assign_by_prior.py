@@ -25,15 +25,15 @@ def assign_by_prior(
     num_clients, num_classes = priors.shape
     supply = np.bincount(labels, minlength=num_classes)
     clients = _arrivals(sizes, generator)
-    wanted = _served(clients, priors, supply, generator)
+    label_of_request = _served(clients, priors, supply, generator)
     # One line of samples a label, in random order; a label's requests are served from its line as they arrive.
     line = generator.permutation(len(labels))
     line = line[np.argsort(labels[line], kind="stable")]
-    requests = np.argsort(wanted, kind="stable")[np.count_nonzero(wanted < 0) :]
-    granted = wanted[requests]
-    place = np.arange(len(requests)) - np.searchsorted(granted, granted)
+    requests = np.argsort(label_of_request, kind="stable")[np.count_nonzero(label_of_request < 0) :]
+    granted = label_of_request[requests]
+    position = np.arange(len(requests)) - np.searchsorted(granted, granted)
     line_starts = np.cumsum(supply) - supply
-    return Shards.per_owner(line[line_starts[granted] + place], clients[requests], num_clients)
+    return Shards.per_owner(line[line_starts[granted] + position], clients[requests], num_clients)
 
 
 def even_sizes(total: int, parts: int) -> np.ndarray:
@@ -65,20 +65,20 @@ def _served(clients: np.ndarray, priors: np.ndarray, supply: np.ndarray, generat
     """The label that each request gets, -1 where its labels have all run out; int16 or int64 [num_requests]."""
     num_classes = len(supply)
     is_open = supply > 0
-    wanted = _draw(priors * is_open, clients, generator)
+    labels = _draw(priors * is_open, clients, generator)
     while True:
-        by_label = np.argsort(wanted, kind="stable")
-        counts = np.bincount(wanted + 1, minlength=num_classes + 1)
+        by_label = np.argsort(labels, kind="stable")
+        counts = np.bincount(labels + 1, minlength=num_classes + 1)
         starts = np.cumsum(counts)[:-1]
         short = np.flatnonzero(counts[1:] > supply)
         if not len(short):
-            return wanted
+            return labels
         # The label that runs out first: later requests for it are drawn again, among the labels still open.
         ends = by_label[starts[short] + supply[short] - 1]
         label = short[np.argmin(ends)]
         is_open[label] = False
         late = by_label[starts[label] + supply[label] : starts[label] + counts[1 + label]]
-        wanted[late] = _draw(priors * is_open, clients[late], generator)
+        labels[late] = _draw(priors * is_open, clients[late], generator)
 
 
 def _draw(weights: np.ndarray, clients: np.ndarray, generator: np.random.Generator) -> np.ndarray:

@@ -22,9 +22,9 @@ class Pathological(ByClass):
 
     def split(self, dataset: Dataset, num_clients: int, generator: np.random.Generator) -> Partition:
         """Assign the samples. Raise RayflError if a client gets no samples or there are too few classes."""
-        held = _draw_classes(self.name, self.classes_per_client, dataset, num_clients, generator)
+        has_class = _draw_classes(self.name, self.classes_per_client, dataset, num_clients, generator)
         labels = dataset.train.labels
-        train = assign_by_prior(labels, held.astype(np.float64), even_sizes(len(labels), num_clients), generator)
+        train = assign_by_prior(labels, has_class.astype(np.float64), even_sizes(len(labels), num_clients), generator)
         test = matching_test_split(dataset, train, self.test_samples, generator)
         return self.finish(train, test, "lower clients.count or raise classes_per_client")
 
@@ -43,11 +43,12 @@ class LabelsPerClient(ByClass):
 
     def split(self, dataset: Dataset, num_clients: int, generator: np.random.Generator) -> Partition:
         """Assign the samples. Raise RayflError if a client gets no samples or there are too few classes."""
-        held = _draw_classes(self.name, self.labels_per_client, dataset, num_clients, generator)
+        has_class = _draw_classes(self.name, self.labels_per_client, dataset, num_clients, generator)
         labels, test_labels = dataset.train.labels, dataset.test.labels
-        indices, owners = [], []
+        indices = []
+        owners = []
         for label in range(dataset.num_classes):
-            holders = np.flatnonzero(held[:, label])
+            holders = np.flatnonzero(has_class[:, label])
             if not len(holders):
                 continue
             samples = generator.permutation(np.flatnonzero(labels == label))
@@ -59,7 +60,7 @@ class LabelsPerClient(ByClass):
             indices.append(samples[np.repeat(starts, used) + within])
             owners.append(np.repeat(holders, used))
         train = Shards.per_owner(np.concatenate(indices), np.concatenate(owners), num_clients)
-        test = Shards.of([np.flatnonzero(held[client][test_labels]) for client in range(num_clients)])
+        test = Shards.of([np.flatnonzero(has_class[client][test_labels]) for client in range(num_clients)])
         return self.finish(train, test, "lower clients.count or raise labels_per_client or used_ratio")
 
 
@@ -105,6 +106,6 @@ def _draw_classes(
             f"{dataset.num_classes}: give at most that many"
         )
     chosen = np.argsort(generator.random((num_clients, dataset.num_classes)), axis=1)[:, :how_many]
-    held = np.zeros((num_clients, dataset.num_classes), bool)
-    np.put_along_axis(held, chosen, True, axis=1)
-    return held
+    has_class = np.zeros((num_clients, dataset.num_classes), bool)
+    np.put_along_axis(has_class, chosen, True, axis=1)
+    return has_class

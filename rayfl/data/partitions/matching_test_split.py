@@ -20,10 +20,10 @@ def matching_test_split(dataset: Dataset, train: Shards, num_samples: int, gener
     fitting = np.where(counts > 0, supply * totals[:, None] / np.maximum(counts, 1), np.inf).min(axis=1)
     size = np.minimum(num_samples, fitting)
     # The 1e-9 because a share such as 0.07 * 100 is 7.000000000000001 in floats.
-    wanted = np.ceil(counts / totals[:, None] * size[:, None] - 1e-9).astype(np.int64)
+    quotas = np.ceil(counts / totals[:, None] * size[:, None] - 1e-9).astype(np.int64)
     taken = [
-        pools[label][generator.choice(supply[label], wanted[client, label], replace=False, shuffle=False)]
-        for client, label in np.argwhere(wanted)
+        pools[label][generator.choice(supply[label], quotas[client, label], replace=False, shuffle=False)]
+        for client, label in np.argwhere(quotas)
     ]
-    owners = np.repeat(np.arange(len(train)), wanted.sum(axis=1))
+    owners = np.repeat(np.arange(len(train)), quotas.sum(axis=1))
     return Shards.per_owner(np.concatenate([np.empty(0, np.int64), *taken]), owners, len(train))

@@ -36,7 +36,7 @@ class ArrayFiles(Source):
     def files(self) -> list[Path]:
         """The archive, or the arrays that count in the folder."""
         path = expanded(self.path)
-        return [found for name in NAMES if (found := path / f"{name}.npy").exists()] if path.is_dir() else [path]
+        return [file for name in NAMES if (file := path / f"{name}.npy").exists()] if path.is_dir() else [path]
 
     def load(self) -> Dataset:
         """Load the dataset. Raise RayflError if arrays are missing or have wrong values."""
@@ -60,15 +60,21 @@ class Arrays(Source):
         self, inputs: Any, labels: Any, test_inputs: Any = None, test_labels: Any = None, **options: Any
     ) -> None:
         """`options`: owners, test_owners, kind, test_share. Lists are turned into arrays."""
-        given = {"inputs": inputs, "labels": labels, "test_inputs": test_inputs, "test_labels": test_labels, **options}
+        arguments = {
+            "inputs": inputs,
+            "labels": labels,
+            "test_inputs": test_inputs,
+            "test_labels": test_labels,
+            **options,
+        }
         try:
-            arrays = {key: np.asarray(given[key]) for key in NAMES if given.get(key) is not None}
+            arrays = {name: np.asarray(arguments[name]) for name in NAMES if arguments.get(name) is not None}
         except (ValueError, TypeError):
             raise RayflError("the array data have rows of several shapes; give all one shape") from None
-        super().__init__(**{**given, **arrays})
+        super().__init__(**{**arguments, **arrays})
 
     def _arrays(self) -> dict[str, np.ndarray]:
-        return {key: array for key in NAMES if (array := getattr(self, key)) is not None}
+        return {name: array for name in NAMES if (array := getattr(self, name)) is not None}
 
     # Any: a table of an experiment.
     def to_table(self) -> dict[str, Any]:
@@ -85,15 +91,15 @@ class Arrays(Source):
 
 def _read(path: Path) -> dict[str, np.ndarray]:
     """The arrays of `NAMES` that an .npz file or a folder has. Raise RayflError if it cannot be read."""
-    found: dict[str, np.ndarray] = {}
     if not path.is_dir():
         with reading(path, _GIVE):
             return read_npz(path, NAMES)
+    arrays: dict[str, np.ndarray] = {}
     for file in (path / f"{name}.npy" for name in NAMES):
         if file.exists():
             with reading(file, "write numbers or texts with numpy.save"):
-                found[file.stem] = read_npy(file)
-    return found
+                arrays[file.stem] = read_npy(file)
+    return arrays
 
 
 def _dataset(name: str, place: str, arrays: dict[str, np.ndarray], test_share: float, kind: Kind) -> Dataset:
@@ -101,8 +107,8 @@ def _dataset(name: str, place: str, arrays: dict[str, np.ndarray], test_share: f
     if kind == "text" and {"labels", "test_labels"}.isdisjoint(arrays):
         tokens = {name: array for name, array in arrays.items() if name.endswith("inputs") and array.ndim == 2}
         arrays = {**arrays, **{name.replace("inputs", "labels"): next_tokens(array) for name, array in tokens.items()}}
-    wanted = NAMES[:2] if {"test_inputs", "test_labels"}.isdisjoint(arrays) else (*NAMES[:2], *NAMES[3:5])
-    if missing := [key for key in wanted if key not in arrays]:
+    required = NAMES[:2] if {"test_inputs", "test_labels"}.isdisjoint(arrays) else (*NAMES[:2], *NAMES[3:5])
+    if missing := [key for key in required if key not in arrays]:
         raise RayflError(f"{place} has no array {missing[0]}; the names that count are {listed([*NAMES], 'and')}")
     train = Samples(arrays["inputs"], arrays["labels"], arrays.get("owners"))
     test = None

@@ -57,10 +57,13 @@ def dataset(
         if is_given:
             _require_trained(test.place or place, train_labels, test_labels, names)
     else:
-        train_labels, test_labels, names = _targets(train.labels), _targets(test.labels), tuple(classes)
+        train_labels, test_labels = _targets(train.labels), _targets(test.labels)
+        names = tuple(classes)
         num_classes = train.labels.shape[-1]
         if kind == "text" and train.labels.shape == train.inputs.shape:
-            num_classes = 1 + max(int(tokens.max()) for one in (train, test) for tokens in (one.inputs, one.labels))
+            num_classes = 1 + max(
+                int(tokens.max()) for samples in (train, test) for tokens in (samples.inputs, samples.labels)
+            )
     mean, std = ((), ()) if scaled is None else _standardise(train.inputs, test.inputs, scaled)
     train_inputs, test_inputs = (_inputs(rows.place or place, rows.inputs, kind) for rows in (train, test))
     if kind == "image":
@@ -155,10 +158,11 @@ def _require_trained(place: str, train: np.ndarray, test: np.ndarray, names: tup
     trained = np.unique(train)
     if len(strange := np.setdiff1d(test, trained)):
         row = int(np.flatnonzero(test == strange[0])[0])
-        label, cure = str(strange[0]), "both splits must number classes alike"
+        label = str(strange[0])
+        cure = "both splits must number classes alike"
         if names:
             label = shown(names[strange[0]])
-            cure = did_you_mean(names[strange[0]], [names[number] for number in trained])
+            cure = did_you_mean(names[strange[0]], [names[trained_class] for trained_class in trained])
         raise RayflError(
             f"{place} has the test label {label} (row {row}, counted from 0), which no train sample has: "
             f"correct it, or leave these rows out; {cure}"
@@ -208,12 +212,12 @@ def _numbered(place: str, what: str, train: np.ndarray, test: np.ndarray) -> tup
         )
     if has_texts[0] or what == "labels":
         train, test = train.astype(str), test.astype(str)
-    values, places = np.unique(np.concatenate([train, test]), return_inverse=True)
-    return places[: len(train)].astype(np.int64), places[len(train) :].astype(np.int64), values
+    values, numbers = np.unique(np.concatenate([train, test]), return_inverse=True)
+    return numbers[: len(train)].astype(np.int64), numbers[len(train) :].astype(np.int64), values
 
 
 def _has_texts(values: np.ndarray) -> bool:
-    return values.dtype.kind == "U" or (values.dtype.kind == "O" and any(isinstance(one, str) for one in values))
+    return values.dtype.kind == "U" or (values.dtype.kind == "O" and any(isinstance(value, str) for value in values))
 
 
 def _kind(inputs: np.ndarray) -> Literal["image", "vector", "text"]:
@@ -275,10 +279,10 @@ def _check_resolution(place: str, inputs: np.ndarray) -> None:
         step = np.spacing(np.maximum(np.abs(low), np.abs(high)).astype(np.float32))
         coarse = np.argwhere((high > low) & (high - low < COARSE * step))
     if len(coarse):
-        place_of = ", ".join(map(str, coarse[0]))
+        position = ", ".join(map(str, coarse[0]))
         log_once(
             WARNING,
-            f"{place} has inputs from {low[tuple(coarse[0])]:.17g} to {high[tuple(coarse[0])]:.17g} (input {place_of}, "
+            f"{place} has inputs from {low[tuple(coarse[0])]:.17g} to {high[tuple(coarse[0])]:.17g} (input {position}, "
             f"counted from 0), which become equal as float32, or nearly so: standardise them, or subtract a constant",
         )
 

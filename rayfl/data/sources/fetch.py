@@ -63,5 +63,7 @@ class Fetched(Source):
     def missing(self, reason: str) -> RayflError:
         """The error for files that are missing or damaged; `reason` says which."""
         what = "is incomplete or damaged" if self.folder.is_dir() else "is not on this machine"
-        place = f"put its files into {self.folder}, or set data.root to their folder"
-        return RayflError(f"{self.name} {what} ({reason}): {self.advice}; {place}")
+        return RayflError(
+            f"{self.name} {what} ({reason}): {self.advice}; put its files into {self.folder}, or set data.root to "
+            "their folder"
+        )

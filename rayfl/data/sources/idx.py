@@ -71,7 +71,7 @@ class _FourFiles(Downloaded):
         """The four files, downloaded if they are missing."""
         folder = self.fetch(self.advice, self.kind, "raw")
         parts = ("images-idx3-ubyte", "labels-idx1-ubyte")
-        return [find_idx(folder, f"{half}-{part}", self.advice) for half in ("train", "t10k") for part in parts]
+        return [find_idx(folder, f"{prefix}-{part}", self.advice) for prefix in ("train", "t10k") for part in parts]
 
     def load(self) -> Dataset:
         """Load the dataset. If files are missing and cannot be downloaded, RayflError says what to do."""
@@ -130,8 +130,10 @@ def read_idx(path: Path) -> np.ndarray:
             memory.require(math.prod(shape), str(path), "fetch it again")
             content = file.read(math.prod(shape) + 1)
     if len(content) != math.prod(shape):
-        found = "more" if len(content) > math.prod(shape) else len(content)
-        raise RayflError(f"{path} has {found} bytes of values where its header says {math.prod(shape)}: fetch it again")
+        num_bytes = "more" if len(content) > math.prod(shape) else len(content)
+        raise RayflError(
+            f"{path} has {num_bytes} bytes of values where its header says {math.prod(shape)}: fetch it again"
+        )
     return np.frombuffer(content, np.uint8).reshape(shape)
 
 

@@ -58,20 +58,20 @@ class OwnImageFolder(Source):
         homes = self._homes(folder)
         classes = sorted({path.name for home in homes["train"].values() for path in folders(home)})
         train, *test = (self._samples(folder, split, homes[split], classes) for split in homes)
-        found = dataset(
+        images = dataset(
             self.name, self.path, train, test[0] if test else None, self.test_share, kind="image", classes=classes
         )
-        return replace(found, augment=self.augment)
+        return replace(images, augment=self.augment)
 
     def _homes(self, folder: Path) -> dict[Split, dict[str, Path]]:
         """By split and owner, the folders of class folders; without owners the one of the split, under ""."""
-        whole: dict[Split, Path] = {"train": folder}
-        splits = split_folders(folder) or whole
+        undivided: dict[Split, Path] = {"train": folder}
+        splits = split_folders(folder) or undivided
         homes: dict[Split, dict[str, Path]]
         if self.owners is None:
             homes = {split: {"": home} for split, home in splits.items()}
-        elif splits is not whole:
-            homes = {split: {home.name: home for home in folders(place)} for split, place in splits.items()}
+        elif splits is not undivided:
+            homes = {split: {home.name: home for home in folders(path)} for split, path in splits.items()}
         else:
             homes = _homes_of_owners(folder)
         for home in (home for of_split in homes.values() for home in of_split.values()):
@@ -84,12 +84,12 @@ class OwnImageFolder(Source):
             if strange := [path.name for path in folders(home) if path.name not in known]:
                 raise RayflError(f"{home} has the class {strange[0]!r}, of which there is nothing to train on")
         by_owner = {owner: labelled_files(home, classes) for owner, home in homes.items()}
-        files = [file for found in by_owner.values() for file in found]
+        files = [file for owner_files in by_owner.values() for file in owner_files]
         if not files:
             inside = "OWNER/CLASS folders" if self.owners else "class folders"
             raise RayflError(f"{folder} has no images to {split} with in its {inside}; give data.path another folder")
         samples = self._decoded(files)
-        owners = np.repeat([*by_owner], [len(found) for found in by_owner.values()])
+        owners = np.repeat([*by_owner], [len(owner_files) for owner_files in by_owner.values()])
         return replace(samples, groups=owners) if self.owners else samples
 
     def _decoded(self, files: Files) -> Samples:
@@ -103,8 +103,8 @@ class OwnImageFolder(Source):
                 memory.require(len(files) * image.nbytes, f"the data of {len(files)} images like {path}", advice)
                 images = np.empty((len(files), *image.shape), np.uint8)
             if image.shape != images.shape[1:]:
-                given, others = ("x".join(map(str, one.shape[:-3:-1])) for one in (image, images))
-                raise RayflError(f"{path} is {given} pixels and not {others}: {advice}")
+                size, others = ("x".join(map(str, pixels.shape[:-3:-1])) for pixels in (image, images))
+                raise RayflError(f"{path} is {size} pixels and not {others}: {advice}")
             images[row] = image
         if images.max() < DARK:
             log_once(

@@ -48,12 +48,12 @@ class IMDB(Fetched):
 
     def files(self) -> list[Path]:
         """The folders of the labelled reviews."""
-        return [self.folder / half / sentiment for half in ("train", "test") for sentiment in SENTIMENTS]
+        return [self.folder / split / sentiment for split in ("train", "test") for sentiment in SENTIMENTS]
 
     def load(self) -> Dataset:
         """Load the dataset. If files are missing, RayflError says which to fetch and where to put them."""
         folder = self.folder
-        (train, train_labels), (test, test_labels) = (self._reviews(folder / half) for half in ("train", "test"))
+        (train, train_labels), (test, test_labels) = (self._reviews(folder / split) for split in ("train", "test"))
         numbers = _numbered(train, self.vocabulary)
         return Dataset(
             name=self.name,
@@ -66,14 +66,14 @@ class IMDB(Fetched):
 
     def _reviews(self, folder: Path) -> tuple[list[list[str]], np.ndarray]:
         """The words of all reviews, the bad ones first, in the order of their files' names, and the labels."""
-        found: list[tuple[Path, int]] = []
+        files: list[tuple[Path, int]] = []
         for label, sentiment in enumerate(SENTIMENTS):
             paths = sorted((folder / sentiment).glob("*.txt"))
             if not paths:
                 raise self.missing(f"{folder / sentiment} has no *.txt")
-            found += [(path, label) for path in paths]
-        memory.require(8 * self.length * len(found), f"data.length={self.length} for {len(found)} reviews", "lower it")
-        return [words(_text(path)) for path, _ in found], np.array([label for _, label in found], np.int64)
+            files += [(path, label) for path in paths]
+        memory.require(8 * self.length * len(files), f"data.length={self.length} for {len(files)} reviews", "lower it")
+        return [words(_text(path)) for path, _ in files], np.array([label for _, label in files], np.int64)
 
 
 def _text(path: Path) -> str:
@@ -85,7 +85,7 @@ def _numbered(reviews: Sequence[Sequence[str]], vocabulary: int) -> dict[str, in
     """The token number of each of the `vocabulary - 2` most frequent words."""
     counts = Counter(chain.from_iterable(reviews))
     order = sorted(counts, key=lambda word: (-counts[word], word))
-    return {word: number for number, word in enumerate(order[: vocabulary - FIRST_WORD], start=FIRST_WORD)}
+    return {word: token for token, word in enumerate(order[: vocabulary - FIRST_WORD], start=FIRST_WORD)}
 
 
 def _encoded(reviews: Sequence[Sequence[str]], numbers: Mapping[str, int], length: int) -> np.ndarray:

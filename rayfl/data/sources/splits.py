@@ -27,20 +27,20 @@ _AFTER = r"([ _.-]?(set|split|data|images))?([ _.-]?(19|20)\d\d)?"
 
 def split_of(name: str) -> Split | None:
     """The split that the name of a folder or file means, in any capitalisation; None if it means none."""
-    for split, words in _WORDS.items():
-        if re.fullmatch(f"({words}){_AFTER}", name, re.IGNORECASE):
+    for split, pattern in _WORDS.items():
+        if re.fullmatch(f"({pattern}){_AFTER}", name, re.IGNORECASE):
             return split
     return None
 
 
-def chosen(folder: Path, found: Sequence[tuple[Split, Path]]) -> dict[Split, Path]:
+def chosen(folder: Path, candidates: Sequence[tuple[Split, Path]]) -> dict[Split, Path]:
     """The path of the train split, and of the test split if there is one, among all splits that a folder has.
 
     Raise RayflError without a train split, or if two paths are the same split. A notice names validation data that are
     left out.
     """
     by_split: dict[Split, Path] = {}
-    for split, path in found:
+    for split, path in candidates:
         if split in by_split:
             raise RayflError(
                 f"{folder} has {by_split[split].name} and {path.name}, which both name its {split} split; put them "
@@ -48,7 +48,7 @@ def chosen(folder: Path, found: Sequence[tuple[Split, Path]]) -> dict[Split, Pat
             )
         by_split[split] = path
     if "train" not in by_split:
-        names = listed([path.name for _, path in found], "and")
+        names = listed([path.name for _, path in candidates], "and")
         raise RayflError(f"{folder} has {names} and no train split beside it; add a folder or file called train")
     if "validation" in by_split:
         validation = by_split.pop("validation")
@@ -68,19 +68,19 @@ def split_folders(folder: Path) -> dict[Split, Path] | None:
     alone is a class if there are only files in it. Raise RayflError where it is not clear, and as `chosen` does.
     """
     inside = folders(folder)
-    found: list[tuple[Split, Path]] = [(split, path) for path in inside if (split := split_of(path.name)) is not None]
+    splits: list[tuple[Split, Path]] = [(split, path) for path in inside if (split := split_of(path.name)) is not None]
     others = [path.name for path in inside if split_of(path.name) is None]
-    is_pair = {"train"} < {split for split, _ in found}
-    if not found or (others and not is_pair and not any(folders(path) for _, path in found)):
+    is_pair = {"train"} < {split for split, _ in splits}
+    if not splits or (others and not is_pair and not any(folders(path) for _, path in splits)):
         return None
     if others and not is_pair:
         raise RayflError(
-            f"{folder} has the folder {found[0][1].name}, which is named as a split, beside {others[0]}, which is "
+            f"{folder} has the folder {splits[0][1].name}, which is named as a split, beside {others[0]}, which is "
             "none; put all data into folders called train and test, or rename the first"
         )
     if others:
-        _leave_out(folder, others, found[0][1])
-    return chosen(folder, found)
+        _leave_out(folder, others, splits[0][1])
+    return chosen(folder, splits)
 
 
 def split_files(files: Sequence[Path]) -> dict[str, dict[Split, Path]]:
@@ -96,8 +96,10 @@ def split_files(files: Sequence[Path]) -> dict[str, dict[Split, Path]]:
         owner, last = parts.groups() if parts else ("", stem)
         if (split := split_of(last)) is not None:
             by_owner.setdefault(owner, []).append((split, file))
-    paired = {owner: found for owner, found in by_owner.items() if {"train"} < {split for split, _ in found}}
-    used = [file for found in paired.values() for _, file in found]
+    paired = {
+        owner: owner_files for owner, owner_files in by_owner.items() if {"train"} < {split for split, _ in owner_files}
+    }
+    used = [file for owner_files in paired.values() for _, file in owner_files]
     others = [file.name for file in files if file not in used]
     alone = [file.name for split, file in by_owner.get("", ()) if split == "train"]
     if not paired and alone and len(files) > len(alone):
@@ -107,7 +109,7 @@ def split_files(files: Sequence[Path]) -> dict[str, dict[Split, Path]]:
         )
     if paired and others:
         _leave_out(files[0].parent, others, used[0])
-    return {owner: chosen(files[0].parent, found) for owner, found in paired.items()}
+    return {owner: chosen(files[0].parent, owner_files) for owner, owner_files in paired.items()}
 
 
 def _leave_out(folder: Path, others: Sequence[str], split: Path) -> None:
@@ -125,5 +127,7 @@ def folders(folder: Path) -> list[Path]:
         return []
     # Unlike Path.is_dir, an entry knows without a system call that a file is no folder: there may be a million images.
     with os.scandir(folder) as entries:
-        found = sorted((entry.name, entry.is_symlink()) for entry in entries if entry.is_dir() and entry.name[0] != ".")
-    return [folder / name for name, is_link in found if not is_link or is_folder(folder / name)]
+        subfolders = sorted(
+            (entry.name, entry.is_symlink()) for entry in entries if entry.is_dir() and entry.name[0] != "."
+        )
+    return [folder / name for name, is_link in subfolders if not is_link or is_folder(folder / name)]

@@ -59,13 +59,15 @@ class Table(Source):
         if self.test_path is not None:
             test = self._rows(_File(self.test_path, "data.test_path"), columns["inputs"], values)
         numbers = [name not in values for name in columns["inputs"]]
-        names = [[f"{name}={one}" for one in values[name]] if name in values else [name] for name in columns["inputs"]]
+        names = [
+            [f"{name}={value}" for value in values[name]] if name in values else [name] for name in columns["inputs"]
+        ]
         is_number = np.repeat(numbers, [*map(len, names)])
         scaled = is_number if self.standardise else None
-        found = dataset(
+        rows = dataset(
             self.name, self.path, train, test, self.test_share, kind="vector", classes=self.targets, scaled=scaled
         )
-        return replace(found, columns=columns, input_names=[*chain.from_iterable(names)])
+        return replace(rows, columns=columns, input_names=[*chain.from_iterable(names)])
 
     def unused(self) -> Mapping[str, str]:
         return {"labels": f"beside targets={shown(self.targets)}"} if self.targets else {}
@@ -94,17 +96,17 @@ class Table(Source):
 
     def _use(self, field: pa.Field, is_index: bool) -> str:
         """ "inputs", or why a column that is not among the features is not an input."""
-        kinds, kind = pa.types, field.type
+        kind = field.type
         uses = [
             (field.name in self.categories, "inputs"),
             (field.name in self._predicted, "labels"),
             (field.name == self.owners, "owners"),
             (self.features, "not in data.features"),
             (is_index, "pandas' index"),
-            (kinds.is_integer(kind) or kinds.is_floating(kind) or kinds.is_boolean(kind), "inputs"),
-            (kinds.is_null(kind), "empty"),
-            (kinds.is_string(kind) or kinds.is_large_string(kind), "text, and not in data.categories"),
-            (kinds.is_dictionary(kind), "text, and not in data.categories"),
+            (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind), "inputs"),
+            (pa.types.is_null(kind), "empty"),
+            (pa.types.is_string(kind) or pa.types.is_large_string(kind), "text, and not in data.categories"),
+            (pa.types.is_dictionary(kind), "text, and not in data.categories"),
         ]
         return next((use for applies, use in uses if applies), f"of type {kind}")
 
@@ -117,8 +119,9 @@ class Table(Source):
 class _File:
     """A table, and its path for the sentences of errors."""
 
-    def __init__(self, path: str, key: str) -> None:
-        self.path, self.table = path, read(path, key)
+    def __init__(self, path: str, setting: str) -> None:
+        self.path = path
+        self.table = read(path, setting)
 
     def column(self, name: str) -> np.ndarray:
         """The numbers or texts of a column. Raise RayflError if the column is missing, there twice or lacks values."""
@@ -145,12 +148,13 @@ class _File:
         """The inputs, float64 [rows, inputs]: a column of numbers is one, a category one for each of its `values`."""
         width = sum(len(values.get(name, "1")) for name in names)
         memory.require(8 * self.table.num_rows * width, f"{self.path} with {width} inputs", "name fewer columns")
-        found, place = np.empty((self.table.num_rows, width)), 0
+        inputs = np.empty((self.table.num_rows, width))
+        start = 0
         for name in names:
             part = self._one_hot(name, values[name]) if name in values else self._numbers(name)[:, None]
-            found[:, place : place + part.shape[1]] = part
-            place += part.shape[1]
-        return found
+            inputs[:, start : start + part.shape[1]] = part
+            start += part.shape[1]
+        return inputs
 
     def _numbers(self, name: str) -> np.ndarray:
         values = self.column(name)
@@ -167,13 +171,13 @@ class _File:
         return values
 
     def _one_hot(self, name: str, values: np.ndarray) -> np.ndarray:
-        found = self.column(name)
-        if len(strange := np.setdiff1d(found, values)):
+        column = self.column(name)
+        if len(strange := np.setdiff1d(column, values)):
             raise RayflError(
                 f"{self.path} has {shown(strange.tolist()[0])} in column {name!r}, which no train sample has; leave "
                 "these rows out"
             )
-        return found[:, None] == values
+        return column[:, None] == values
 
 
 def _collapse(values: np.ndarray) -> bool:
@@ -190,16 +194,16 @@ def _pandas_index(schema: pa.Schema) -> set[str]:
         noted: Any = (schema.pandas_metadata or {}).get("index_columns", [])
     except (ValueError, AttributeError):
         noted = []
-    named = {one for one in noted if isinstance(one, str)} if isinstance(noted, list) else set()
+    named = {entry for entry in noted if isinstance(entry, str)} if isinstance(noted, list) else set()
     return named | {name for name in schema.names if _INDEX.fullmatch(name)}
 
 
-def read(path: str, key: str) -> pa.Table:
+def read(path: str, setting: str) -> pa.Table:
     """Read a CSV or Parquet file. Raise RayflError if it cannot be read."""
     file = expanded(path)
     if file.suffix not in (".csv", ".parquet"):
-        raise RayflError(f"{key}={path!r} is not allowed; it must be a .csv or a .parquet file")
-    with reading(file, f"give {key} the path of a .csv or .parquet file", pa.ArrowException):
+        raise RayflError(f"{setting}={path!r} is not allowed; it must be a .csv or a .parquet file")
+    with reading(file, f"give {setting} the path of a .csv or .parquet file", pa.ArrowException):
         require_regular(file)
         if file.suffix == ".csv":
             return csv.read_csv(file)

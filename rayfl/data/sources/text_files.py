@@ -53,14 +53,14 @@ class TextFiles(Source):
             raise RayflError(f"{self.path} has no .txt files; give data.path a file, or a folder of them")
         splits = split_files(files) or {file.name: {"train": file} for file in files}
         train = self._samples(splits, "train")
-        test = self._samples(splits, "test") if any("test" in found for found in splits.values()) else None
-        found = dataset(self.name, self.path, train, test, self.test_share, kind="text")
-        return replace(found, num_classes=NUM_TOKENS, vocabulary=NUM_TOKENS)
+        test = self._samples(splits, "test") if any("test" in paths for paths in splits.values()) else None
+        texts = dataset(self.name, self.path, train, test, self.test_share, kind="text")
+        return replace(texts, num_classes=NUM_TOKENS, vocabulary=NUM_TOKENS)
 
     def _samples(self, splits: Mapping[str, Mapping[Split, Path]], split: Split) -> Samples:
         """The sequences of all owners in one split; they have owners if there are several."""
         texts = {
-            owner: sequences(self._read(found[split]), self.length) for owner, found in splits.items() if split in found
+            owner: sequences(self._read(paths[split]), self.length) for owner, paths in splits.items() if split in paths
         }
         inputs, labels = (np.concatenate(parts) for parts in zip(*texts.values(), strict=True))
         numbers = [owner for owner, name in enumerate(splits) if name in texts]
@@ -69,21 +69,22 @@ class TextFiles(Source):
 
     def _read(self, file: Path) -> bytes:
         with reading(file, "give data.path a file, or a folder of .txt files", EOFError, zlib.error):
-            found = read_bytes(file)
+            content = read_bytes(file)
             for magic, what in _PACKED.items():
-                if found.startswith(magic):
+                if content.startswith(magic):
                     raise RayflError(f"{file} is packed ({what}); unpack it, or pack it with gzip")
-            if found.startswith(_GZIP):
-                found = _unpacked(file, found)
-        memory.require(_BYTES_A_TOKEN * len(found), str(file), "give less data")
-        if len(found) < 2:
-            raise RayflError(f"{file} has {len(found)} bytes of text; give at least 2")
-        return found
+            if content.startswith(_GZIP):
+                content = _unpacked(file, content)
+        memory.require(_BYTES_A_TOKEN * len(content), str(file), "give less data")
+        if len(content) < 2:
+            raise RayflError(f"{file} has {len(content)} bytes of text; give at least 2")
+        return content
 
 
 def _unpacked(file: Path, packed: bytes) -> bytes:
     """The content of a gzip file, piece by piece, so that a small one cannot fill the memory."""
-    parts, size = list[bytes](), 0
+    parts = list[bytes]()
+    size = 0
     with gzip.open(io.BytesIO(packed)) as stream:
         while part := stream.read(_PIECE):
             parts.append(part)

@@ -107,8 +107,8 @@ def cached_arrays(cache: Path, name: str, files: Sequence[Path], read: Callable[
     cannot be written or is full, the samples stay in memory.
     """
     stamps = [(str(path.absolute()), path.stat()) for path in files]
-    found = [(path, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino) for path, s in stamps]
-    digest = hashlib.sha256(json.dumps([FORMAT, name, found]).encode()).hexdigest()[:16]
+    fingerprint = [(path, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino) for path, s in stamps]
+    digest = hashlib.sha256(json.dumps([FORMAT, name, fingerprint]).encode()).hexdigest()[:16]
     folder = expanded(cache) / "arrays" / f"{name}-{digest}"
     if not folder.is_dir():
         splits = read()
@@ -154,8 +154,8 @@ def read_tff(path: Path, *features: str) -> Iterator[tuple[str, list[np.ndarray]
         h5py: Any = import_module("h5py")
     except ImportError:
         raise RayflError(f"{path} needs the package h5py: run `pip install 'rayfl[tff]'`") from None
-    wanted = ", ".join(f"examples/CLIENT/{feature}" for feature in features)
-    with reading(path, f"fetch an HDF5 file with {wanted}", KeyError, AttributeError, TypeError, RuntimeError):
+    layout = ", ".join(f"examples/CLIENT/{feature}" for feature in features)
+    with reading(path, f"fetch an HDF5 file with {layout}", KeyError, AttributeError, TypeError, RuntimeError):
         require_regular(path)
         with h5py.File(path, "r") as file:
             examples = _member(h5py, file, "examples", h5py.Group)
@@ -174,12 +174,12 @@ def _member(h5py: Any, group: Any, name: str, kind: Any) -> Any:
     # To follow a link to another file would open that file.
     if not isinstance(group.get(name, getlink=True), h5py.HardLink | None):
         raise ValueError(f"{what} a link, and links may lead to other files")
-    found = group[name]
-    if not isinstance(found, kind):
-        raise ValueError(f"{what} a {type(found).__name__.lower()}, and must be a {kind.__name__.lower()}")
-    if kind is h5py.Dataset and (found.is_virtual or found.external):
+    member = group[name]
+    if not isinstance(member, kind):
+        raise ValueError(f"{what} a {type(member).__name__.lower()}, and must be a {kind.__name__.lower()}")
+    if kind is h5py.Dataset and (member.is_virtual or member.external):
         raise ValueError(f"{what} kept in other files")
-    return found
+    return member
 
 
 class FedCIFAR100(OwnerFiles):
@@ -205,15 +205,15 @@ class FedCIFAR100(OwnerFiles):
     def read(self, path: Path) -> Iterator[OwnerSamples]:
         """Each client's images, uint8 [n, 3, 32, 32], and fine labels. Raise RayflError for other types or shapes."""
         for name, (images, labels) in read_tff(path, "image", "label"):
-            whole = whole_labels(f"{path}: client {name!r}", "", labels, CIFAR100.num_classes)
-            if images.dtype != np.uint8 or images.shape != (len(whole), 32, 32, 3):
+            classes = whole_labels(f"{path}: client {name!r}", "", labels, CIFAR100.num_classes)
+            if images.dtype != np.uint8 or images.shape != (len(classes), 32, 32, 3):
                 raise RayflError(
                     f"{path}: the images of client {name!r} are {images.dtype} of shape {list(images.shape)}, and not "
-                    f"uint8 of shape [{len(whole)}, 32, 32, 3]: fetch it again"
+                    f"uint8 of shape [{len(classes)}, 32, 32, 3]: fetch it again"
                 )
             # Clients of both files are numbered from 0, and are not the same.
             owner = f"test {name}" if path.stem.endswith("_test") else name
-            yield OwnerSamples(owner, np.ascontiguousarray(images.transpose(0, 3, 1, 2)), whole)
+            yield OwnerSamples(owner, np.ascontiguousarray(images.transpose(0, 3, 1, 2)), classes)
 
 
 class FederatedEMNIST(OwnerFiles):
@@ -238,13 +238,14 @@ class FederatedEMNIST(OwnerFiles):
     def read(self, path: Path) -> Iterator[OwnerSamples]:
         """Each writer's images, from pixels [n, 28, 28] or [n, 784] from 0 to 1. Raise RayflError if they are not."""
         for writer, (pixels, labels) in read_tff(path, "pixels", "label"):
-            place, shape = f"{path}: writer {writer!r}", (len(labels), 1, EMNIST_SIDE, EMNIST_SIDE)
-            whole = whole_labels(place, "", labels, EMNIST_CLASSES)
+            origin = f"{path}: writer {writer!r}"
+            shape = (len(labels), 1, EMNIST_SIDE, EMNIST_SIDE)
+            classes = whole_labels(origin, "", labels, EMNIST_CLASSES)
             if pixels.size != math.prod(shape):
-                raise RayflError(f"{place} has images of shape {pixels.shape}, not [n, 28, 28]")
+                raise RayflError(f"{origin} has images of shape {pixels.shape}, not [n, 28, 28]")
             if (row := first_row(pixels, lambda part: ~((part >= 0) & (part <= 1)))) is not None:
-                raise RayflError(f"{place} has grey values outside [0, 1] in row {row}, counted from 0; make it again")
-            yield OwnerSamples(writer, np.rint(pixels * 255).astype(np.uint8).reshape(shape), whole)
+                raise RayflError(f"{origin} has grey values outside [0, 1] in row {row}, counted from 0; make it again")
+            yield OwnerSamples(writer, np.rint(pixels * 255).astype(np.uint8).reshape(shape), classes)
 
 
 class Shakespeare(OwnerFiles):
