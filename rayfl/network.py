@@ -96,10 +96,14 @@ class Network:
         """
         trained = {name for _, _, name in self.slots}
         kept = {*personal, *([] if frozen else moving)}
-        self.personal, self.moving, self.frozen = personal, frozenset(moving), frozen
+        self.personal = personal
+        self.moving = frozenset(moving)
+        self.frozen = frozen
         self.local = {name: weights[name].numpy() for name in weights if name in kept}
         self.constants = {name: weights[name].numpy() for name in weights if name not in trained | kept}
-        by_rows = {f"{name}.{key}" for name, layer in batch_norm.layers(self.module) for key in layer._buffers}
+        by_rows = {
+            f"{name}.{buffer_name}" for name, layer in batch_norm.layers(self.module) for buffer_name in layer._buffers
+        }
         self.vmappable = self.vmappable and self.moving <= by_rows
         self._place(torch.device("cpu"))
         return {name: tensor for name, tensor in weights.items() if name in trained - kept}
@@ -125,9 +129,9 @@ class Network:
         Raise RayflError if a pass gives other outputs when it is repeated with the same draws.
         """
         for training in (True, False):
-            outputs, drawn = drawn_by(lambda mode=training: self(params, inputs, mode))
-            self.stochastic |= bool(drawn)
-            self.vmappable &= not (training and drawn)
+            outputs, generators = drawn_by(lambda mode=training: self(params, inputs, mode))
+            self.stochastic |= bool(generators)
+            self.vmappable &= not (training and generators)
             again = self(params, inputs, training)
             if isinstance(outputs, Tensor) and not (outputs.isnan().any() or outputs.equal(again)):
                 mode = "training" if training else "evaluation"
@@ -181,8 +185,8 @@ class Network:
             owner._buffers[name] = (params[key] if key in params else self.buffers[key]).clone()
         if self.recurrent:
             # nn.RNNBase keeps a list of its weights beside its parameters, which functional_call knows to renew.
-            own = {name: params[name] for _, _, name in self.slots}
-            return self._checked(torch.func.functional_call(self.module, own, (inputs,)))
+            weights = {name: params[name] for _, _, name in self.slots}
+            return self._checked(torch.func.functional_call(self.module, weights, (inputs,)))
         for owner, name, parameter in self.slots:
             owner._parameters[name] = params[parameter]  # pyright: ignore[reportArgumentType]
         try:
@@ -205,7 +209,8 @@ class Network:
     def _place(self, device: torch.device) -> None:
         """Put the constants into the module, on `device`; what lies in main memory is shared with `self.constants`."""
         placed = {name: tree.tensor_over(array).to(device) for name, array in self.constants.items()}
-        self.placed_on, self.rows.fixed = device, self.frozen
+        self.placed_on = device
+        self.rows.fixed = self.frozen
         for owner, name, key in self.frozen_slots:
             setattr(owner, name, nn.Parameter(placed[key], requires_grad=False))
         # A module that writes into its buffers must reach `_checked`: arrays in Ray's object store are read-only.
@@ -261,7 +266,8 @@ class Network:
             for name, buffer in owner._buffers.items()
             if buffer is not None
         ]
-        self.constant_slots, self.moving_slots = self.buffer_slots, []
+        self.constant_slots = self.buffer_slots
+        self.moving_slots = []
         self.rows = batch_norm.Rows()
         batch_norm.count_rows(self.module, self.rows)
         self.buffers: tree.Tree = {}

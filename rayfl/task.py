@@ -97,10 +97,10 @@ class BoundTask(ABC):
         if self.uses_functorch:
             gradient, value = torch.func.grad_and_value(objective)(params, batch)
             return value, gradient
-        own = leaves(params)
+        own_leaves = leaves(params)
         with torch.enable_grad():
-            value = objective(own, batch)
-        return value.detach(), dict(zip(own, gradients(value, own.values()), strict=True))
+            value = objective(own_leaves, batch)
+        return value.detach(), dict(zip(own_leaves, gradients(value, own_leaves.values()), strict=True))
 
     @property
     def gives_gradients_away(self) -> bool:
@@ -112,26 +112,27 @@ class BoundTask(ABC):
         if self.uses_functorch:
             # Backward twice: forward mode supports fewer operators and warns of torch.jit at its first use.
             return torch.func.grad(lambda p: inner(torch.func.grad(self.loss)(p, batch), vector))(params)
-        own = leaves(params)
+        own_leaves = leaves(params)
         with torch.enable_grad():
-            first = gradients(self.loss(own, batch), own.values(), create_graph=True)
-            product = inner(dict(zip(own, first, strict=True)), vector)
+            first = gradients(self.loss(own_leaves, batch), own_leaves.values(), create_graph=True)
+            product = inner(dict(zip(own_leaves, first, strict=True)), vector)
         if not product.requires_grad:
             return {name: torch.zeros_like(tensor) for name, tensor in params.items()}
-        return dict(zip(own, gradients(product, own.values()), strict=True))
+        return dict(zip(own_leaves, gradients(product, own_leaves.values()), strict=True))
 
     def functional(self) -> "BoundTask":
         """The same task on torch.func, for use under vmap."""
-        twin = copy.copy(self)
-        twin.uses_functorch = True
-        return twin
+        copied = copy.copy(self)
+        copied.uses_functorch = True
+        return copied
 
 
 class NetworkTask(BoundTask):
     """A task bound to a network: the losses and the scores of the network's outputs."""
 
     def __init__(self, network: Network, task: Task) -> None:
-        self.network, self.task = network, task
+        self.network = network
+        self.task = task
 
     @property
     def stochastic(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -172,8 +173,9 @@ class NetworkTask(BoundTask):
         return self.task.mean_loss(self.evaluated(params, batch), batch.labels, batch.weights)
 
     def loss_and_features(self, params: Tree, batch: Batch, training: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
-        seen, head = list[torch.Tensor](), self.network.module.get_submodule(self.head)
-        with head.register_forward_pre_hook(lambda _, given: seen.append(given[0])):
+        seen = list[torch.Tensor]()
+        head = self.network.module.get_submodule(self.head)
+        with head.register_forward_pre_hook(lambda _, layer_inputs: seen.append(layer_inputs[0])):
             outputs = (self.outputs if training else self.evaluated)(params, batch)
         # Under autocast the layer's input may be bf16.
         return self.task.mean_loss(outputs, batch.labels, batch.weights), seen[-1].float()
@@ -204,8 +206,8 @@ def gradients(value: torch.Tensor, at: Iterable[torch.Tensor], create_graph: boo
     """
     leaves = list(at)
     # materialize_grads of torch before 2.7 would give zeros that require a gradient.
-    found = torch.autograd.grad(value, leaves, create_graph=create_graph, allow_unused=True)
+    derivatives = torch.autograd.grad(value, leaves, create_graph=create_graph, allow_unused=True)
     return [
-        torch.zeros_like(leaf, memory_format=torch.contiguous_format) if one is None else one.contiguous()
-        for leaf, one in zip(leaves, found, strict=True)
+        torch.zeros_like(leaf, memory_format=torch.contiguous_format) if derivative is None else derivative.contiguous()
+        for leaf, derivative in zip(leaves, derivatives, strict=True)
     ]

@@ -148,7 +148,8 @@ def vector(a: Tree) -> Tensor:
 
 def between(a: Tree, first: int, last: int) -> Tensor:
     """The entries [first, last) of `vector(a)`."""
-    parts, start = [], 0
+    parts = []
+    start = 0
     for tensor in a.values():
         parts.append(tensor.flatten()[max(0, first - start) : max(0, last - start)])
         start += tensor.numel()

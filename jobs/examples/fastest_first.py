@@ -22,11 +22,11 @@ class FastestFirst(Selection):
         return {"seconds": torch.zeros(num_clients, dtype=torch.float64)}
 
     def choose(
-        self, state: State, seen: Seen, available: np.ndarray, wanted: int, generator: np.random.Generator
+        self, state: State, seen: Seen, available: np.ndarray, num_wanted: int, generator: np.random.Generator
     ) -> Sequence[int]:
-        return sorted(available.tolist(), key=lambda client: float(state["seconds"][client]))[:wanted]
+        return sorted(available.tolist(), key=lambda client: float(state["seconds"][client]))[:num_wanted]
 
-    def observe(self, state: State, round: int, answers: Sequence[Answer]) -> State:
+    def observe(self, state: State, round_number: int, answers: Sequence[Answer]) -> State:
         seconds = state["seconds"].clone()
         for answer in answers:
             seconds[answer.client] = self.memory * seconds[answer.client] + (1 - self.memory) * answer.seconds

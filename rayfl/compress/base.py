@@ -297,8 +297,8 @@ def _add_scaled(total: torch.Tensor, x: torch.Tensor, weight: float) -> None:
     if x.numel() <= BLOCK or total.device.type != "cpu" or not (x.is_contiguous() and total.is_contiguous()):
         total.add_(x * weight)
         return
-    flat, products = total.view(-1), torch.empty(BLOCK, dtype=total.dtype, device=total.device)
-    for block, values in zip(flat.split(BLOCK), x.view(-1).split(BLOCK), strict=True):
+    products = torch.empty(BLOCK, dtype=total.dtype, device=total.device)
+    for block, values in zip(total.view(-1).split(BLOCK), x.view(-1).split(BLOCK), strict=True):
         block.add_(torch.mul(values, weight, out=products[: len(values)]))
 
 
@@ -324,7 +324,9 @@ class Compressor(Choice, ABC):
     def takes_device(self) -> bool:
         """Whether it and all compressors inside it take tensors of a GPU."""
         inner = (getattr(self, name) for name in type(self).model_fields)
-        return self.on_device and all(one.takes_device for one in inner if isinstance(one, Compressor))
+        return self.on_device and all(
+            compressor.takes_device for compressor in inner if isinstance(compressor, Compressor)
+        )
 
     def init(self, like: Tree) -> Tree:
         """The memory before the first call, in which an error has its tensor's name; empty if nothing is remembered."""

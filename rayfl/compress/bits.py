@@ -37,9 +37,9 @@ def pack_trits(digits: np.ndarray) -> np.ndarray:
     """uint8 [m], m = ceil(n / 5), of uint8 `digits` [n] below 3; byte j holds the entries j, j + m, ..., j + 4m."""
     num_packed = -(-digits.size // TRITS_PER_BYTE)
     packed = np.zeros(num_packed, np.uint8)
-    for place in reversed(range(TRITS_PER_BYTE)):
+    for power in reversed(range(TRITS_PER_BYTE)):
         packed *= 3
-        plane = digits[place * num_packed : (place + 1) * num_packed]
+        plane = digits[power * num_packed : (power + 1) * num_packed]
         packed[: plane.size] += plane
     return packed
 
@@ -70,8 +70,8 @@ def encode_gamma(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     ends = np.cumsum(num_digits + 1)
     prefixes = np.zeros(int(ends[-1]) if ends.size else 0, np.uint8)
     prefixes[ends - 1] = 1
-    owners, places = _lower_digits(num_digits)
-    return np.packbits(prefixes), np.packbits((numbers[owners] >> places & 1).astype(np.uint8))
+    owners, shifts = _lower_digits(num_digits)
+    return np.packbits(prefixes), np.packbits((numbers[owners] >> shifts & 1).astype(np.uint8))
 
 
 def decode_gamma(prefixes: np.ndarray, digits: np.ndarray) -> np.ndarray:
@@ -79,8 +79,8 @@ def decode_gamma(prefixes: np.ndarray, digits: np.ndarray) -> np.ndarray:
     ends = np.flatnonzero(np.unpackbits(prefixes).view(np.bool_))
     num_digits = np.diff(ends, prepend=-1) - 1
     numbers = np.int64(1) << num_digits
-    owners, places = _lower_digits(num_digits)
-    np.add.at(numbers, owners, np.unpackbits(digits, count=owners.size).astype(np.int64) << places)
+    owners, shifts = _lower_digits(num_digits)
+    np.add.at(numbers, owners, np.unpackbits(digits, count=owners.size).astype(np.int64) << shifts)
     return numbers
 
 

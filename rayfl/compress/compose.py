@@ -31,13 +31,13 @@ class ComposeCodec(PositionedCodec):
 
     def read(self, parts: Parts) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
         positions = self._positions(parts)
-        codec = replace(self.inner, shapes=tuple((name, (found.size,)) for name, found in positions.items()))
+        codec = replace(self.inner, shapes=tuple((name, (kept.size,)) for name, kept in positions.items()))
         inner = {name.removeprefix(INNER): part for name, part in parts.items() if name.startswith(INNER)}
         for name, values in codec.decode(inner).items():
             yield name, torch.from_numpy(positions[name]), values
 
     def num_values(self, parts: Parts) -> int:
-        return sum(found.size for found in self._positions(parts).values())
+        return sum(kept.size for kept in self._positions(parts).values())
 
     def _positions(self, parts: Parts) -> dict[str, np.ndarray]:
         sizes = sizes_of(self.shapes)

@@ -53,8 +53,10 @@ class Sketching(Settings):
         """
         flat = np.concatenate([entries(name, tensor).numpy() for name, tensor in x.items()])
         columns = self.columns or -(-flat.size // 50)
-        drawn = hashes(self.rows, columns, flat.size, seed)
-        return torch.from_numpy(np.stack([np.bincount(cells, signs * flat, columns) for cells, signs in drawn])).float()
+        row_hashes = hashes(self.rows, columns, flat.size, seed)
+        return torch.from_numpy(
+            np.stack([np.bincount(cells, signs * flat, columns) for cells, signs in row_hashes])
+        ).float()
 
 
 @dataclass(frozen=True)
@@ -67,10 +69,11 @@ class CountSketchCodec(PositionedCodec):
     def read(self, parts: Parts) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
         """The largest estimates that are not 0."""
         if parts:
-            sizes, table = sizes_of(self.shapes), parts["table"].reshape(self.rows, -1)
+            sizes = sizes_of(self.shapes)
+            table = parts["table"].reshape(self.rows, -1)
             flat = largest(table, sum(sizes.values()), self.keep_ratio, seed_of(parts, SEED))
-            for name, own in zip(sizes, flat.split([*sizes.values()]), strict=True):
-                yield name, own.nonzero().view(-1), own[own != 0]
+            for name, estimates in zip(sizes, flat.split([*sizes.values()]), strict=True):
+                yield name, estimates.nonzero().view(-1), estimates[estimates != 0]
 
 
 class CountSketch(Sketching, Compressor, on_device=True):

@@ -80,8 +80,8 @@ class UnwrittenDense(Packet):
     @cached_property
     def parts(self) -> Parts:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The buffers. ValueError on NaN and infinity."""
-        found = to_memory(self.tree(), device_of(self.like))
-        return {name: encode_values(name, entries(name, tensor), "fp32") for name, tensor in found.items()}
+        tensors = to_memory(self.tree(), device_of(self.like))
+        return {name: encode_values(name, entries(name, tensor), "fp32") for name, tensor in tensors.items()}
 
     @property
     def num_bits(self) -> int:
@@ -142,9 +142,9 @@ class DenseDifference(UnwrittenDense):
         return self.difference.tree()
 
     def checked(self) -> Tree:
-        found = self.tree()
-        refuse_infinite(found)
-        return found
+        difference = self.tree()
+        refuse_infinite(difference)
+        return difference
 
     def add_to(self, total: Tree, weight: float) -> None:
         """See `Packet`. ValueError on NaN and infinity; `total` is then useless."""
@@ -171,7 +171,8 @@ class DenseDifference(UnwrittenDense):
         ValueError at the end if a difference is NaN or infinite.
         """
         most = min(BLOCK, max((tensor.numel() for tensor in total.values()), default=0))
-        kept, check = torch.empty(most), torch.zeros(())
+        kept = torch.empty(most)
+        check = torch.zeros(())
         for name, tensor in total.items():
             trees = (tensor, self.difference.a[name], self.difference.b[name])
             for block, left, right in zip(*map(blocks, trees), strict=True):

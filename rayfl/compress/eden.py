@@ -16,7 +16,7 @@ from rayfl.compress.base import Field, Packet, Parts, Quantizer, Tree, WholeTens
 from rayfl.compress.sparse import SEED
 
 NUMBERS = [
-    np.array([*(-one for one in reversed(positive)), *positive], np.float32)
+    np.array([*(-number for number in reversed(positive)), *positive], np.float32)
     for positive in (
         (0.7979,),
         (0.4528, 1.5104),
@@ -52,11 +52,12 @@ class EdenCodec(WholeTensorCodec):
     rotations: int
 
     def blocks(self, size: int, seed: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
-        """The place of each block of a tensor of `size` entries, and its signs, float32 [rotations + 1, D].
+        """The slice of each block of a tensor of `size` entries, and its signs, float32 [rotations + 1, D].
 
         The last row of signs does not change the decoded numbers; with it `rotate` with reversed signs is the inverse.
         """
-        draws, start = np.random.Generator(np.random.PCG64(int(seed[0]))), 0
+        draws = np.random.Generator(np.random.PCG64(int(seed[0])))
+        start = 0
         while (rest := size - start) > 0:
             # At most 2^16 entries. A rest below 32 is padded, since one more block costs a scale of 32 bits.
             power = (rest - 1).bit_length() if rest < 32 else min(rest.bit_length() - 1, 16)
@@ -65,10 +66,11 @@ class EdenCodec(WholeTensorCodec):
             start += 1 << power
 
     def read(self, parts: Parts, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        size, codes = math.prod(shape), parts[f"{name}.codes"]
+        size = math.prod(shape)
+        codes = parts[f"{name}.codes"]
         decoded = NUMBERS[self.bits - 1][packed.unpack(codes, self.bits, 8 * codes.size // self.bits)]
-        for scale, (place, signs) in zip(parts[f"{name}.scales"], self.blocks(size, parts[SEED]), strict=True):
-            decoded[place] = np.clip(np.float64(scale) * rotate(decoded[place], signs[::-1]), -3.4e38, 3.4e38)
+        for scale, (span, signs) in zip(parts[f"{name}.scales"], self.blocks(size, parts[SEED]), strict=True):
+            decoded[span] = np.clip(np.float64(scale) * rotate(decoded[span], signs[::-1]), -3.4e38, 3.4e38)
         return torch.from_numpy(decoded[:size])
 
 
@@ -103,7 +105,7 @@ class Eden(Quantizer, on_device=True):
         parts = {SEED: generator.integers(0, 1 << 64, 1, dtype=np.uint64)} if x else {}
         for name, tensor in x.items():
             flat = entries(name, tensor).numpy()
-            sent = [self._encode_block(flat[place], signs) for place, signs in codec.blocks(flat.size, parts[SEED])]
+            sent = [self._encode_block(flat[span], signs) for span, signs in codec.blocks(flat.size, parts[SEED])]
             codes = np.concatenate([np.empty(0, np.uint8), *(codes for codes, _ in sent)])
             parts[f"{name}.codes"] = packed.pack(codes, self.bits)
             parts[f"{name}.scales"] = entries(name, torch.tensor([scale for _, scale in sent])).numpy()
@@ -112,7 +114,9 @@ class Eden(Quantizer, on_device=True):
     def _encode_block(self, x: np.ndarray, signs: np.ndarray) -> tuple[np.ndarray, float]:
         """The codes [D] and the scale of a block x, which is padded to the length of its signs."""
         x = np.pad(x.astype(np.float64), (0, signs.shape[1] - x.size))
-        norm, root, known = math.sqrt(np.square(x).sum()), math.sqrt(x.size), NUMBERS[self.bits - 1]
+        norm = math.sqrt(np.square(x).sum())
+        root = math.sqrt(x.size)
+        known = NUMBERS[self.bits - 1]
         rotated = rotate((x / (norm or 1.0)).astype(np.float32), signs) * np.float32(root)
         codes = np.searchsorted((known[1:] + known[:-1]) / 2, rotated, side="right")
         # The product is 0 for a block of zeros, whose scale is 0.
@@ -128,7 +132,10 @@ class Eden(Quantizer, on_device=True):
         1 - 2 c E|y| + c^2. With one bit the scale makes that the least over all c, which is at c = 1 / sqrt(2).
         """
         return (
-            max(0.5 * (self.bits == 1), *(math.sqrt(2) * one - one**2 for one in NUMBERS[self.bits - 1].tolist()))
+            max(
+                0.5 * (self.bits == 1),
+                *(math.sqrt(2) * magnitude - magnitude**2 for magnitude in NUMBERS[self.bits - 1].tolist()),
+            )
             if self.scale == "least"
             else None
         )

@@ -43,12 +43,12 @@ class ErrorFeedback(Around, on_device=True):
     def encode(self, x: Tree, memory: Tree, generator: np.random.Generator) -> tuple[Packet, Tree]:
         """Encodes x + e; the new e, on the device of x, is the part of it that the receiver does not see."""
         flats = {name: entries_on_device(name, tensor) for name, tensor in x.items()}
-        wanted = {
+        corrected = {
             name: (flat + entries_on_device(name, memory[name]).to(flat.device)).view(x[name].shape)
             for name, flat in flats.items()
         }
-        packet, kept = self.inner.encode(wanted, {name: memory[name] for name in memory if name not in x}, generator)
-        # A dense packet is a view of `wanted`, so the error is computed in a copy.
-        error = {name: tensor.clone() for name, tensor in wanted.items()}
+        packet, kept = self.inner.encode(corrected, {name: memory[name] for name in memory if name not in x}, generator)
+        # A dense packet is a view of `corrected`, so the error is computed in a copy.
+        error = {name: tensor.clone() for name, tensor in corrected.items()}
         packet.add_to(error, -1.0)
         return packet, {**kept, **error}

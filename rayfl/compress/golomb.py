@@ -34,8 +34,8 @@ def encode_golomb(positions: np.ndarray, size: int, b: int) -> np.ndarray:
     gaps = np.diff(positions, prepend=-1) - 1
     ends = np.cumsum((gaps >> b) + 1)
     bits = np.zeros(count * b + int(ends[-1]), np.uint8)
-    for place, plane in enumerate(bits[: count * b].reshape(b, count)):
-        np.bitwise_and(gaps >> (b - 1 - place), 1, out=plane, casting="unsafe")
+    for index, plane in enumerate(bits[: count * b].reshape(b, count)):
+        np.bitwise_and(gaps >> (b - 1 - index), 1, out=plane, casting="unsafe")
     bits[count * b - 1 + ends] = 1
     return np.packbits(bits)
 

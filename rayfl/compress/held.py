@@ -23,9 +23,9 @@ class HeldCodec:
 
     def decode(self, parts: Parts) -> tree.Tree:
         """held + factor * difference: what the receivers hold from then on."""
-        found = self.inner.decode(parts)
+        difference = self.inner.decode(parts)
         return {
-            name: torch.add(torch.from_numpy(self.held[name]), found[name], alpha=self.factor)
+            name: torch.add(torch.from_numpy(self.held[name]), difference[name], alpha=self.factor)
             for name, _ in self.shapes
         }
 

@@ -53,8 +53,8 @@ def top_k_of_each(flat: torch.Tensor, sizes: Sequence[int], kept: Sequence[int])
     keys, lengths = upload(pieces, flat.device).unbind()
     # Of finite numbers without a sign the bits have the order of the numbers. Pieces come one after another.
     magnitudes = flat.abs().view(torch.int32)
-    key = torch.repeat_interleave(keys, lengths, output_size=len(flat)).sub_(magnitudes)
-    order = torch.sort(key, stable=True).indices.split(list(sizes))
+    sort_keys = torch.repeat_interleave(keys, lengths, output_size=len(flat)).sub_(magnitudes)
+    order = torch.sort(sort_keys, stable=True).indices.split(list(sizes))
     return torch.cat([piece[:k] for piece, k in zip(order, kept, strict=True)]).sort().values
 
 

@@ -79,7 +79,8 @@ def squeezed(buffer: np.ndarray) -> np.ndarray:
 
 def expanded(name: str, buffer: np.ndarray, most: int) -> np.ndarray:
     """The inverse. Raise RayflError for more than `most` bytes; at most `most` + 1 are made."""
-    kind, content = np.dtype(chr(buffer[0] & 127)), buffer[1:].tobytes()
+    kind = np.dtype(chr(buffer[0] & 127))
+    content = buffer[1:].tobytes()
     planes = zlib.decompressobj().decompress(content, most + 1) if buffer[0] & 128 else content
     if len(planes) > most:
         raise RayflError(f"the packet is damaged: {name!r} has more than {most} bytes, too many for its tensors")

@@ -43,7 +43,8 @@ def encode_positions(positions: np.ndarray, size: int) -> np.ndarray:
 
 def _encode_plainly(positions: np.ndarray, size: int) -> np.ndarray:
     """The cheapest of int32, bitmap and gaps."""
-    count, num_bitmap_bytes = positions.size, -(-size // 8)
+    count = positions.size
+    num_bitmap_bytes = -(-size // 8)
     if size > MAX_SIZE:
         raise RayflError(f"a tensor of {size} entries is too large for int32 positions; split it below {MAX_SIZE}")
     if count in (0, size):

@@ -21,7 +21,8 @@ class PowerCodec(WholeTensorCodec):
     """Reads one fp32 buffer a tensor, under its name: P [n, r] and then Q [m, r], or all entries of the tensor."""
 
     def read(self, parts: Parts, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        buffer, columns = decode_values(parts[name], "fp32"), torch.Size(shape[1:]).numel()
+        buffer = decode_values(parts[name], "fp32")
+        columns = torch.Size(shape[1:]).numel()
         if buffer.numel() == torch.Size(shape).numel():
             return buffer
         left, right = buffer.double().view(shape[0] + columns, -1).split([shape[0], columns])
@@ -55,7 +56,8 @@ class PowerSGD(Compressor, on_device=True):
 
     def encode(self, x: Tree, memory: Tree, generator: np.random.Generator) -> tuple[Packet, Tree]:
         """The factors, and Q as the new memory. ValueError on NaN, infinity, and factors too large for float32."""
-        parts, factors = {}, {**(memory or self.init(x))}
+        parts = {}
+        factors = {**(memory or self.init(x))}
         for name, tensor in x.items():
             flat = entries(name, tensor)
             if self._is_large(tensor):

@@ -103,12 +103,13 @@ class SparseCodec(PositionedCodec):
     def pieces(self, parts: Parts) -> Iterator[Packet]:
         """See `Divisible`."""
         sizes = sizes_of(self.shapes)
-        drawn = self._drawn(parts, sizes)
-        given = {name: encode_positions(positions, sizes[name]) for name, positions in drawn.items()}
-        del drawn
+        drawn_positions = self._drawn(parts, sizes)
+        buffers = {name: encode_positions(positions, sizes[name]) for name, positions in drawn_positions.items()}
+        del drawn_positions
         for name, size in sizes.items():
-            values, read = parts[f"{name}.values"], 0
-            buffer = given[name] if given else parts[f"{name}.positions"]
+            values = parts[f"{name}.values"]
+            read = 0
+            buffer = buffers[name] if buffers else parts[f"{name}.positions"]
             for index, (positions, count) in enumerate(cut_positions(buffer, size, values.size, PIECE)):
                 shape = (min(PIECE, size - index * PIECE),)
                 piece = {f"{name}.values": values[read : read + count], f"{name}.positions": positions}
@@ -117,10 +118,10 @@ class SparseCodec(PositionedCodec):
 
     def read(self, parts: Parts) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
         sizes = sizes_of(self.shapes)
-        drawn = self._drawn(parts, sizes)
+        drawn_positions = self._drawn(parts, sizes)
         for name, size in sizes.items():
             values = decode_values(parts[f"{name}.values"], self.dtype)
-            positions = drawn.get(name)
+            positions = drawn_positions.get(name)
             if positions is None:
                 positions = decode_positions(parts[f"{name}.positions"], size, values.numel())
             yield name, torch.from_numpy(positions), values
@@ -148,8 +149,8 @@ def sparse_packet(values: Tree, support: Tree) -> Packet:
     for name, tensor in values.items():
         mask = support.get(name)
         if mask is None or mask.dtype != torch.bool or mask.shape != tensor.shape:
-            given = "missing" if mask is None else f"{mask.dtype} of shape {tuple(mask.shape)}"
-            raise RayflError(f"support of {name!r} is {given}; it must be bool of shape {tuple(tensor.shape)}")
+            actual = "missing" if mask is None else f"{mask.dtype} of shape {tuple(mask.shape)}"
+            raise RayflError(f"support of {name!r} is {actual}; it must be bool of shape {tuple(tensor.shape)}")
         positions[name] = np.flatnonzero(mask.cpu().numpy())
     selection = Selection(positions)
     return _packet(selection.values(flats), selection, shapes_of(values), "fp32")
@@ -252,17 +253,18 @@ class TopK(KeptShare, Sparsifier, on_device=True):
         """See `Sparsifier`. Of tensors on a GPU only the values and their positions are copied to main memory."""
         if not any(map(is_on_device, x.values())):
             return super().select(x, generator)
-        whole, sizes = torch.cat([unchecked(name, tensor) for name, tensor in x.items()]), sizes_of(shapes_of(x))
-        if not math.isfinite(whole.sum()):
+        flat = torch.cat([unchecked(name, tensor) for name, tensor in x.items()])
+        sizes = sizes_of(shapes_of(x))
+        if not math.isfinite(flat.sum()):
             # One of finite numbers may overflow.
             for name, tensor in x.items():
                 entries_on_device(name, tensor)
-        cuts = [*sizes.values()] if self.scope == "tensor" else [len(whole)]
-        found = top_k_of_each(whole, cuts, [kept_entries(size, self.keep_ratio) for size in cuts])
-        narrow = torch.int32 if len(whole) < 1 << 31 else torch.int64
-        places, values = download([found.to(narrow), whole.index_select(0, found)])
-        positions = split_positions(places.numpy().astype(np.int64), sizes)
-        kept = values.split([len(each) for each in positions.values()])
+        cuts = [*sizes.values()] if self.scope == "tensor" else [len(flat)]
+        largest = top_k_of_each(flat, cuts, [kept_entries(size, self.keep_ratio) for size in cuts])
+        narrow = torch.int32 if len(flat) < 1 << 31 else torch.int64
+        narrow_positions, values = download([largest.to(narrow), flat.index_select(0, largest)])
+        positions = split_positions(narrow_positions.numpy().astype(np.int64), sizes)
+        kept = values.split([len(of_tensor) for of_tensor in positions.values()])
         return dict(zip(sizes, kept, strict=True)), Selection(positions)
 
     def delta(self, num_entries: int) -> float | None:
@@ -289,6 +291,6 @@ def _top_k(flats: Tree, keep_ratio: float, scope: Scope) -> dict[str, np.ndarray
         return {name: top_k_positions(array, kept_entries(array.size, keep_ratio)) for name, array in arrays.items()}
     if not arrays:
         return {}
-    whole = np.concatenate(list(arrays.values()))
-    positions = top_k_positions(whole, kept_entries(whole.size, keep_ratio))
+    joined = np.concatenate(list(arrays.values()))
+    positions = top_k_positions(joined, kept_entries(joined.size, keep_ratio))
     return split_positions(positions, {name: array.size for name, array in arrays.items()})

@@ -127,7 +127,8 @@ class Structured(Compressor, on_device=True):
                 continue
             filters, channels = self.choose(cube)
             parts[f"{name}.values"] = cube[np.ix_(filters, channels)].reshape(-1)
-            parts[f"{name}.filters"], parts[f"{name}.channels"] = np.packbits(filters), np.packbits(channels)
+            parts[f"{name}.filters"] = np.packbits(filters)
+            parts[f"{name}.channels"] = np.packbits(channels)
         return Packet(parts, StructuredCodec(shapes_of(x))), memory
 
     def choose(self, cube: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -155,7 +156,7 @@ def threshold_for(mass: np.ndarray, keep_ratio: float) -> float:
     Found by halving [0, 1], as though a higher threshold always kept fewer. Among the thresholds
     tried the one with the nearest count wins, and the higher one if two are equally near.
     """
-    wanted = keep_ratio * mass.size
+    target = keep_ratio * mass.size
 
     def count(threshold: float) -> int:
         filters, channels = cut(mass, threshold)
@@ -166,8 +167,8 @@ def threshold_for(mass: np.ndarray, keep_ratio: float) -> float:
     for _ in range(HALVINGS):
         middle = (low + high) / 2
         tried[middle] = count(middle)
-        low, high = (middle, high) if tried[middle] > wanted else (low, middle)
-    return min(tried, key=lambda threshold: (abs(tried[threshold] - wanted), -threshold))
+        low, high = (middle, high) if tried[middle] > target else (low, middle)
+    return min(tried, key=lambda threshold: (abs(tried[threshold] - target), -threshold))
 
 
 def _normalized(scores: np.ndarray) -> np.ndarray:

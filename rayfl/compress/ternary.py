@@ -46,8 +46,8 @@ class TernaryCodec(PositionedCodec):
 
     def _count(self, parts: Parts, name: str, size: int) -> int:
         """The number of nonzeros in a run of `size` entries."""
-        given = parts.get(f"{name}.count")
-        return kept_entries(size, self.keep_ratio) if given is None else int(given[0])
+        count_buffer = parts.get(f"{name}.count")
+        return kept_entries(size, self.keep_ratio) if count_buffer is None else int(count_buffer[0])
 
     def _run(self, parts: Parts, name: str, size: int) -> tuple[np.ndarray, np.ndarray]:
         count = self._count(parts, name, size)

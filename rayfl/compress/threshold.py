@@ -53,7 +53,8 @@ class Threshold(Sparsifier, on_device=True):
         return (1 - UNIT_ROUNDOFF[self.values] ** 2) / (1 + (num_entries - 1) * limit**2)
 
     def _positions(self, flat: torch.Tensor) -> np.ndarray:
-        limit, numbers = np.float32(self.threshold), flat.numpy()
+        limit = np.float32(self.threshold)
+        numbers = flat.numpy()
         if self.relative and flat.numel():
             low, high = torch.aminmax(flat)
             limit *= np.float32(max(-low.item(), high.item()))

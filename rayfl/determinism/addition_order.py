@@ -1,7 +1,7 @@
 """The order of additions: a binary tree whose leaves are the sorted participants; their number alone decides it.
 
-A node's sum is the sum of its left half plus the sum of its right half. A call gets consecutive participants (a run)
-and returns the sums of the largest nodes inside the run; if the run is a node, one sum. The caller adds these sums
+A node's sum is the sum of its left half plus the sum of its right half. A call gets consecutive participants (a span)
+and returns the sums of the largest nodes inside the span; if the span is a node, one sum. The caller adds these sums
 along the rest of the tree. So neither the number of workers, nor the calls, nor the order of answers can change a bit.
 """
 
@@ -15,10 +15,10 @@ Node = tuple[int, int]
 T = TypeVar("T")
 
 
-def runs(items: Sequence[int], number: int) -> list[tuple[int, ...]]:
-    """Cut the items in order into at most `number` runs, whose lengths differ by at most one."""
-    number = min(number, len(items))
-    bounds = [len(items) * index // number for index in range(number + 1)] if number else [0]
+def runs(items: Sequence[int], num_spans: int) -> list[tuple[int, ...]]:
+    """Cut the items in order into at most `num_spans` spans, whose lengths differ by at most one."""
+    num_spans = min(num_spans, len(items))
+    bounds = [len(items) * index // num_spans for index in range(num_spans + 1)] if num_spans else [0]
     return [tuple(items[first:last]) for first, last in itertools.pairwise(bounds)]
 
 
@@ -29,33 +29,34 @@ def halves(node: Node) -> tuple[Node, Node]:
     return (first, middle), (middle, last)
 
 
-def cut(num_leaves: int, wanted: int, stack_width: int = 1, at_most: bool = False) -> list[Node]:
-    """The run of each call, in order: at least `wanted` calls, if there are that many leaves.
+def cut(num_leaves: int, num_calls: int, stack_width: int = 1, at_most: bool = False) -> list[Node]:
+    """The span of each call, in order: at least `num_calls` calls, if there are that many leaves.
 
-    Every run is a node of the tree, and none is longer than an even share. `at_most`: at most `wanted` calls, none
-    longer than an even share: nodes if so few are enough, otherwise even runs. Stacks of several clients are not cut:
-    if `stack_width` is above 1, there are at most `wanted` runs of whole stacks, which need not be nodes.
+    Every span is a node of the tree, and none is longer than an even share. `at_most`: at most `num_calls` calls, none
+    longer than an even share: nodes if at most `num_calls` are enough, otherwise even spans. Stacks of several clients
+    are not cut: if `stack_width` is above 1, there are at most `num_calls` spans of whole stacks, which need not be
+    nodes.
     """
     nodes: list[Node] = [(0, num_leaves)] if num_leaves else []
     while nodes and stack_width == 1:
         widest = max(last - first for first, last in nodes)
-        if widest == 1 or ((at_most or len(nodes) >= wanted) and widest <= -(-num_leaves // wanted)):
+        if widest == 1 or ((at_most or len(nodes) >= num_calls) and widest <= -(-num_leaves // num_calls)):
             break
         split = [halves(node) if node[1] - node[0] == widest else (node,) for node in nodes]
         nodes = [node for parts in split for node in parts]
-    if stack_width > 1 or (at_most and len(nodes) > wanted):
-        stacks = runs(range(0, num_leaves, stack_width), wanted)
-        return [(run[0], min(run[-1] + stack_width, num_leaves)) for run in stacks]
+    if stack_width > 1 or (at_most and len(nodes) > num_calls):
+        stacks = runs(range(0, num_leaves, stack_width), num_calls)
+        return [(span[0], min(span[-1] + stack_width, num_leaves)) for span in stacks]
     return nodes
 
 
-def nodes_within(run: Node, root: Node) -> list[Node]:
-    """The largest nodes below `root` that lie inside a run of its leaves, in order."""
-    if run[0] <= root[0] and root[1] <= run[1]:
+def nodes_within(span: Node, root: Node) -> list[Node]:
+    """The largest nodes below `root` that lie inside a span of its leaves, in order."""
+    if span[0] <= root[0] and root[1] <= span[1]:
         return [root]
-    if root[1] <= run[0] or run[1] <= root[0]:
+    if root[1] <= span[0] or span[1] <= root[0]:
         return []
-    return [node for half in halves(root) for node in nodes_within(run, half)]
+    return [node for half in halves(root) for node in nodes_within(span, half)]
 
 
 def add_up(node: Node, empty: Callable[[], T], add: Callable[[T, int], T], merge: Callable[[T, T], T]) -> T:
@@ -87,7 +88,7 @@ def total(root: Node, sums: Mapping[Node, T], join: Callable[[T, T], T], merge: 
 
 def ready_nodes(root: Node, known: Collection[Node], most: int = 2) -> dict[Node, tuple[Node, ...]]:
     """The largest nodes at and below `root`, in order, that two to `most` nodes of `known` cover, each with these."""
-    found: dict[Node, tuple[Node, ...]] = {}
+    ready: dict[Node, tuple[Node, ...]] = {}
 
     def cover(node: Node) -> tuple[Node, ...]:
         """The known nodes that cover a node, in order; () if they do not, or are more than `most`."""
@@ -97,9 +98,9 @@ def ready_nodes(root: Node, known: Collection[Node], most: int = 2) -> dict[Node
         if not left or not right or len(left) + len(right) > most:
             return ()
         for half in halves(node):
-            found.pop(half, None)
-        found[node] = left + right
-        return found[node]
+            ready.pop(half, None)
+        ready[node] = left + right
+        return ready[node]
 
     cover(root)
-    return found
+    return ready

@@ -42,7 +42,7 @@ class Watch:
 
     def look(self) -> list[str]:
         """The names of the generators that were drawn from since the last look; `has_seen`: whether there ever were."""
-        now = [one.get_state() for one in _of_torch()]
+        now = [generator.get_state() for generator in _of_torch()]
         moved = {
             "torch's": len(now) != len(self._at) or not all(map(torch.equal, now, self._at)),
             "numpy's": np.random.random() != _first_draws()[0],
@@ -61,37 +61,37 @@ class Watch:
 
     def _begin(self) -> None:
         _seed(_PROBE)
-        self._at = [one.get_state() for one in _of_torch()]
+        self._at = [generator.get_state() for generator in _of_torch()]
 
 
-def key(seed: int, round: int = NOBODY, client: int = NOBODY, purpose: str = "") -> None:
+def key(seed: int, round_number: int = NOBODY, client: int = NOBODY, purpose: str = "") -> None:
     """Seed the global generators as `seeding.generator` would; in `watched` work they stay as they are."""
     if _watch.get() is None:
-        _seed(torch_seed(seed, round, client, purpose))
+        _seed(torch_seed(seed, round_number, client, purpose))
 
 
 @contextmanager
-def keyed(seed: int, round: int = NOBODY, client: int = NOBODY, purpose: str = "") -> Iterator[None]:
+def keyed(seed: int, round_number: int = NOBODY, client: int = NOBODY, purpose: str = "") -> Iterator[None]:
     """`key` for a while; the generators are restored afterwards."""
     if _watch.get() is not None:
         yield
         return
-    with seeded(torch_seed(seed, round, client, purpose)):
+    with seeded(torch_seed(seed, round_number, client, purpose)):
         yield
 
 
 @contextmanager
-def seeded(number: int) -> Iterator[None]:
+def seeded(seed: int) -> Iterator[None]:
     """Seed the global generators with a number for a while, and restore them."""
     with apart():
-        _seed(number)
+        _seed(seed)
         yield
 
 
 @contextmanager
 def apart() -> Iterator[None]:
     """Restore the global generators afterwards, but for the second of two normal numbers, which numpy keeps."""
-    of_torch = [(one, one.get_state()) for one in _of_torch()]
+    of_torch = [(generator, generator.get_state()) for generator in _of_torch()]
     of_python, of_numpy = random.getstate(), _numpy.get_bit_generator()
     lent = _spare.pop() if _spare else np.random.MT19937(0)
     _numpy.set_bit_generator(lent)
@@ -101,8 +101,8 @@ def apart() -> Iterator[None]:
         _spare.append(lent)
         _numpy.set_bit_generator(of_numpy)
         random.setstate(of_python)
-        for one, state in of_torch:
-            one.set_state(state)
+        for generator, state in of_torch:
+            generator.set_state(state)
 
 
 @contextmanager
@@ -138,12 +138,12 @@ def drawn_by(work: Callable[[], T]) -> tuple[T, list[str]]:
     return work(), watch.look()
 
 
-def _seed(number: int) -> None:
+def _seed(seed: int) -> None:
     # A hundredth of the time of `torch.manual_seed`, which also writes to all devices that may ever be used.
-    for one in _of_torch():
-        one.manual_seed(number)
-    np.random.seed(number % 2**32)
-    random.seed(number)
+    for generator in _of_torch():
+        generator.manual_seed(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
 
 
 def _of_torch() -> list[torch.Generator]:

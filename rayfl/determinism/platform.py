@@ -63,7 +63,9 @@ def describe(threads: int, device: str = "cpu") -> dict[str, object]:
         "libc": " ".join(platform.libc_ver()),
         "cores": os.cpu_count(),
         "cpu": name,
-        "cpu_instructions": " ".join(sorted(one for one in instructions if one.startswith(_RELEVANT))),
+        "cpu_instructions": " ".join(
+            sorted(instruction for instruction in instructions if instruction.startswith(_RELEVANT))
+        ),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         # The levels that numpy uses here, above the level that it was built for.
         "numpy_instructions": " ".join(np.show_config(mode="dicts")["SIMD Extensions"].get("found", [])),
@@ -89,14 +91,14 @@ def _ray_version() -> str:
 
 def differences(before: Platform, here: Platform, keys: Sequence[str] = DECISIVE) -> list[str]:
     """The decisive entries in which `here` differs from `before`, each as "key=old, and here key=new"."""
-    found = []
+    changes = []
     for key in keys:
         old, new = before.get(key), here.get(key)
         if isinstance(old, Mapping) and isinstance(new, Mapping):
-            found += differences(old, new, sorted({*old, *new}))
+            changes += differences(old, new, sorted({*old, *new}))
         elif old != new:
-            found.append(f"{key}={old}, and here {key}={new}")
-    return found
+            changes.append(f"{key}={old}, and here {key}={new}")
+    return changes
 
 
 def listed(unlike: Sequence[str]) -> str:
@@ -135,11 +137,11 @@ def kinds_besides(recorded: Platform) -> list[Platform]:
     return kinds if isinstance(kinds, list) else []
 
 
-def commonest(found: Sequence[Platform]) -> Platform:
-    """The most frequent kind of machine, independent of the order; `found` has at least one."""
-    written = [json.dumps([one.get(key) for key in DECISIVE], sort_keys=True) for one in found]
+def commonest(platforms: Sequence[Platform]) -> Platform:
+    """The most frequent kind of machine, independent of the order; `platforms` has at least one."""
+    written = [json.dumps([machine.get(key) for key in DECISIVE], sort_keys=True) for machine in platforms]
     most = min(set(written), key=lambda kind: (-written.count(kind), kind))
-    return found[written.index(most)]
+    return platforms[written.index(most)]
 
 
 def _gpu_driver() -> str | None:

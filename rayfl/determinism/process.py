@@ -84,13 +84,13 @@ def prepare_process() -> None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
-    for number, value in ALLOCATOR.values():
-        ctypes.CDLL(None).mallopt(number, value)
+    for parameter, value in ALLOCATOR.values():
+        ctypes.CDLL(None).mallopt(parameter, value)
 
 
 def warn_if_late() -> None:
     """Warn if numpy was loaded before rayfl and may use instructions above AVX2, as no other process of rayfl does."""
-    if _NUMPY_IS_EARLIER and any(one.startswith("avx512") for one in processor()[1]):
+    if _NUMPY_IS_EARLIER and any(instruction.startswith("avx512") for instruction in processor()[1]):
         warnings.warn(
             "numpy was imported before rayfl, so the bits of this process may not be those of `rayfl run`: begin with "
             "`import rayfl`",
@@ -116,11 +116,11 @@ def processor() -> tuple[str, frozenset[str]]:
     text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     entries = dict[str, str]()
     for line in text.split("\n\n")[0].splitlines():
-        key, _, value = line.partition(":")
-        entries[key.strip()] = value.strip()
+        name, _, value = line.partition(":")
+        entries[name.strip()] = value.strip()
     family, model = entries.get("cpu family", ""), entries.get("model", "")
     named = [entries.get("vendor_id", ""), entries.get("model name", ""), family and f"family {family} model {model}"]
-    arm = [f"{key} {entries[key]}" for key in ("CPU implementer", "CPU part", "CPU variant") if key in entries]
+    arm = [f"{name} {entries[name]}" for name in ("CPU implementer", "CPU part", "CPU variant") if name in entries]
     flags = entries.get("flags", entries.get("Features", ""))
     return " ".join(filter(None, [*named, *arm])), frozenset(flags.split())
 

@@ -13,16 +13,16 @@ NOBODY = -1
 """The round of draws made once, before round 0, and the client of draws made for the server."""
 
 
-def generator(seed: int, round: int = NOBODY, client: int = NOBODY, purpose: str = "") -> np.random.Generator:
-    """The generator of one purpose. `round` and `client` are at least -1 (`NOBODY`); `seed` at least 0."""
-    return np.random.Generator(np.random.PCG64(_sequence(seed, round, client, purpose)))
+def generator(seed: int, round_number: int = NOBODY, client: int = NOBODY, purpose: str = "") -> np.random.Generator:
+    """The generator of one purpose. `round_number` and `client` are at least -1 (`NOBODY`); `seed` at least 0."""
+    return np.random.Generator(np.random.PCG64(_sequence(seed, round_number, client, purpose)))
 
 
 class LazyGenerator:
     """The generator of one purpose, made when it is first asked for: most calls draw nothing."""
 
-    def __init__(self, seed: int, round: int = NOBODY, client: int = NOBODY, purpose: str = "") -> None:
-        self.key = (seed, round, client, purpose)
+    def __init__(self, seed: int, round_number: int = NOBODY, client: int = NOBODY, purpose: str = "") -> None:
+        self.key = (seed, round_number, client, purpose)
 
     @cached_property
     def generator(self) -> np.random.Generator:
@@ -34,7 +34,8 @@ class FirstDraws:
     """The generators from which a client's state before its first round is drawn."""
 
     def __init__(self, seed: int, client: int) -> None:
-        self.seed, self.client = seed, client
+        self.seed = seed
+        self.client = client
 
     @cached_property
     def own(self) -> np.random.Generator:
@@ -46,17 +47,17 @@ class FirstDraws:
         return generator(self.seed, purpose=purpose)
 
 
-def torch_seed(seed: int, round: int = NOBODY, client: int = NOBODY, purpose: str = "") -> int:
+def torch_seed(seed: int, round_number: int = NOBODY, client: int = NOBODY, purpose: str = "") -> int:
     """A 63-bit seed for a `torch.Generator` or a forked torch state, keyed in the same way."""
-    return int(_sequence(seed, round, client, purpose).generate_state(1, np.uint64)[0] >> 1)
+    return int(_sequence(seed, round_number, client, purpose).generate_state(1, np.uint64)[0] >> 1)
 
 
-def coin(seed: int, round: int) -> float:
+def coin(seed: int, round_number: int) -> float:
     """The coin of a round in [0, 1), shared by the server and all clients (L2GD, FedPD, MARINA)."""
-    return float(generator(seed, round, purpose="coin").random())
+    return float(generator(seed, round_number, purpose="coin").random())
 
 
-def _sequence(seed: int, round: int, client: int, purpose: str) -> np.random.SeedSequence:
-    key = [seed, round + 1, client + 1, zlib.crc32(purpose.encode())]
+def _sequence(seed: int, round_number: int, client: int, purpose: str) -> np.random.SeedSequence:
+    key = [seed, round_number + 1, client + 1, zlib.crc32(purpose.encode())]
     # The same words; numpy takes three times as long to make them of a list.
     return np.random.SeedSequence(np.array(key, np.uint32) if min(key) >= 0 and max(key) < 2**32 else key)

@@ -30,10 +30,10 @@ def fix(threads: int, device: torch.device, precision: Precision = "fp32") -> No
 # Any: torch has no type for modules of flags.
 def _precisions() -> list[Any]:
     """The parts of torch that have a precision of their own for products of float32; older versions have none."""
-    found: list[Any] = [torch.backends]
+    modules: list[Any] = [torch.backends]
     for outer in (torch.backends.mkldnn, torch.backends.cuda, torch.backends.cudnn):
-        found += [outer, *(getattr(outer, name) for name in ("matmul", "conv", "rnn") if hasattr(outer, name))]
-    return [one for one in found if hasattr(one, "fp32_precision")]
+        modules += [outer, *(getattr(outer, name) for name in ("matmul", "conv", "rnn") if hasattr(outer, name))]
+    return [module for module in modules if hasattr(module, "fp32_precision")]
 
 
 def _use_deterministic_algorithms(on: bool, warn_only: bool) -> None:
@@ -53,15 +53,15 @@ def own_flags() -> Iterator[None]:
     products of float32.
     """
     with ExitStack() as restored:
-        for one in _precisions():
-            restored.callback(setattr, one, "fp32_precision", one.fp32_precision)
+        for module in _precisions():
+            restored.callback(setattr, module, "fp32_precision", module.fp32_precision)
         # torch refuses to read these two if the caller set a part of them by the names above, which restore all.
         with suppress(RuntimeError):
             restored.callback(setattr, torch.backends.cudnn, "allow_tf32", torch.backends.cudnn.allow_tf32)
         with suppress(RuntimeError):
             restored.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
-        for one in _precisions():
-            one.fp32_precision = "none"
+        for module in _precisions():
+            module.fp32_precision = "none"
         # After them, or torch finds that they contradict each other. On a GPU `fix` sets those of the experiment.
         torch.backends.cudnn.allow_tf32 = True
         torch.set_float32_matmul_precision("highest")

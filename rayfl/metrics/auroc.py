@@ -29,18 +29,19 @@ class Auroc(Metric):
 
     def measure(self, outputs: torch.Tensor, targets: torch.Tensor) -> Sums:
         if are_labels(outputs, targets):
-            odds, positive = outputs.double(), targets > 0
+            odds = outputs.double()
+            positive = targets > 0
         else:
             outputs, targets = flat(outputs, targets)
             odds = log_odds(outputs.double())
             positive = torch.nn.functional.one_hot(targets, outputs.shape[-1]).bool()
         size = odds.shape[-1]
-        place = ((odds.nan_to_num(-RANGE).clamp(-RANGE, RANGE) + RANGE) * (self.bins / (2 * RANGE))).long()
-        place = place.clamp(max=self.bins - 1) + self.bins * torch.arange(size, device=place.device)
-        sides = {"positive": place[positive], "negative": place[~positive]}
+        bin_index = ((odds.nan_to_num(-RANGE).clamp(-RANGE, RANGE) + RANGE) * (self.bins / (2 * RANGE))).long()
+        bin_index = bin_index.clamp(max=self.bins - 1) + self.bins * torch.arange(size, device=bin_index.device)
+        sides = {"positive": bin_index[positive], "negative": bin_index[~positive]}
         return {
-            name: torch.bincount(one, minlength=size * self.bins).reshape(size, self.bins)
-            for name, one in sides.items()
+            name: torch.bincount(indices, minlength=size * self.bins).reshape(size, self.bins)
+            for name, indices in sides.items()
         }
 
     def value(self, sums: Sums) -> Values:
@@ -49,7 +50,8 @@ class Auroc(Metric):
         if not bool((pairs > 0).any()):
             return {self.name: None, f"{self.name}_error": None}
         above = positive.sum(dim=1, keepdim=True) - positive.cumsum(dim=1)
-        ordered, shared = (negative * above).sum(dim=1), (negative * positive).sum(dim=1) / 2
+        ordered = (negative * above).sum(dim=1)
+        shared = (negative * positive).sum(dim=1) / 2
         areas, errors = ((part / pairs)[pairs > 0] for part in (ordered + shared, shared))
         return {self.name: float(areas.mean()), f"{self.name}_error": float(errors.mean())}
 

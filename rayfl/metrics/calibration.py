@@ -27,17 +27,19 @@ class CalibrationError(Metric):
     def measure(self, outputs: torch.Tensor, targets: torch.Tensor) -> Sums:
         if are_labels(outputs, targets):
             yes = outputs.double().flatten().sigmoid()
-            confidence, right = torch.maximum(yes, 1 - yes), (outputs > 0).flatten() == (targets > 0).flatten()
+            confidence = torch.maximum(yes, 1 - yes)
+            right = (outputs > 0).flatten() == (targets > 0).flatten()
         else:
             outputs, targets = flat(outputs, targets)
-            confidence, right = outputs.double().softmax(dim=-1).amax(dim=-1), outputs.argmax(dim=-1) == targets
+            confidence = outputs.double().softmax(dim=-1).amax(dim=-1)
+            right = outputs.argmax(dim=-1) == targets
         # A model that has diverged has confidence NaN; its examples go into the first bin, and the sums become NaN.
-        place = ((confidence * self.bins).ceil() - 1).nan_to_num(0.0).clamp(0, self.bins - 1).long()
+        bin_index = ((confidence * self.bins).ceil() - 1).nan_to_num(0.0).clamp(0, self.bins - 1).long()
         return {
-            "count": torch.bincount(place, minlength=self.bins),
-            "right": torch.bincount(place[right], minlength=self.bins),
-            "confidence": torch.zeros(self.bins, dtype=torch.float64, device=place.device).index_add_(
-                0, place, confidence
+            "count": torch.bincount(bin_index, minlength=self.bins),
+            "right": torch.bincount(bin_index[right], minlength=self.bins),
+            "confidence": torch.zeros(self.bins, dtype=torch.float64, device=bin_index.device).index_add_(
+                0, bin_index, confidence
             ),
         }
 
@@ -45,8 +47,8 @@ class CalibrationError(Metric):
         count, right, confidence = (sums[name].double() for name in ("count", "right", "confidence"))
         rows = enumerate(zip(count.tolist(), right.tolist(), confidence.tolist(), strict=True))
         bins = {
-            f"{self.name}/{place}/{part}": value
-            for place, (n, hits, sure) in rows
+            f"{self.name}/{index}/{part}": value
+            for index, (n, hits, sure) in rows
             for part, value in (("examples", n), ("confidence", ratio(sure, n)), ("accuracy", ratio(hits, n)))
         }
         return {self.name: ratio(float((right - confidence).abs().sum()), float(count.sum())), **bins}

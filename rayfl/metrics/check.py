@@ -17,17 +17,18 @@ def checked_facts(metrics: Sequence[Metric], outputs: torch.Tensor, targets: tor
     which names evaluation.metrics, for a metric that cannot evaluate them, that fails on them, whose values are not
     numbers (for these examples, or for none), or have the name of another metric's value.
     """
-    kind, found = kind_of(outputs, targets), dict[str, Facts]()
+    kind = kind_of(outputs, targets)
+    facts = dict[str, Facts]()
     for metric in metrics:
         try:
             metric.check(kind, outputs)
             for name in _values(metric, outputs, targets[: len(outputs)]):
-                if name in found:
+                if name in facts:
                     raise RayflError(f"two metrics have a value {name!r}; remove one, or give it another name")
-                found[name] = metric.facts(name)
+                facts[name] = metric.facts(name)
         except RayflError as error:
             raise error.under("metrics").under("evaluation") from None
-    return found
+    return facts
 
 
 def _values(metric: Metric, outputs: torch.Tensor, targets: torch.Tensor) -> Values:
@@ -35,7 +36,7 @@ def _values(metric: Metric, outputs: torch.Tensor, targets: torch.Tensor) -> Val
     what = f"metric {type(metric).__name__!r}"
     try:
         if isinstance(metric, PerExample) and any(
-            one.shape != outputs.shape[:1] for one in metric.each(outputs, targets)
+            tensor.shape != outputs.shape[:1] for tensor in metric.each(outputs, targets)
         ):
             raise RayflError(f"{what}: each must give a sum and a count for each example, of shape {[len(outputs)]}")
         sums, fewer = (metric.measure(outputs[:count], targets[:count]) for count in (len(outputs), 1))

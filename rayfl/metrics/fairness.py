@@ -20,7 +20,7 @@ OVER_CLIENTS = ("merged", "weighted", *RECORDED)
 """Endings of places whose values are not means over clients: `own_merged/accuracy` (rayfl/rounds/evaluation.py)."""
 
 
-def fairness(values: np.ndarray, found: Facts) -> dict[str, float]:
+def fairness(values: np.ndarray, facts: Facts) -> dict[str, float]:
     """The spread of clients' values [n], which are NaN if undefined; {} if all are. Results that are NaN are left out.
 
     mean, deviation: over clients (the population's standard deviation). worst_tenth: the mean of the worst 10 %. worst,
@@ -32,7 +32,7 @@ def fairness(values: np.ndarray, found: Facts) -> dict[str, float]:
     if not len(defined):
         return {}
     # The worst first.
-    ordered = np.sort(found.sign * defined) * found.sign
+    ordered = np.sort(facts.sign * defined) * facts.sign
     # Losses of clients that have diverged are too large for a square.
     with np.errstate(all="ignore"):
         squares = (defined**2).sum()
@@ -55,7 +55,7 @@ def is_summary(name: str, endings: Iterable[str] = OVER_CLIENTS) -> bool:
     return name.partition("/")[0].endswith(tuple(f"_{word}" for word in endings))
 
 
-def facts_over_clients(place: str, found: Facts) -> Facts:
-    """The facts of a value in a place: for "own_jain" those of Jain's index, for "own" those of the metric, `found`."""
-    fields = next((fields for word, fields in RECORDED.items() if place.endswith(f"_{word}")), None)
-    return found.model_copy(update=fields) if fields else found
+def facts_over_clients(evaluation: str, facts: Facts) -> Facts:
+    """A value's facts in an evaluation: those of Jain's index for "own_jain", those of the metric for "own"."""
+    fields = next((fields for word, fields in RECORDED.items() if evaluation.endswith(f"_{word}")), None)
+    return facts.model_copy(update=fields) if fields else facts

@@ -45,10 +45,10 @@ class NegativeLogLikelihood(PerExample):
 
     def each(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         if are_labels(outputs, targets):
-            given = outputs, targets.to(outputs.dtype)
-            return over_example(functional.binary_cross_entropy_with_logits(*given, reduction="none"))
-        given = outputs.movedim(-1, 1), targets.clamp(min=0)
-        return over_example(functional.cross_entropy(*given, reduction="none"), targets >= 0)
+            numbers = targets.to(outputs.dtype)
+            return over_example(functional.binary_cross_entropy_with_logits(outputs, numbers, reduction="none"))
+        losses = functional.cross_entropy(outputs.movedim(-1, 1), targets.clamp(min=0), reduction="none")
+        return over_example(losses, targets >= 0)
 
 
 class Perplexity(NegativeLogLikelihood):

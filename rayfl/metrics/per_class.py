@@ -44,9 +44,10 @@ class PerClass(ByName):
             said, true = outputs > 0, targets > 0
             return {"right": (said & true).sum(dim=0), "support": true.sum(dim=0), "predicted": said.sum(dim=0)}
         outputs, targets = flat(outputs, targets)
-        said, size = outputs.argmax(dim=-1), outputs.shape[-1]
-        found = {"right": targets[said == targets], "support": targets, "predicted": said}
-        return {name: torch.bincount(classes, minlength=size) for name, classes in found.items()}
+        said = outputs.argmax(dim=-1)
+        size = outputs.shape[-1]
+        counted = {"right": targets[said == targets], "support": targets, "predicted": said}
+        return {name: torch.bincount(classes, minlength=size) for name, classes in counted.items()}
 
     @abstractmethod
     def of_class(self, right: int, support: int, predicted: int) -> float | None:

@@ -49,58 +49,58 @@ class TorchMetrics(ByName):
             package = importlib.import_module("torchmetrics")
         except ModuleNotFoundError:
             raise RayflError("torchmetrics is not installed: run `pip install 'rayfl[metrics]'`") from None
-        room, _, name = self.metric.rpartition(".")
-        module = getattr(package, room, None) if room else package
+        subpackage, _, name = self.metric.rpartition(".")
+        module = getattr(package, subpackage, None) if subpackage else package
         kind = getattr(module, name, None)
         if not isinstance(kind, type) or not issubclass(kind, package.Metric):
             close = difflib.get_close_matches(name, dir(module or package), n=1)
             cure = f"did you mean {close[0]!r}?" if close else "give one as classification.MulticlassCohenKappa"
             raise RayflError(f"={self.metric!r} is not a metric of torchmetrics; {cure}", ("metric",))
         try:
-            made = kind(**self.options)
+            metric = kind(**self.options)
         except Exception as error:
             raise RayflError(one_line(f" of {self.metric} are refused: {error}"), ("options",)) from error
-        wrong = [state for state, rule in made._reductions.items() if getattr(rule, "__name__", "") != "dim_zero_sum"]
-        if wrong or not made._reductions:
+        wrong = [state for state, rule in metric._reductions.items() if getattr(rule, "__name__", "") != "dim_zero_sum"]
+        if wrong or not metric._reductions:
             raise RayflError(
                 f"={self.metric!r} keeps {wrong[0] if wrong else 'nothing'!r}, which is not a sum; choose a metric "
                 "whose states are sums, for example with thresholds instead of curves",
                 ("metric",),
             )
-        return made.set_dtype(torch.float64)
+        return metric.set_dtype(torch.float64)
 
     def check(self, targets: Targets, outputs: torch.Tensor) -> None:
         self.made.reset()
 
     def measure(self, outputs: torch.Tensor, targets: torch.Tensor) -> Sums:
-        made = self.made.to(outputs.device)
-        made.reset()
+        metric = self.made.to(outputs.device)
+        metric.reset()
         # Sums in float32 would depend on how examples are divided into batches.
         if len(outputs):
-            made.update(outputs.double(), targets.double() if targets.is_floating_point() else targets)
-        states = {name: getattr(made, name) for name in made._reductions}
+            metric.update(outputs.double(), targets.double() if targets.is_floating_point() else targets)
+        states = {name: getattr(metric, name) for name in metric._reductions}
         return {
             name: state.double() if state.is_floating_point() else state.to(torch.int64)
             for name, state in states.items()
         }
 
     def value(self, sums: Sums) -> Values:
-        made = self.made.to("cpu")
-        made.reset()
+        metric = self.made.to("cpu")
+        metric.reset()
         for name, total in sums.items():
-            setattr(made, name, total)
-        made._update_count = 1
+            setattr(metric, name, total)
+        metric._update_count = 1
         try:
-            computed = made.compute()
+            computed = metric.compute()
         except ValueError:
             # Some metrics raise it if there are too few examples for a value.
             computed = torch.nan
-        found = torch.as_tensor(computed).detach().double().reshape(-1)
-        numbers = [None if torch.isnan(number) else float(number) for number in found]
+        values = torch.as_tensor(computed).detach().double().reshape(-1)
+        numbers = [None if torch.isnan(value) else float(value) for value in values]
         name = self.value_name
         if len(numbers) == 1:
             return {name: numbers[0]}
-        return {f"{name}/{part}": one for part, one in zip(self.names(len(numbers)), numbers, strict=True)}
+        return {f"{name}/{part}": value for part, value in zip(self.names(len(numbers)), numbers, strict=True)}
 
     @property
     def value_name(self) -> str:
@@ -108,18 +108,20 @@ class TorchMetrics(ByName):
         return re.sub(_NEW_WORD, "_", self.metric.rpartition(".")[2]).lower()
 
     def facts(self, name: str) -> Facts:
-        made, higher, part = self.made, self.made.higher_is_better, name.partition("/")[2]
+        metric = self.made
+        higher = metric.higher_is_better
+        part = name.partition("/")[2]
         title = re.sub(_NEW_WORD, " ", self.metric.rpartition(".")[2])
         # The first sentence, without the marks of reStructuredText.
-        about = re.split(r"\.\s", re.sub("`_?", "", f"{made.__doc__}\n"))[0].replace("_", " ")
+        about = re.split(r"\.\s", re.sub("`_?", "", f"{metric.__doc__}\n"))[0].replace("_", " ")
         # A class states the bounds of its plots, which may be narrower than its values: agreement may be negative.
-        is_share = made.plot_upper_bound == 1 and {"tp", "fp", "tn", "fn"} <= made._reductions.keys()
+        is_share = metric.plot_upper_bound == 1 and {"tp", "fp", "tn", "fn"} <= metric._reductions.keys()
         return Facts(
             title=f"{title}: {part}" if part else title,
             meaning=re.sub("^(Compute|Calculate)s?( the)? ", "The ", " ".join(about.split())),
             unit="%" if is_share else "",
-            low=made.plot_lower_bound if is_share or higher is False else None,
-            high=made.plot_upper_bound if is_share or higher else None,
+            low=metric.plot_lower_bound if is_share or higher is False else None,
+            high=metric.plot_upper_bound if is_share or higher else None,
             higher_is_better=higher,
             ranks=not part and higher is not None,
         )

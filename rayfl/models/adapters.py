@@ -52,8 +52,8 @@ class Adapters(Settings):
             # peft warns of layers that share weights with others; these weights stay frozen.
             warnings.simplefilter("ignore")
             # A regular expression matches whole names; in a list, each name would also match the end of another.
-            whole = "|".join(map(re.escape, names))
-            config = LoraConfig(r=self.rank, lora_alpha=self.alpha, target_modules=whole)  # pyright: ignore[reportArgumentType] (a float will do)
+            pattern = "|".join(map(re.escape, names))
+            config = LoraConfig(r=self.rank, lora_alpha=self.alpha, target_modules=pattern)  # pyright: ignore[reportArgumentType] (a float will do)
             inject_adapter_in_model(config, module)
         for name, parameter in module.named_parameters():
             parameter.requires_grad_(LORA in name or name in trained)
@@ -71,15 +71,15 @@ def plain_names(weights: Tree) -> dict[str, str]:
     return {name.replace(BASE, "."): name for name in weights if LORA not in name}
 
 
-def _matching(patterns: tuple[str, ...], names: list[str], key: str, what: str) -> list[str]:
+def _matching(patterns: tuple[str, ...], names: list[str], setting: str, what: str) -> list[str]:
     """The names that patterns match. Raise RayflError for a pattern without one."""
-    found: list[str] = []
+    matched: list[str] = []
     for pattern in patterns:
-        own = [name for name in names if fnmatchcase(name, pattern)]
-        if not own:
+        of_pattern = [name for name in names if fnmatchcase(name, pattern)]
+        if not of_pattern:
             raise RayflError(
                 f" has {shown(pattern)}, which names no {what} of the model; {did_you_mean(pattern, names)}",
-                ("adapters", key),
+                ("adapters", setting),
             )
-        found += own
-    return list(dict.fromkeys(found))
+        matched += of_pattern
+    return list(dict.fromkeys(matched))

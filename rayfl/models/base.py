@@ -47,19 +47,19 @@ class Architecture(Choice):
         return partial(self.build, tuple(input_shape), num_classes)
 
     @classmethod
-    def adopts(cls, found: object) -> bool:
+    def adopts(cls, component: object) -> bool:
         """Whether it is a class of torch modules, or a function that makes one."""
-        return (isinstance(found, type) and issubclass(found, nn.Module)) or inspect.isfunction(found)
+        return (isinstance(component, type) and issubclass(component, nn.Module)) or inspect.isfunction(component)
 
     # Any: see `Choice.from_options`.
     @classmethod
-    def from_options(cls, found: Any, options: Mapping[str, Any]) -> Any:
+    def from_options(cls, component: Any, options: Mapping[str, Any]) -> Any:
         """The model of a subclass, or of a class or function that makes torch modules."""
-        if isinstance(found, type) and issubclass(found, Architecture):
-            return found(**options)
+        if isinstance(component, type) and issubclass(component, Architecture):
+            return component(**options)
         start = {name: value for name, value in options.items() if name == "start"}
         others = {name: value for name, value in options.items() if name != "start"}
-        return FromFactory(factory=found, options=checked_options(found, others), **start)
+        return FromFactory(factory=component, options=checked_options(component, others), **start)
 
     def need_images(self, input_shape: tuple[int, ...], least: int) -> None:
         """Raise RayflError unless inputs are images [channels, height, width] with sides of at least `least` pixels."""
@@ -107,20 +107,21 @@ class FromFactory(Architecture):
     @property
     def memory_format(self) -> MemoryFormat:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The factory's attribute of this name; contiguous if it has none. Raise RayflError for an unknown value."""
-        found = getattr(self.factory, "memory_format", "contiguous")
-        if found not in get_args(MemoryFormat):
-            words = " or ".join(get_args(MemoryFormat))
-            raise RayflError(f"model {self.name!r} has memory_format={found!r}; it must be {words}")
-        return cast(MemoryFormat, found)
+        layout = getattr(self.factory, "memory_format", "contiguous")
+        if layout not in get_args(MemoryFormat):
+            raise RayflError(
+                f"model {self.name!r} has memory_format={layout!r}; it must be {' or '.join(get_args(MemoryFormat))}"
+            )
+        return cast(MemoryFormat, layout)
 
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
         # A factory with `**options` gets options that way, but no facts about the data.
-        parameters, facts = inspect.signature(self.factory).parameters, (input_shape, num_classes)
-        given = {name: fact for name, fact in zip(SHAPES, facts, strict=True) if name in parameters}
+        facts = zip(SHAPES, (input_shape, num_classes), strict=True)
+        arguments = {name: fact for name, fact in facts if name in inspect.signature(self.factory).parameters}
         # The factory may import torchvision, as transformers does.
         define_operators()
         try:
-            made = self.factory(**given, **self.options)
+            module = self.factory(**arguments, **self.options)
         except KeyboardInterrupt:
             raise
         except BaseException as error:
@@ -130,9 +131,9 @@ class FromFactory(Architecture):
                 f"model {self.name!r} cannot be made for inputs {list(input_shape)} and {num_classes} classes: "
                 f"{type(error).__name__}: {first_line}"
             ) from error
-        if not isinstance(made, nn.Module):
-            raise RayflError(f"model {self.name!r} makes a {type(made).__name__}; it must return a torch.nn.Module")
-        return made
+        if not isinstance(module, nn.Module):
+            raise RayflError(f"model {self.name!r} makes a {type(module).__name__}; it must return a torch.nn.Module")
+        return module
 
 
 def laid_out(images: Tensor, memory_format: MemoryFormat) -> Tensor:
@@ -151,13 +152,16 @@ def laid_out(images: Tensor, memory_format: MemoryFormat) -> Tensor:
 def checked_options(factory: Callable[..., object], options: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a factory. Raise RayflError for one that it does not take, and for one that it needs."""
     parameters = inspect.signature(factory).parameters
-    named = [name for name, one in parameters.items() if one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD)]
-    own = [name for name in named if name not in SHAPES]
-    takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    settable = [
+        name
+        for name, parameter in parameters.items()
+        if parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD) and name not in SHAPES
+    ]
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     for name in options:
-        if name in SHAPES or (name not in own and not takes_all):
-            raise UnknownKey((name,), own)
-    for name in own:
+        if name in SHAPES or (name not in settable and not takes_all):
+            raise UnknownKey((name,), settable)
+    for name in settable:
         if parameters[name].default is inspect.Parameter.empty and name not in options:
             raise RayflError(" is missing", (name,))
     return dict(options)

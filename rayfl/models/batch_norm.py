@@ -30,9 +30,9 @@ class Rows:
 
 def layers(module: nn.Module) -> Iterator[tuple[str, nn.modules.batchnorm._BatchNorm]]:
     """Yield the name and the layer of every BatchNorm whose forward pass is torch's."""
-    own = (nn.modules.batchnorm._BatchNorm.forward, nn.SyncBatchNorm.forward)
+    torch_forwards = (nn.modules.batchnorm._BatchNorm.forward, nn.SyncBatchNorm.forward)
     for name, layer in module.named_modules():
-        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and type(layer).forward in own:
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and type(layer).forward in torch_forwards:
             yield name, layer
 
 
@@ -67,7 +67,8 @@ def _forward(layer: nn.modules.batchnorm._BatchNorm, rows: Rows, inputs: Tensor)
     if rows.by_hand or (learns and rows.weights is not None):
         return _by_hand(layer, rows.weights if learns else None, inputs, learns)
     mean, var = layer.running_mean, layer.running_var
-    learns, factor = learns and values > 1, layer.momentum
+    learns = learns and values > 1
+    factor = layer.momentum
     if learns:
         assert layer.num_batches_tracked is not None, "see count_rows"
         layer.num_batches_tracked = layer.num_batches_tracked + 1
@@ -81,7 +82,9 @@ def _in_its_mode(layer: nn.Module, rows: Rows, name: str, *args: Any, **kwargs: 
 
     Raise RayflError if it changes its running statistics in evaluation mode.
     """
-    mean, mode, inputs = layer._buffers["running_mean"], layer.training, next(iter((*args, *kwargs.values())))
+    mean = layer._buffers["running_mean"]
+    mode = layer.training
+    inputs = next(iter((*args, *kwargs.values())))
     assert mean is not None, "see count_rows"
     learns = mode and not rows.fixed and inputs.numel() > mean.numel()
     # On a GPU a comparison would wait for it; a run begins with a pass on the CPU.
@@ -89,10 +92,12 @@ def _in_its_mode(layer: nn.Module, rows: Rows, name: str, *args: Any, **kwargs: 
     # In evaluation mode, torch 2.6 writes into the statistics of an InstanceNorm what it has rounded once more.
     lent = not learns and issubclass(type(layer), nn.modules.instancenorm._InstanceNorm)
     kept = dict(layer._buffers) if lent else {}
-    layer._buffers.update({key: None if buffer is None else buffer.clone() for key, buffer in kept.items()})
+    layer._buffers.update(
+        {buffer_name: None if buffer is None else buffer.clone() for buffer_name, buffer in kept.items()}
+    )
     layer.training = learns
     try:
-        found = type(layer).forward(layer, *args, **kwargs)
+        outputs = type(layer).forward(layer, *args, **kwargs)
     finally:
         layer.training = mode
         layer._buffers.update(kept)
@@ -103,7 +108,7 @@ def _in_its_mode(layer: nn.Module, rows: Rows, name: str, *args: Any, **kwargs: 
             f"layer {name!r} ({type(layer).__name__}) changes its running statistics in evaluation mode, so that an "
             "example's output depends on the others that are evaluated beside it; read self.training in its forward"
         )
-    return found
+    return outputs
 
 
 def _by_hand(layer: nn.modules.batchnorm._BatchNorm, weights: Tensor | None, inputs: Tensor, learns: bool) -> Tensor:
@@ -111,14 +116,16 @@ def _by_hand(layer: nn.modules.batchnorm._BatchNorm, weights: Tensor | None, inp
     assert layer.running_mean is not None and layer.running_var is not None, "see count_rows"
     assert layer.num_batches_tracked is not None, "see count_rows"
     of_channel = (-1, *[1] * (inputs.dim() - 2))
-    numbers, running_mean, running_var = inputs.float(), layer.running_mean, layer.running_var
+    numbers = inputs.float()
+    running_mean, running_var = layer.running_mean, layer.running_var
     mean, var = running_mean, running_var
     if learns:
         axes = [0, *range(2, inputs.dim())]
         ones = torch.ones(len(inputs), device=inputs.device) if weights is None else weights
         of_row = ones.reshape(-1, *[1] * (inputs.dim() - 1))
         count = ones.sum() * (inputs.numel() // (inputs.shape[0] * inputs.shape[1]))
-        several, divisor = count > 1, count.clamp(min=1)
+        several = count > 1
+        divisor = count.clamp(min=1)
         mean = (numbers * of_row).sum(axes) / divisor
         var = ((numbers - mean.reshape(of_channel)).square() * of_row).sum(axes) / divisor
         tracked = layer.num_batches_tracked = layer.num_batches_tracked + several.long()

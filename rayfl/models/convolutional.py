@@ -120,7 +120,9 @@ class LocalResponseNorm(nn.Module):
 
     def __init__(self, size: int, alpha: float, beta: float) -> None:
         super().__init__()
-        self.size, self.alpha, self.beta = size, alpha, beta
+        self.size = size
+        self.alpha = alpha
+        self.beta = beta
 
     def forward(self, images: Tensor) -> Tensor:
         """[batch, channels, height, width], and the same shape comes out."""

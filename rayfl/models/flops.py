@@ -73,7 +73,9 @@ class Multiplications(TorchDispatchMode):
 
     def __init__(self, weights: Tree) -> None:
         super().__init__()
-        self.weights, self.by_weight, self.unknown = weights, Counter[str](), ""
+        self.weights = weights
+        self.by_weight = Counter[str]()
+        self.unknown = ""
         # The tensors are kept, since memory that is freed may become that of an activation.
         self.sources = {_memory(tensor): (frozenset([name]), tensor) for name, tensor in weights.items()}
 
@@ -84,24 +86,24 @@ class Multiplications(TorchDispatchMode):
 
     # Any: the arguments of any operator.
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        given = [self._sources(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        names = frozenset[str]().union(*given) if all(given) else frozenset[str]()
+        result = func(*args, **(kwargs or {}))
+        sources = [self._sources(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        names = frozenset[str]().union(*sources) if all(sources) else frozenset[str]()
         if not names:
-            self._count(func, args, made)
-        for tensor in (leaf for leaf in tree_leaves(made) if isinstance(leaf, Tensor)):
+            self._count(func, args, result)
+        for tensor in (leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)):
             # An activation that is written into a weight's memory makes it one.
             self.sources.pop(_memory(tensor), None)
             if names:
                 self.sources[_memory(tensor)] = names, tensor
-        return made
+        return result
 
     def _sources(self, tensor: Tensor) -> frozenset[str]:
         """The weights that a tensor was computed from, without the example; empty for an activation."""
         return self.sources[_memory(tensor)][0] if _memory(tensor) in self.sources else frozenset()
 
     # Any: see __torch_dispatch__.
-    def _count(self, func: Any, args: Any, made: Any) -> None:
+    def _count(self, func: Any, args: Any, result: Any) -> None:
         space, _, name = func._schema.name.partition("::")
         name = name.rstrip("_")
         if name in FIRST_FACTOR:
@@ -109,8 +111,8 @@ class Multiplications(TorchDispatchMode):
             self._add(a.numel() * (b.shape[-1] if b.dim() > 1 else 1), a, b)
         elif name == "convolution":
             inputs, weight, transposed = args[0], args[1], args[6]
-            places = inputs.numel() // inputs.shape[1] if transposed else made.numel() // made.shape[1]
-            self._add(places * weight.numel(), inputs, weight)
+            positions = inputs.numel() // inputs.shape[1] if transposed else result.numel() // result.shape[1]
+            self._add(positions * weight.numel(), inputs, weight)
         elif name.startswith("_scaled_dot_product"):
             queries, keys, values = args[:3]
             rows = queries.numel() // queries.shape[-1]
@@ -118,18 +120,20 @@ class Multiplications(TorchDispatchMode):
         elif name == "mkldnn_rnn_layer":
             for weight in args[1:3]:
                 self._add(args[0].numel() // args[0].shape[-1] * weight.numel(), weight)
-        elif FUSED.match(name) or (space not in ("aten", "prim", "prims") and any(map(_is_float, tree_leaves(made)))):
+        elif FUSED.match(name) or (space not in ("aten", "prim", "prims") and any(map(_is_float, tree_leaves(result)))):
             self.unknown = f"{space}::{name}"
 
-    def _add(self, number: int, *factors: Tensor) -> None:
+    def _add(self, count: int, *factors: Tensor) -> None:
         """Add multiplications by the factor that is a weight, if one is."""
-        names, size = next(((found, one.numel()) for one in factors if (found := self._sources(one))), ((), 0))
+        names, size = next(
+            ((sources, factor.numel()) for factor in factors if (sources := self._sources(factor))), ((), 0)
+        )
         trained = [name for name in names if self.weights[name].requires_grad]
         owners = [*names]
         if len(owners) > 1:
             # A weight that is computed from several counts as the one of its size, so that a mask applies to it.
             owners = [name for name in trained if self.weights[name].numel() == size] if trained else [min(names)]
-        self.by_weight[owners[0] if len(owners) == 1 else ""] += number
+        self.by_weight[owners[0] if len(owners) == 1 else ""] += count
 
 
 def weight_uses(module: nn.Module, input_shape: tuple[int, ...], shared: Collection[str] | None = None) -> Uses:
@@ -146,7 +150,8 @@ def weight_uses(module: nn.Module, input_shape: tuple[int, ...], shared: Collect
         weights[name] = zero.expand(tensor.shape).requires_grad_(tensor.requires_grad)
     ones, zeros = torch.ones((1, *input_shape), dtype=torch.long), torch.zeros((1, *input_shape))
     is_text = any(isinstance(layer, nn.Embedding | nn.EmbeddingBag) for layer in module.modules())
-    failures, head = list[str](), ""
+    failures = list[str]()
+    head = ""
     # Token 0 often stands for padding, which some models cut off.
     for example in (ones, zeros.long(), zeros) if is_text else (zeros, ones):
         counted = Multiplications(weights)
@@ -175,29 +180,30 @@ def _run(module: nn.Module, weights: Tree, example: Tensor, counted: Multiplicat
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         with torch.random.fork_rng(devices=()), torch.no_grad(), counted:
-            made = torch.func.functional_call(module.eval(), weights, (example,))
+            output = torch.func.functional_call(module.eval(), weights, (example,))
     finally:
         torch.backends.mha.set_fastpath_enabled(is_fast)
         for hook in hooks:
             hook.remove()
-    return next((name for layer, name in layers.items() if outputs.get(layer) is made), "")
+    return next((name for layer, name in layers.items() if outputs.get(layer) is output), "")
 
 
 def _uses(counted: Multiplications, shared: Collection[str], head: str) -> Uses:
-    by_weight, kept, frozen = dict[str, float](), 0, 0
-    for name, number in counted.by_weight.items():
+    by_weight = dict[str, float]()
+    kept, frozen = 0, 0
+    for name, count in counted.by_weight.items():
         if name in shared:
             size = counted.weights[name].numel()
-            by_weight[name] = number / size if number % size else number // size
+            by_weight[name] = count / size if count % size else count // size
         else:
-            kept += number
-            frozen += number if name and not counted.weights[name].requires_grad else 0
+            kept += count
+            frozen += count if name and not counted.weights[name].requires_grad else 0
     return Uses(by_weight, kept, frozen, head)
 
 
 # Any: a result of any operator.
-def _is_float(made: Any) -> bool:
-    return isinstance(made, Tensor) and made.is_floating_point()
+def _is_float(result: Any) -> bool:
+    return isinstance(result, Tensor) and result.is_floating_point()
 
 
 def _memory(tensor: Tensor) -> int:
@@ -209,8 +215,9 @@ def forward_flops(uses: Uses, mask: Tree | None = None, params: Tree | None = No
 
     Weights that the mask does not name are whole, in the shapes of `params`.
     """
-    kept, whole = mask or {}, params or {}
-    entries = {name: int(kept[name].count_nonzero()) if name in kept else whole[name].numel() for name in uses}
+    kept = mask or {}
+    complete = params or {}
+    entries = {name: int(kept[name].count_nonzero()) if name in kept else complete[name].numel() for name in uses}
     return 2 * uses.kept + round(sum(2 * times * entries[name] for name, times in uses.items()))
 
 

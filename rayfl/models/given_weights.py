@@ -19,11 +19,11 @@ def read_weights(path: Path, expected: Tree, model: str) -> Tree:
 
     If their names or shapes are not those of `expected`, RayflError names the file and the first weight that differs.
     """
-    found = _weights(path)
-    wrong = _misfit(found, expected)
+    loaded = _weights(path)
+    wrong = _misfit(loaded, expected)
     if wrong is not None:
         raise RayflError(f"{path} does not fit model {model!r}: {wrong}")
-    return _copied(found, {name: (name, tensor) for name, tensor in expected.items()})
+    return _copied(loaded, {name: (name, tensor) for name, tensor in expected.items()})
 
 
 def read_backbone(path: Path, weights: Tree, trained: Collection[str], model: str) -> Tree:
@@ -32,17 +32,18 @@ def read_backbone(path: Path, weights: Tree, trained: Collection[str], model: st
     The file may have other weights too, and may lack the parameters in `trained`; the log names both. Raise RayflError
     if it lacks a frozen weight, or if a shape differs.
     """
-    found, names = _weights(path), plain_names(weights)
-    missing = [name for name in names if name not in found and names[name] in trained]
+    loaded = _weights(path)
+    names = plain_names(weights)
+    missing = [name for name in names if name not in loaded and names[name] in trained]
     expected = {name: weights[full] for name, full in names.items() if name not in missing}
-    left = sorted(found.keys() - expected.keys())
-    wrong = _misfit({name: tensor for name, tensor in found.items() if name in expected}, expected)
+    left = sorted(loaded.keys() - expected.keys())
+    wrong = _misfit({name: tensor for name, tensor in loaded.items() if name in expected}, expected)
     if wrong is not None:
         raise RayflError(f"{path} does not fit model {model!r}: {wrong}")
     for what, some in (("starts at random", missing), ("is left over", left)):
         if some:
             log.warning("model.start=%s: %s %s", path, ", ".join(some), what)
-    return {**weights, **_copied(found, {names[name]: (name, tensor) for name, tensor in expected.items()})}
+    return {**weights, **_copied(loaded, {names[name]: (name, tensor) for name, tensor in expected.items()})}
 
 
 def _weights(path: Path) -> dict[str, torch.Tensor]:
@@ -53,35 +54,35 @@ def _weights(path: Path) -> dict[str, torch.Tensor]:
         with suppress(SafetensorError, KeyError, TypeError, ValueError, RuntimeError):
             return load_file(path)
     with suppress(Exception):
-        found = torch.load(path, map_location="cpu", weights_only=True)
-        found = found.get("state_dict", found)
-        if found and all(isinstance(one, torch.Tensor) for one in found.values()):
-            return dict(found)
+        loaded = torch.load(path, map_location="cpu", weights_only=True)
+        loaded = loaded.get("state_dict", loaded)
+        if loaded and all(isinstance(tensor, torch.Tensor) for tensor in loaded.values()):
+            return dict(loaded)
     raise RayflError(
         f"{path} is neither a safetensors file of weights nor a state_dict of torch.save; give one, for example "
         "models/global.safetensors of a run"
     )
 
 
-def _copied(found: dict[str, torch.Tensor], wanted: Mapping[str, tuple[str, torch.Tensor]]) -> Tree:
-    """Copies, in the given types, of tensors that are taken out of `found` one after another."""
-    return {name: found.pop(own).to(like.dtype, copy=True) for name, (own, like) in wanted.items()}
+def _copied(loaded: dict[str, torch.Tensor], targets: Mapping[str, tuple[str, torch.Tensor]]) -> Tree:
+    """Copies, in the given types, of tensors that are taken out of `loaded` one after another."""
+    return {name: loaded.pop(source).to(like.dtype, copy=True) for name, (source, like) in targets.items()}
 
 
-def _misfit(found: Mapping[str, torch.Tensor], expected: Tree) -> str | None:
+def _misfit(loaded: Mapping[str, torch.Tensor], expected: Tree) -> str | None:
     """The first difference between a file's weights and the model's, as the end of a sentence; None if they fit."""
     for name, tensor in expected.items():
-        if name not in found:
-            return f"it has no {name!r} ({did_you_mean(name, sorted(found))})" if found else "it holds nothing"
-        given = found[name]
-        if given.shape != tensor.shape:
-            return f"its {name!r} has the shape {list(given.shape)}, and the model's has {list(tensor.shape)}"
+        if name not in loaded:
+            return f"it has no {name!r} ({did_you_mean(name, sorted(loaded))})" if loaded else "it holds nothing"
+        stored = loaded[name]
+        if stored.shape != tensor.shape:
+            return f"its {name!r} has the shape {list(stored.shape)}, and the model's has {list(tensor.shape)}"
         # Buffers may be whole numbers, or masks of infinities.
-        if tensor.is_floating_point() and not given.is_floating_point():
+        if tensor.is_floating_point() and not stored.is_floating_point():
             return (
-                f"its {name!r} holds {str(given.dtype).removeprefix('torch.')}, and weights are floating-point numbers"
+                f"its {name!r} holds {str(stored.dtype).removeprefix('torch.')}, and weights are floating-point numbers"
             )
-        if bool(torch.isfinite(tensor).all()) and not bool(torch.isfinite(given.to(tensor.dtype)).all()):
+        if bool(torch.isfinite(tensor).all()) and not bool(torch.isfinite(stored.to(tensor.dtype)).all()):
             return f"its {name!r} holds a number that is not finite"
-    unknown = next((name for name in sorted(found) if name not in expected), None)
+    unknown = next((name for name in sorted(loaded) if name not in expected), None)
     return None if unknown is None else f"the model has no {unknown!r}"

@@ -18,34 +18,37 @@ def chosen(patterns: Sequence[str], module: nn.Module, model: str) -> tuple[str,
     contain them, and of the class of their innermost module. One that begins with ! excludes parameters again. Raise
     RayflError for a pattern that matches nothing, and if all patterns together choose none of the parameters, or all.
     """
-    words = _words(module)
-    found = dict.fromkeys(words, False)
+    aliases = _aliases(module)
+    choices = dict.fromkeys(aliases, False)
     for pattern in patterns:
         plain = pattern.removeprefix("!")
-        named = [name for name, own in words.items() if any(fnmatchcase(word, plain) for word in own)]
+        named = [
+            name for name, own_aliases in aliases.items() if any(fnmatchcase(alias, plain) for alias in own_aliases)
+        ]
         if not named:
-            close = did_you_mean(plain, set().union(*words.values()))
+            close = did_you_mean(plain, set().union(*aliases.values()))
             raise RayflError(
                 f" has {shown(pattern)}, which names no trained parameter of model {model!r}, and no module or "
                 f"class with one; {close}",
                 KEY,
             )
-        found |= dict.fromkeys(named, pattern == plain)
-    names = tuple(name for name, is_chosen in found.items() if is_chosen)
-    if patterns and len(names) in (0, len(words)):
+        choices |= dict.fromkeys(named, pattern == plain)
+    names = tuple(name for name, is_chosen in choices.items() if is_chosen)
+    if patterns and len(names) in (0, len(aliases)):
         wrong, cure = ("none", "change it") if not names else ("all", "leave some to share, or take method 'local'")
         raise RayflError(
-            f"={shown(patterns)} chooses {wrong} of the {len(words)} trained parameters of model {model!r}; {cure}", KEY
+            f"={shown(patterns)} chooses {wrong} of the {len(aliases)} trained parameters of model {model!r}; {cure}",
+            KEY,
         )
     return names
 
 
-def _words(module: nn.Module) -> Mapping[str, set[str]]:
+def _aliases(module: nn.Module) -> Mapping[str, set[str]]:
     """For each trained parameter by name: its name, those of the modules around it, and its owner's class name."""
-    words: dict[str, set[str]] = {}
+    aliases: dict[str, set[str]] = {}
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
             inside = name.split(".")
             owner = module.get_submodule(".".join(inside[:-1]))
-            words[name] = {".".join(inside[:end]) for end in range(1, len(inside) + 1)} | {type(owner).__name__}
-    return words
+            aliases[name] = {".".join(inside[:end]) for end in range(1, len(inside) + 1)} | {type(owner).__name__}
+    return aliases

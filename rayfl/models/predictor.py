@@ -28,7 +28,8 @@ class Predictor(nn.Module):
         precision: Precision = "fp32",
     ) -> None:
         super().__init__()
-        self.network, self.data = network, data
+        self.network = network
+        self.data = data
         self.memory_format: MemoryFormat = memory_format
         self.precision: Precision = precision
 
@@ -45,7 +46,8 @@ class Predictor(nn.Module):
 
     def _raw(self, inputs: Tensor) -> Tensor:
         """The inputs [n, *input_shape], checked, and those of a table scaled as its source scaled the samples."""
-        data, given = self.data, tuple(inputs.shape[1:])
+        data = self.data
+        example_shape = tuple(inputs.shape[1:])
         shape = tuple(data.input_shape)
         if data.kind != "vector" and (inputs.is_floating_point() or inputs.dtype == torch.bool):
             what = f"pixels from 0 to {data.white:g}, not scaled" if data.kind == "image" else "tokens"
@@ -57,14 +59,14 @@ class Predictor(nn.Module):
                     f"inputs have pixels from {low} to {high}, and the model takes pixels of 8 bits, from 0 to "
                     f"{data.white:g}; divide deeper ones by a power of 2, as 16 bits by 256"
                 )
-        if given == shape:
+        if example_shape == shape:
             if data.kind != "vector" or not data.mean:
                 return inputs
             mean, std = torch.tensor([data.mean, data.std], dtype=torch.float64).to(inputs.device)
             # Large numbers with small differences would become equal as float32.
             return (inputs.double() - mean) / std
-        if data.kind == "image" and given == (*shape[1:], shape[0]):
+        if data.kind == "image" and example_shape == (*shape[1:], shape[0]):
             return inputs.movedim(-1, 1)
-        if data.kind == "image" and (1, *given) == shape:
+        if data.kind == "image" and (1, *example_shape) == shape:
             return inputs.unsqueeze(1)
         raise RayflError(f"inputs have the shape {list(inputs.shape)}, and the model takes {['n', *shape]}")

@@ -30,7 +30,7 @@ class PerClient(Settings):
 
     probability: Shares = Field(description="probability of each client to be available in a round")
 
-    def chances(self, count: int, seed: int, round: int) -> np.ndarray:
+    def chances(self, count: int, seed: int, round_number: int) -> np.ndarray:
         """The probability that each client is available in this round, float64 [count]."""
         return values(self.probability, count, seed, "availability probability")
 
@@ -53,10 +53,10 @@ class Diurnal(Settings):
             raise RayflError(f"={self.low} is above high={self.high}; swap them", ("low",))
         return self
 
-    def chances(self, count: int, seed: int, round: int) -> np.ndarray:
+    def chances(self, count: int, seed: int, round_number: int) -> np.ndarray:
         """The probability that each client is available in this round, float64 [count]."""
         phases = self.spread * seeding.generator(seed, purpose="availability phase").random(count)
-        daylight = (1 + np.cos(2 * np.pi * (round / self.period - phases))) / 2
+        daylight = (1 + np.cos(2 * np.pi * (round_number / self.period - phases))) / 2
         return self.low + (self.high - self.low) * daylight
 
 
@@ -82,24 +82,24 @@ class TraceLines:
     lines: np.ndarray
     repeat: int | None = None
 
-    def chances(self, count: int, seed: int, round: int) -> np.ndarray:
+    def chances(self, count: int, seed: int, round_number: int) -> np.ndarray:
         """1 for the clients that are available in this round and 0 for the others, float64 [count]."""
         client, first, last = self.lines.T
-        now = round if self.repeat is None else round % self.repeat
-        there = np.zeros(count)
-        there[client[(first <= now) & (now <= last)]] = 1.0
-        return there
+        now = round_number if self.repeat is None else round_number % self.repeat
+        chances = np.zeros(count)
+        chances[client[(first <= now) & (now <= last)]] = 1.0
+        return chances
 
 
 Availability = PerClient | Diurnal | Trace
 
 
-def available(model: PerClient | Diurnal | TraceLines | None, count: int, seed: int, round: int) -> np.ndarray:
+def available(model: PerClient | Diurnal | TraceLines | None, count: int, seed: int, round_number: int) -> np.ndarray:
     """Boolean [count]: the clients that can be reached in this round; all if `[clients]` has no availability."""
     if model is None:
         return np.ones(count, dtype=bool)
-    draws = seeding.generator(seed, round, purpose="availability").random(count)
-    return draws < model.chances(count, seed, round)
+    draws = seeding.generator(seed, round_number, purpose="availability").random(count)
+    return draws < model.chances(count, seed, round_number)
 
 
 def read_trace(path: Path, count: int) -> np.ndarray:
@@ -110,16 +110,16 @@ def read_trace(path: Path, count: int) -> np.ndarray:
         rows = list(csv.reader(read_text(path).splitlines()))
     if not rows or tuple(cell.strip() for cell in rows[0]) != COLUMNS:
         raise RayflError(f"the trace {path} does not begin with the header {header}; add it")
-    lines = [_line(path, number, row, count) for number, row in enumerate(rows[1:], start=2) if row]
+    lines = [_line(path, line_number, row, count) for line_number, row in enumerate(rows[1:], start=2) if row]
     return np.array(lines, dtype=np.int64).reshape(-1, 3)
 
 
-def _line(path: Path, number: int, row: list[str], count: int) -> tuple[int, int, int]:
+def _line(path: Path, line_number: int, row: list[str], count: int) -> tuple[int, int, int]:
     with suppress(ValueError):
         client, first, last = (int(cell) for cell in row)
         if 0 <= client < count and 0 <= first <= last:
             return client, min(first, _EVER), min(last, _EVER)
     raise RayflError(
-        f"line {number} of the trace {path} is {shown(','.join(row))}; a line has a client from 0 to {count - 1} "
+        f"line {line_number} of the trace {path} is {shown(','.join(row))}; a line has a client from 0 to {count - 1} "
         "(clients.count, without the unseen ones), its first round, counted from 0, and its last one, such as 0,4,9"
     )

@@ -57,5 +57,5 @@ def values(trait: Speeds | Shares, count: int, seed: int, name: str) -> np.ndarr
     """A trait's value for each client, float64 [count]; draws depend on the seed and the trait's name alone."""
     if isinstance(trait, LogNormal | Uniform):
         return trait.draw(count, seeding.generator(seed, purpose=name))
-    given = np.atleast_1d(np.asarray(trait, dtype=np.float64))
-    return given[np.arange(count) % len(given)]
+    listed = np.atleast_1d(np.asarray(trait, dtype=np.float64))
+    return listed[np.arange(count) % len(listed)]

@@ -194,34 +194,34 @@ class Population:
 
     def traits(self, client: int) -> Traits:
         """The fixed traits of a client."""
-        drawn = self._drawn
+        trait_values = self._drawn
         return Traits(
             id=client,
             num_examples=int(self.num_examples[client]),
-            retention_ratio=float(drawn["retention_ratio"][client]),
-            examples_per_s=float(drawn["examples_per_s"][client]),
-            uplink_bps=float(drawn["uplink_mbps"][client]) * 1e6,
-            downlink_bps=float(drawn["downlink_mbps"][client]) * 1e6,
+            retention_ratio=float(trait_values["retention_ratio"][client]),
+            examples_per_s=float(trait_values["examples_per_s"][client]),
+            uplink_bps=float(trait_values["uplink_mbps"][client]) * 1e6,
+            downlink_bps=float(trait_values["downlink_mbps"][client]) * 1e6,
             retention_given=self.settings.retention_ratio is not None,
             work_share=float(self.work_shares[client]),
         )
 
-    def seen(self, round: int) -> Seen:
+    def seen(self, round_number: int) -> Seen:
         """What the server may know before a round."""
-        return Seen(round, self.num_examples[: len(self)], self._drawn["examples_per_s"][: len(self)])
+        return Seen(round_number, self.num_examples[: len(self)], self._drawn["examples_per_s"][: len(self)])
 
-    def sample_round(self, round: int, everyone: bool = False, choose: Choose | None = None) -> Participation:
+    def sample_round(self, round_number: int, everyone: bool = False, choose: Choose | None = None) -> Participation:
         """Draw who is selected in a round and who drops out.
 
         Only available clients are selected: all of them if `everyone` is True, else those that `choose` names (None:
         uniformly, without replacement), which gets the available clients, the number wanted and the round's generator.
         """
-        reachable = available(self.availability, len(self), self.seed, round)
-        there, wanted = np.flatnonzero(reachable), self.settings.num_selected
-        choose = choose or partial(Uniform().choose, {}, self.seen(round))
-        draws = seeding.generator(self.seed, round, purpose="participants")
-        selected = there.tolist() if everyone else sorted(choose(there, wanted, draws))
-        return Participation(self.drawn_fates(round, selected), np.flatnonzero(~reachable))
+        reachable = available(self.availability, len(self), self.seed, round_number)
+        candidates = np.flatnonzero(reachable)
+        choose = choose or partial(Uniform().choose, {}, self.seen(round_number))
+        draws = seeding.generator(self.seed, round_number, purpose="participants")
+        selected = candidates.tolist() if everyone else sorted(choose(candidates, self.settings.num_selected, draws))
+        return Participation(self.drawn_fates(round_number, selected), np.flatnonzero(~reachable))
 
     def slot(self, second: float) -> int:
         """The round of availability at this second of a run that is not in rounds."""
@@ -232,7 +232,7 @@ class Population:
         """The second at which the available clients change next; infinite if all are always available."""
         return math.inf if self.availability is None else (self.slot(second) + 1) * self.settings.availability_s
 
-    def drawn_fates(self, round: int, clients: Sequence[int]) -> dict[int, Fate]:
+    def drawn_fates(self, round_number: int, clients: Sequence[int]) -> dict[int, Fate]:
         """The fates that clients, ascending, would have in a round, or in the flight of this number.
 
         The chances are independent; the first that hits decides.
@@ -241,17 +241,18 @@ class Population:
         chances = [getattr(self.settings, name) for name in DROPOUTS]
         if not (fates and any(chances)):
             return fates
-        before, training = self._two_draws(round, "dropout", clients)
-        download, upload = self._two_draws(round, "further faults", clients)
+        before, training = self._two_draws(round_number, "dropout", clients)
+        download, upload = self._two_draws(round_number, "further faults", clients)
         hits = zip(DROPOUTS.values(), (before, download, training, upload), chances, strict=True)
         # The first fate that hits is written last.
         for fate, draws, chance in reversed([*hits]):
             fates |= dict.fromkeys(np.asarray(clients)[draws < chance].tolist(), fate)
         return fates
 
-    def _two_draws(self, round: int, purpose: str, clients: Sequence[int]) -> np.ndarray:
+    def _two_draws(self, round_number: int, purpose: str, clients: Sequence[int]) -> np.ndarray:
         """The two numbers in [0, 1) that each of these clients gets if all clients draw in turn, float64 [2, n]."""
-        draws, first = seeding.generator(self.seed, round, purpose=purpose), clients[0]
+        draws = seeding.generator(self.seed, round_number, purpose=purpose)
+        first = clients[0]
         # A number takes one step.
         draws.bit_generator.advance(2 * first)  # pyright: ignore[reportAttributeAccessIssue]
         return draws.random((clients[-1] + 1 - first, 2))[np.asarray(clients) - first].T
@@ -276,11 +277,11 @@ class Population:
 
         The unseen clients get values as if they were all, so that those of the others do not depend on them.
         """
-        given = {name: getattr(self.settings, name) for name in TRAITS}
+        settings = {name: getattr(self.settings, name) for name in TRAITS}
         groups = ((len(self), ""), (self.settings.num_unseen, "unseen "))
         return {
             name: np.concatenate(
-                [values(1.0 if one is None else one, count, self.seed, group + name) for count, group in groups]
+                [values(1.0 if setting is None else setting, count, self.seed, group + name) for count, group in groups]
             )
-            for name, one in given.items()
+            for name, setting in settings.items()
         }

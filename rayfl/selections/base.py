@@ -52,7 +52,7 @@ class Selection(Choice):
         return {}
 
     def candidates(
-        self, state: State, seen: Seen, available: np.ndarray, wanted: int, generator: np.random.Generator
+        self, state: State, seen: Seen, available: np.ndarray, num_wanted: int, generator: np.random.Generator
     ) -> Sequence[int]:
         """The clients that are polled before `choose`: each gets the model and reports its loss. By default none."""
         return ()
@@ -63,24 +63,24 @@ class Selection(Choice):
 
     @abstractmethod
     def choose(
-        self, state: State, seen: Seen, available: np.ndarray, wanted: int, generator: np.random.Generator
+        self, state: State, seen: Seen, available: np.ndarray, num_wanted: int, generator: np.random.Generator
     ) -> Sequence[int]:
         """The clients to select, each once, in any order.
 
         seen: with the losses of those that were polled. available: the clients that can be selected, int64, ascending;
-        it may be empty. wanted: `clients.per_round`. generator: keyed by (seed, round).
+        it may be empty. num_wanted: `clients.per_round`. generator: keyed by (seed, round).
         """
 
-    def observe(self, state: State, round: int, answers: Sequence[Answer]) -> State:
+    def observe(self, state: State, round_number: int, answers: Sequence[Answer]) -> State:
         """The state after a round, from the answers of the selected clients, by ascending client."""
         return state
 
 
-def drawn(generator: np.random.Generator, clients: np.ndarray, number: int, chances: np.ndarray) -> np.ndarray:
-    """`number` of the clients (all, if there are fewer), drawn one after another with probabilities proportional to
+def drawn(generator: np.random.Generator, clients: np.ndarray, count: int, chances: np.ndarray) -> np.ndarray:
+    """`count` of the clients (all, if there are fewer), drawn one after another with probabilities proportional to
     `chances` (at least 0); those with chance 0 come last."""
     positive, rest = clients[chances > 0], clients[chances <= 0]
-    if number >= len(positive):
-        return np.concatenate([positive, generator.permutation(rest)[: max(0, number - len(positive))]])
+    if count >= len(positive):
+        return np.concatenate([positive, generator.permutation(rest)[: max(0, count - len(positive))]])
     weights = chances[chances > 0]
-    return generator.choice(positive, number, replace=False, p=weights / weights.sum())
+    return generator.choice(positive, count, replace=False, p=weights / weights.sum())

@@ -45,15 +45,15 @@ class Oort(Selection):
         }
 
     def choose(
-        self, state: State, seen: Seen, available: np.ndarray, wanted: int, generator: np.random.Generator
+        self, state: State, seen: Seen, available: np.ndarray, num_wanted: int, generator: np.random.Generator
     ) -> Sequence[int]:
         tried = state["last"].numpy()[available] > 0
         old, new = available[tried], available[~tried]
         share = max(self.least_exploration, self.exploration * self.exploration_decay**seen.round)
         share = min(share, self.exploration)
-        num_old = min(len(old), max(math.floor((1 - share) * wanted), wanted - len(new)))
+        num_old = min(len(old), max(math.floor((1 - share) * num_wanted), num_wanted - len(new)))
         chances = seen.examples_per_s if self.explore_by == "speed" else seen.num_examples.astype(float)
-        explored = drawn(generator, new, min(len(new), wanted - num_old), chances[new])
+        explored = drawn(generator, new, min(len(new), num_wanted - num_old), chances[new])
         if not num_old:
             return explored.tolist()
         utility = self.utilities(state, old, seen.round + 1)
@@ -61,22 +61,22 @@ class Oort(Selection):
         near = utility >= least
         return [*drawn(generator, old[near], num_old, utility[near]).tolist(), *explored.tolist()]
 
-    def utilities(self, state: State, clients: np.ndarray, number: int) -> np.ndarray:
-        """The utilities of tried clients in the round of this number, from 1, float64 [len(clients)]."""
+    def utilities(self, state: State, clients: np.ndarray, round_from_1: int) -> np.ndarray:
+        """The utilities of tried clients in a round, counted from 1, float64 [len(clients)]."""
         raw = state["utility"].numpy()[clients]
         seconds, last = state["seconds"].numpy(), state["last"].numpy()
         raw = np.minimum(raw, np.percentile(raw, 95))
         low = 0.999 * raw.min()
         scaled = (raw - low) / (raw.max() - low) if raw.max() > low else np.zeros(len(raw))
-        scaled = scaled + np.sqrt(0.1 * np.log(number) / last[clients])
+        scaled = scaled + np.sqrt(0.1 * np.log(round_from_1) / last[clients])
         preferred = np.percentile(seconds[last > 0], self.percentile)
         slow = seconds[clients] > preferred
         return scaled * np.where(slow, (preferred / np.maximum(seconds[clients], 1e-12)) ** self.penalty, 1.0)
 
-    def observe(self, state: State, round: int, answers: Sequence[Answer]) -> State:
+    def observe(self, state: State, round_number: int, answers: Sequence[Answer]) -> State:
         utility, seconds, last = (state[name].clone() for name in ("utility", "seconds", "last"))
         for answer in answers:
-            last[answer.client] = round + 1
+            last[answer.client] = round_number + 1
             if answer.loss is not None:
                 utility[answer.client] = abs(answer.loss) * answer.num_examples
                 seconds[answer.client] = answer.seconds

@@ -15,9 +15,9 @@ class Uniform(Selection):
     name = "uniform"
 
     def choose(
-        self, state: State, seen: Seen, available: np.ndarray, wanted: int, generator: np.random.Generator
+        self, state: State, seen: Seen, available: np.ndarray, num_wanted: int, generator: np.random.Generator
     ) -> Sequence[int]:
-        chosen = generator.choice(available, wanted, replace=False) if wanted < len(available) else available
+        chosen = generator.choice(available, num_wanted, replace=False) if num_wanted < len(available) else available
         return chosen.tolist()
 
 
@@ -30,10 +30,10 @@ class Poisson(Selection):
     name = "poisson"
 
     def choose(
-        self, state: State, seen: Seen, available: np.ndarray, wanted: int, generator: np.random.Generator
+        self, state: State, seen: Seen, available: np.ndarray, num_wanted: int, generator: np.random.Generator
     ) -> Sequence[int]:
         # Every client has a draw, so that no client's draw depends on which others are available.
-        hit = generator.random(len(seen.num_examples)) < wanted / len(seen.num_examples)
+        hit = generator.random(len(seen.num_examples)) < num_wanted / len(seen.num_examples)
         return available[hit[available]].tolist()
 
 
@@ -43,9 +43,9 @@ class Weighted(Selection):
     name = "weighted"
 
     def choose(
-        self, state: State, seen: Seen, available: np.ndarray, wanted: int, generator: np.random.Generator
+        self, state: State, seen: Seen, available: np.ndarray, num_wanted: int, generator: np.random.Generator
     ) -> Sequence[int]:
-        return drawn(generator, available, wanted, seen.num_examples[available].astype(float)).tolist()
+        return drawn(generator, available, num_wanted, seen.num_examples[available].astype(float)).tolist()
 
 
 class RoundRobin(Selection):
@@ -57,11 +57,11 @@ class RoundRobin(Selection):
         return {"next": torch.tensor(0), "count": torch.tensor(num_clients)}
 
     def choose(
-        self, state: State, seen: Seen, available: np.ndarray, wanted: int, generator: np.random.Generator
+        self, state: State, seen: Seen, available: np.ndarray, num_wanted: int, generator: np.random.Generator
     ) -> Sequence[int]:
-        return np.roll(available, -np.searchsorted(available, int(state["next"])))[:wanted].tolist()
+        return np.roll(available, -np.searchsorted(available, int(state["next"])))[:num_wanted].tolist()
 
-    def observe(self, state: State, round: int, answers: Sequence[Answer]) -> State:
+    def observe(self, state: State, round_number: int, answers: Sequence[Answer]) -> State:
         first, count = int(state["next"]), int(state["count"])
         steps = max(((answer.client - first) % count + 1 for answer in answers), default=0)
         return {**state, "next": torch.tensor((first + steps) % count)}

@@ -43,28 +43,30 @@ class PowerOfChoice(Selection):
         return {"loss": torch.full((num_clients,), torch.inf, dtype=torch.float64)} if self.hears_losses else {}
 
     def candidates(
-        self, state: State, seen: Seen, available: np.ndarray, wanted: int, generator: np.random.Generator
+        self, state: State, seen: Seen, available: np.ndarray, num_wanted: int, generator: np.random.Generator
     ) -> Sequence[int]:
-        return () if self.hears_losses else self._drawn(seen, available, wanted, generator)
+        return () if self.hears_losses else self._drawn(seen, available, num_wanted, generator)
 
-    def _drawn(self, seen: Seen, available: np.ndarray, wanted: int, generator: np.random.Generator) -> Sequence[int]:
-        number = max(wanted, self.candidate_count or 2 * wanted)
-        return drawn(generator, available, number, seen.num_examples[available].astype(float)).tolist()
+    def _drawn(
+        self, seen: Seen, available: np.ndarray, num_wanted: int, generator: np.random.Generator
+    ) -> Sequence[int]:
+        num_candidates = max(num_wanted, self.candidate_count or 2 * num_wanted)
+        return drawn(generator, available, num_candidates, seen.num_examples[available].astype(float)).tolist()
 
     def polled_examples(self) -> int | Literal["all"]:
         return "all" if self.variant == "pow-d" else self.batch_size
 
     def choose(
-        self, state: State, seen: Seen, available: np.ndarray, wanted: int, generator: np.random.Generator
+        self, state: State, seen: Seen, available: np.ndarray, num_wanted: int, generator: np.random.Generator
     ) -> Sequence[int]:
         losses = seen.losses
         if self.hears_losses:
             losses = {
-                client: float(state["loss"][client]) for client in self._drawn(seen, available, wanted, generator)
+                client: float(state["loss"][client]) for client in self._drawn(seen, available, num_wanted, generator)
             }
-        return sorted(losses, key=lambda client: (-losses[client], client))[:wanted]
+        return sorted(losses, key=lambda client: (-losses[client], client))[:num_wanted]
 
-    def observe(self, state: State, round: int, answers: Sequence[Answer]) -> State:
+    def observe(self, state: State, round_number: int, answers: Sequence[Answer]) -> State:
         if not self.hears_losses:
             return state
         loss = state["loss"].clone()

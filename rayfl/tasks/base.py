@@ -54,10 +54,10 @@ class Task(Choice, ABC):
     def check(self, dataset: Dataset, network: Network) -> None:
         """Raise RayflError if the data's targets, or the network, do not fit the task."""
 
-    def misfit(self, wanted: str, dataset: Dataset) -> RayflError:
-        """The error for targets that do not fit the task; `wanted` describes those that would."""
+    def misfit(self, requirement: str, dataset: Dataset) -> RayflError:
+        """The error for targets that do not fit the task; `requirement` describes those that would."""
         labels = dataset.train.labels
         return RayflError(
-            f"task {self.name!r} needs labels that are {wanted}, and those of dataset {dataset.name!r} are "
+            f"task {self.name!r} needs labels that are {requirement}, and those of dataset {dataset.name!r} are "
             f"{labels.dtype} {list(labels.shape)}"
         )

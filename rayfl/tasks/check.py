@@ -12,29 +12,33 @@ def check_task(task: Task, outputs: torch.Tensor, targets: torch.Tensor) -> None
     """Raise RayflError unless the task gives a loss, a count and a score for each example, float [batch], scores
     from 0 to 1."""
     what = f"task {task.name!r}, given outputs {list(outputs.shape)} and labels {list(targets.shape)},"
-    wanted = list(outputs.shape[:1])
+    expected = list(outputs.shape[:1])
     try:
-        made = torch.enable_grad()(task.loss)(outputs.detach().requires_grad_(), targets)
-        if not isinstance(made, tuple):
-            raise TypeError(f"loss returns a {type(made).__name__}, and not sums and counts")
-        sums, counts = made
+        result = torch.enable_grad()(task.loss)(outputs.detach().requires_grad_(), targets)
+        if not isinstance(result, tuple):
+            raise TypeError(f"loss returns a {type(result).__name__}, and not sums and counts")
+        sums, counts = result
         if not sums.requires_grad:
             raise TypeError("the losses have no gradient in the outputs, so that nothing can be learned")
         numbers = {"losses": sums, "counts": counts, "scores": task.score(outputs, targets)}
-        wrong = [name for name, one in numbers.items() if list(one.shape) != wanted or not one.is_floating_point()]
-        outside = [] if wrong else [one for one in numbers["scores"].tolist() if not 0 <= one <= 1]
+        wrong = [
+            name for name, tensor in numbers.items() if list(tensor.shape) != expected or not tensor.is_floating_point()
+        ]
+        outside = [] if wrong else [score for score in numbers["scores"].tolist() if not 0 <= score <= 1]
         metrics = task.default_metrics()
     except (KeyboardInterrupt, RayflError):
         raise
     except BaseException as error:
         fault = f"raises {type(error).__name__}: {error}{plugin_line(error)}"
-        raise RayflError(one_line(f"{what} {fault}; it must give sums, counts and scores {wanted}")) from error
+        raise RayflError(one_line(f"{what} {fault}; it must give sums, counts and scores {expected}")) from error
     if wrong:
-        given = f"{numbers[wrong[0]].dtype} {list(numbers[wrong[0]].shape)}"
-        raise RayflError(f"{what} gives {wrong[0]} {given}; give floating-point numbers {wanted}, one for each example")
+        actual = f"{numbers[wrong[0]].dtype} {list(numbers[wrong[0]].shape)}"
+        raise RayflError(
+            f"{what} gives {wrong[0]} {actual}; give floating-point numbers {expected}, one for each example"
+        )
     if outside:
         raise RayflError(f"{what} gives a score of {outside[0]:g}; give numbers from 0 to 1, where 1 is best")
-    if not metrics or not all(isinstance(one, Metric) for one in metrics):
+    if not metrics or not all(isinstance(metric, Metric) for metric in metrics):
         raise RayflError(
             f"task {task.name!r} has default_metrics {shown(metrics)}; give objects such as rayfl.metrics.loss.Loss(), "
             "at least one"

@@ -105,8 +105,8 @@ class NextToken(Task):
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         counted = (targets >= 0).to(outputs.dtype)
-        wanted = targets.clamp(min=0).flatten(0, 1)
-        losses = functional.cross_entropy(outputs.flatten(0, 1), wanted, reduction="none").view_as(counted)
+        classes = targets.clamp(min=0).flatten(0, 1)
+        losses = functional.cross_entropy(outputs.flatten(0, 1), classes, reduction="none").view_as(counted)
         return (losses * counted).sum(dim=1), counted.sum(dim=1)
 
     def score(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -185,9 +185,9 @@ def task_for(dataset: Dataset) -> Task:
         if are_yes_or_no(labels):
             return Multilabel()
         if labels.ndim == 2:
-            place, one = dataset.train.place or dataset.name, "labels[:, 0]" if labels.shape[1] == 1 else "one a sample"
+            cure = "labels[:, 0]" if labels.shape[1] == 1 else "one a sample"
             raise RayflError(
-                f"{place} has labels [n, {labels.shape[1]}] that are whole numbers and not only 0 and 1: if "
-                f"they are classes, give {one}, [n]; to predict numbers, set task='regression'"
+                f"{dataset.train.place or dataset.name} has labels [n, {labels.shape[1]}] that are whole numbers and "
+                f"not only 0 and 1: if they are classes, give {cure}, [n]; to predict numbers, set task='regression'"
             )
     return Regression()

@@ -55,9 +55,10 @@ def _matrix(path: Path, values: np.ndarray, num_peers: int) -> np.ndarray:
 def _edges(path: Path, pairs: np.ndarray, num_peers: int, directed: bool) -> np.ndarray:
     strange = pairs[~np.isin(pairs, np.arange(num_peers)).all(axis=1)]
     if len(strange):
-        one, other = strange[0]
+        first, second = strange[0]
         raise RayflError(
-            f"the graph {path} has the edge {one:g} {other:g}; clients.count={num_peers} peers are 0 to {num_peers - 1}"
+            f"the graph {path} has the edge {first:g} {second:g}; clients.count={num_peers} peers are 0 to "
+            f"{num_peers - 1}"
         )
     links = pairs.astype(np.int64)
     return links if directed else np.concatenate([links, links[:, ::-1]])

@@ -39,12 +39,12 @@ class Topology(Choice):
     weights: Weights = Field(default="uniform", description="mixing weights: uniform or metropolis")
 
     @abstractmethod
-    def receives(self, num_peers: int, seed: int, round: int) -> np.ndarray:
+    def receives(self, num_peers: int, seed: int, round_number: int) -> np.ndarray:
         """Boolean adjacency [num_peers, num_peers] of the round."""
 
-    def sparse(self, num_peers: int, seed: int, round: int) -> Sparse:
+    def sparse(self, num_peers: int, seed: int, round_number: int) -> Sparse:
         """The same as a sparse array."""
-        return scipy.sparse.csr_array(self.receives(num_peers, seed, round))
+        return scipy.sparse.csr_array(self.receives(num_peers, seed, round_number))
 
     def read(self, num_peers: int) -> "Topology":
         """The same topology with its file read, if it has one. Raise RayflError if the file cannot be read."""
@@ -54,11 +54,11 @@ class Topology(Choice):
 class SparseTopology(Topology):
     """A topology that draws its links one by one, so that its memory grows with the links."""
 
-    def receives(self, num_peers: int, seed: int, round: int) -> np.ndarray:
-        return self.sparse(num_peers, seed, round).toarray()
+    def receives(self, num_peers: int, seed: int, round_number: int) -> np.ndarray:
+        return self.sparse(num_peers, seed, round_number).toarray()
 
     @abstractmethod
-    def sparse(self, num_peers: int, seed: int, round: int) -> Sparse: ...
+    def sparse(self, num_peers: int, seed: int, round_number: int) -> Sparse: ...
 
 
 class Ring(SparseTopology):
@@ -66,7 +66,7 @@ class Ring(SparseTopology):
 
     name = "ring"
 
-    def sparse(self, num_peers: int, seed: int, round: int) -> Sparse:
+    def sparse(self, num_peers: int, seed: int, round_number: int) -> Sparse:
         return _hops(num_peers, [1, -1])
 
 
@@ -77,7 +77,7 @@ class Grid(SparseTopology):
     wraps: ClassVar[bool] = False
     rows: int | None = Field(default=None, ge=1, description="rows of the grid; default: those of the squarest grid")
 
-    def sparse(self, num_peers: int, seed: int, round: int) -> Sparse:
+    def sparse(self, num_peers: int, seed: int, round_number: int) -> Sparse:
         rows = self.num_rows(num_peers)
         columns = num_peers // rows
         row, column = np.divmod(np.arange(num_peers), columns)
@@ -117,7 +117,7 @@ class Exponential(SparseTopology):
 
     name = "exponential"
 
-    def sparse(self, num_peers: int, seed: int, round: int) -> Sparse:
+    def sparse(self, num_peers: int, seed: int, round_number: int) -> Sparse:
         return _hops(num_peers, [2**power for power in range(_powers(num_peers))])
 
 
@@ -128,8 +128,8 @@ class OnePeerExponential(SparseTopology):
     name = "one-peer-exponential"
     varying = True
 
-    def sparse(self, num_peers: int, seed: int, round: int) -> Sparse:
-        return _hops(num_peers, [2 ** (round % _powers(num_peers))])
+    def sparse(self, num_peers: int, seed: int, round_number: int) -> Sparse:
+        return _hops(num_peers, [2 ** (round_number % _powers(num_peers))])
 
 
 class FullyConnected(Topology):
@@ -137,7 +137,7 @@ class FullyConnected(Topology):
 
     name = "fully-connected"
 
-    def receives(self, num_peers: int, seed: int, round: int) -> np.ndarray:
+    def receives(self, num_peers: int, seed: int, round_number: int) -> np.ndarray:
         return ~np.eye(num_peers, dtype=bool)
 
 
@@ -150,13 +150,13 @@ class ErdosRenyi(SparseTopology):
     name = "erdos-renyi"
     p: float = Field(default=0.5, gt=0, le=1, description="probability of an edge")
 
-    def sparse(self, num_peers: int, seed: int, round: int) -> Sparse:
+    def sparse(self, num_peers: int, seed: int, round_number: int) -> Sparse:
         generator = seeding.generator(seed, purpose="erdos-renyi")
         for _ in range(1000):
             # A number for each pair, of which those above the diagonal count.
             rows = [np.flatnonzero(generator.random(num_peers) < self.p) for _ in range(num_peers)]
-            one, other = np.repeat(np.arange(num_peers), [len(row) for row in rows]), np.concatenate(rows)
-            graph = graph_of(num_peers, one[one < other], other[one < other], both_ways=True)
+            receivers, senders = np.repeat(np.arange(num_peers), [len(row) for row in rows]), np.concatenate(rows)
+            graph = graph_of(num_peers, receivers[receivers < senders], senders[receivers < senders], both_ways=True)
             if connected(graph):
                 return graph
         raise RayflError(f"no connected graph of {num_peers} peers in 1000 draws with p={self.p}; use a larger p")
@@ -169,13 +169,13 @@ class RandomNeighbours(SparseTopology):
     varying = True
     degree: int = Field(default=10, ge=1, description="number of peers that each peer receives from")
 
-    def sparse(self, num_peers: int, seed: int, round: int) -> Sparse:
+    def sparse(self, num_peers: int, seed: int, round_number: int) -> Sparse:
         _check_degree(self.degree, num_peers)
-        generator = seeding.generator(seed, round, purpose="random neighbours")
-        drawn = np.concatenate([generator.choice(num_peers - 1, self.degree, replace=False) for _ in range(num_peers)])
+        generator = seeding.generator(seed, round_number, purpose="random neighbours")
+        others = np.concatenate([generator.choice(num_peers - 1, self.degree, replace=False) for _ in range(num_peers)])
         peers = np.repeat(np.arange(num_peers), self.degree)
         # Nobody draws itself.
-        return graph_of(num_peers, peers, drawn + (drawn >= peers))
+        return graph_of(num_peers, peers, others + (others >= peers))
 
 
 class RandomRegular(RandomNeighbours):
@@ -187,14 +187,14 @@ class RandomRegular(RandomNeighbours):
 
     name = "random-regular"
 
-    def sparse(self, num_peers: int, seed: int, round: int) -> Sparse:
+    def sparse(self, num_peers: int, seed: int, round_number: int) -> Sparse:
         _check_degree(self.degree, num_peers)
         if self.degree * num_peers % 2:
             raise RayflError(
                 f"degree={self.degree} is impossible for all {num_peers} peers, because each link has two ends; "
                 "make one of the two numbers even"
             )
-        generator = seeding.generator(seed, round, purpose="random regular")
+        generator = seeding.generator(seed, round_number, purpose="random regular")
         missing = num_peers - 1 - self.degree
         if missing >= self.degree:
             return _paired(num_peers, self.degree, generator)
@@ -214,8 +214,8 @@ class FixedGraph(SparseTopology):
     )
     directed: bool = Field(default=False, description="whether a pair i j of a list means only that i receives from j")
 
-    def sparse(self, num_peers: int, seed: int, round: int) -> Sparse:
-        return self.read(num_peers).sparse(num_peers, seed, round)
+    def sparse(self, num_peers: int, seed: int, round_number: int) -> Sparse:
+        return self.read(num_peers).sparse(num_peers, seed, round_number)
 
     def read(self, num_peers: int) -> Topology:
         return KnownGraph(weights=self.weights, links=read_links(Path(self.path), num_peers, self.directed))
@@ -226,7 +226,7 @@ class KnownGraph(SparseTopology):
 
     links: np.ndarray
 
-    def sparse(self, num_peers: int, seed: int, round: int) -> Sparse:
+    def sparse(self, num_peers: int, seed: int, round_number: int) -> Sparse:
         return graph_of(num_peers, *self.links.T)
 
 
@@ -260,7 +260,8 @@ def mixing_weights(graph: Sparse, rule: Weights) -> Sparse:
         return weights
     if not is_symmetric(graph):
         raise RayflError("metropolis weights need a symmetric graph; use uniform weights")
-    degree, links = np.diff(graph.indptr), graph.tocoo()
+    degree = np.diff(graph.indptr)
+    links = graph.tocoo()
     shares = 1.0 / (1.0 + np.maximum(degree[links.row], degree[links.col]))
     weights = scipy.sparse.csr_array((shares, (links.row, links.col)), shape=graph.shape)
     # Added up as in a plain array, some rows at a time: their zeros decide the order of the additions.
@@ -324,10 +325,10 @@ def _paired(num_peers: int, degree: int, generator: np.random.Generator) -> Spar
             if all(link in links for link in itertools.combinations(np.unique(ends).tolist(), 2)):
                 break
             again = []
-            for one, other in generator.permutation(ends).reshape(-1, 2).tolist():
-                link = (min(one, other), max(one, other))
-                if one == other or link in links:
-                    again += [one, other]
+            for first, second in generator.permutation(ends).reshape(-1, 2).tolist():
+                link = (min(first, second), max(first, second))
+                if first == second or link in links:
+                    again += [first, second]
                 else:
                     links.add(link)
             ends = np.array(again, dtype=np.int64)

@@ -45,16 +45,17 @@ def round_metrics(weights: Sparse, present: np.ndarray) -> dict[str, float]:
 # Keyed by bytes, because arrays cannot be keys: a graph that stays the same is measured once.
 @lru_cache(maxsize=4)
 def _metrics(starts: bytes, senders: bytes, numbers: bytes) -> Mapping[str, float]:
-    rows, columns, size = np.frombuffer(starts, np.int64), np.frombuffer(senders, np.int64), len(starts) // 8 - 1
+    rows, columns = np.frombuffer(starts, np.int64), np.frombuffer(senders, np.int64)
+    size = len(starts) // 8 - 1
     weights = scipy.sparse.csr_array((np.frombuffer(numbers), columns, rows), shape=(size, size))
     graph = without_diagonal(weights)
     degrees = np.diff(graph.indptr)
-    found = {
+    metrics = {
         "graph/mean_degree": float(degrees.mean()),
         "graph/max_degree": float(degrees.max()),
         "graph/connected": float(connected(graph)),
     }
     if size <= MOST_PEERS:
         # The last digits depend on how many threads the eigenvalues are computed with.
-        found["graph/spectral_gap"] = round(spectral_gap(weights), 9)
-    return found
+        metrics["graph/spectral_gap"] = round(spectral_gap(weights), 9)
+    return metrics

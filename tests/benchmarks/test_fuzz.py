@@ -96,7 +96,7 @@ from rayfl.selections.base import Selection
 
 
 class Forgetful(Selection):
-    def choose(self, state, seen, available, wanted, generator):
+    def choose(self, state, seen, available, num_wanted, generator):
         calls[0] += 1
         return [int(available[calls[0] % len(available)])]
 

@@ -199,9 +199,9 @@ class Shuffling(Uniform):
     """A selection that does so."""
 
     def choose(
-        self, state: State, seen: Seen, available: np.ndarray, wanted: int, generator: np.random.Generator
+        self, state: State, seen: Seen, available: np.ndarray, num_wanted: int, generator: np.random.Generator
     ) -> Sequence[int]:
-        return random.sample(available.tolist(), wanted)
+        return random.sample(available.tolist(), num_wanted)
 
 
 class NoisyAccuracy(Accuracy):

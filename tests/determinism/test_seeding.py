@@ -43,7 +43,10 @@ def test_the_numbers_are_those_of_numpy_everywhere():
             crc = (crc >> 1) ^ (0xEDB88320 if crc & 1 else 0)
     sequence = np.random.SeedSequence([7, 4, 6, crc ^ 0xFFFFFFFF])
     expected = np.random.Generator(np.random.PCG64(sequence)).integers(0, 1000, 5)
-    assert seeding.generator(7, round=3, client=5, purpose="batches").integers(0, 1000, 5).tolist() == expected.tolist()
+    assert (
+        seeding.generator(7, round_number=3, client=5, purpose="batches").integers(0, 1000, 5).tolist()
+        == expected.tolist()
+    )
 
 
 def test_nothing_global_is_drawn_from_or_changed():

@@ -111,9 +111,9 @@ class First(Selection):
     """The first of the available clients, so that who begins does not depend on numbers of flights and rounds."""
 
     def choose(
-        self, state: State, seen: Seen, available: np.ndarray, wanted: int, generator: np.random.Generator
+        self, state: State, seen: Seen, available: np.ndarray, num_wanted: int, generator: np.random.Generator
     ) -> Sequence[int]:
-        return available[:wanted].tolist()
+        return available[:num_wanted].tolist()
 
 
 @pytest.mark.parametrize("places", [2, 4])

@@ -238,12 +238,12 @@ from rayfl.selections.base import Selection
 
 
 class Twice(Selection):
-    def choose(self, state, seen, available, wanted, generator):
+    def choose(self, state, seen, available, num_wanted, generator):
         return [int(available[0])] * 2
 
 
 class Broken(Selection):
-    def choose(self, state, seen, available, wanted, generator):
+    def choose(self, state, seen, available, num_wanted, generator):
         return available[:1 / 0]
 """
 
