@@ -11,7 +11,6 @@ from rayfl.report.fairness import fairness_tables
 from rayfl.report.groups import Group, compared, facts_of, groups, has_seeds, ranked_names
 from rayfl.report.numbers import cost_to_target, further_columns, number, target_words
 from rayfl.report.page_tables import Column, cost_columns, differing, metric_column, run_columns, work_columns
-from rayfl.report.pivot import tables_or_problems
 from rayfl.run_directory.record import Run
 from rayfl.settings import dotted
 
@@ -53,6 +52,9 @@ def comparison(runs: Sequence[Run], options: ReportOptions) -> list[tuple[str, T
     single clients: the same metric on clients' own data); the methods' ranks over data sets, if several were swept; for
     a few runs, the first settings in which they differ. Runs that differ only in their seed are one row.
     """
+    # A run loads this file, and pandas only for a comparison.
+    from rayfl.report.pivot import tables_or_problems
+
     every = groups(runs)
     found, names, _ = compared(every, options)
     metric = names[0] if names else None
