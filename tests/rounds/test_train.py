@@ -58,22 +58,6 @@ def clients(count: int, **given: Any) -> Setup:
     return replace(setup_of("fedavg", {"batch_size": 4}, sizes=(4,) * count, rounds=1), **given)
 
 
-@pytest.mark.parametrize(
-    ("method", "given", "expected"),
-    [
-        ("fedavg", {}, 6),
-        # All clients download and train, whoever is selected.
-        ("pfedme", {}, 10),
-        ("local", {}, 10),
-        ("fedavg", {"engine_name": "vmap", "stack_width": 4}, 2),
-    ],
-)
-def test_a_round_can_use_an_actor_for_each_client_that_trains(method: str, given: dict[str, Any], expected: int):
-    sampled = {} if method == "local" else {"per_round": 6}
-    setup = setup_of(method, {"batch_size": 4}, sizes=(4,) * 10, rounds=1, clients=sampled)
-    assert replace(setup, **given).most_actors == expected
-
-
 def test_a_thousand_participants_give_32_workers_something_to_do():
     here = clients(1000)
     few, many = Many(here, 1), Many(here, 32)
