@@ -205,9 +205,9 @@ class Experiment(Settings):
     def _fits(self) -> "Experiment":
         """Refuse settings that do not fit the number of rounds, and two settings for the same thing."""
         self.method.hyper.for_num_rounds(self.rounds)
-        hyper, names = self.method.hyper, self.method.kind.own_retention
+        hyper, names = self.method.hyper, self.method.kind.capabilities.own_retention
         own = [f"method.{name}={shown(getattr(hyper, name))}" for name in names if hyper.is_given(name)]
-        uplink = {} if self.method.kind.honours_retention else dotted(self.uplink.to_table())
+        uplink = {} if self.method.kind.capabilities.honours_retention else dotted(self.uplink.to_table())
         own += [f"uplink.{key}={one}" for key, one in uplink.items() if "keep_ratio" in key and one not in NO_RATIO]
         if own and self.clients.retention_ratio is not None:
             raise RayflError(f"{own[0]} and clients.retention_ratio are both given; give one of them")

@@ -94,7 +94,9 @@ def prepare(experiment: Experiment) -> Setup:
         uplink=experiment.uplink,
         downlink=experiment.downlink,
         topology=topology,
-        evaluation=experiment.evaluation.model_copy(update={} if method.has_global_model else {"pooled": False}),
+        evaluation=experiment.evaluation.model_copy(
+            update={} if method.capabilities.has_global_model else {"pooled": False}
+        ),
         selection=experiment.selection,
         schedule=experiment.schedule,
         engine_name=runtime.engine,
@@ -240,7 +242,8 @@ def check(setup: Setup, experiment: Experiment, task: NetworkTask) -> None:
     """Raise RayflError if data, model, method, engine and machine do not fit each other."""
     check_inputs(task, experiment.model.name, setup.dataset)
     check_outputs(task, experiment.model.name, setup.dataset, setup.first_model)
-    if setup.topology is not None and (setup.method.uses_graph or not isinstance(setup.topology, SparseTopology)):
+    uses_graph = setup.method.capabilities.uses_graph
+    if setup.topology is not None and (uses_graph or not isinstance(setup.topology, SparseTopology)):
         peers = setup.num_clients
         # Bytes per pair of peers: whether one receives from the other, and the weights.
         memory.require(17 * peers**2, f"a graph of clients.count={peers} peers", "lower clients.count")

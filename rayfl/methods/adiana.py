@@ -24,6 +24,7 @@ from pydantic import Field, model_validator
 
 from rayfl.methods.base import (
     Batch,
+    Capabilities,
     Context,
     Download,
     Finished,
@@ -109,11 +110,12 @@ class ADIANAServer(TypedDict):
     shift: Tree  # h
 
 
-class ADIANA(ShiftedGradient, on_device=True):
+class ADIANA(ShiftedGradient):
     """Client: two gradients, at x and at w. Server: x, y, z and w."""
 
     hyper: ADIANAHyper
     paper = "Li et al., ICML 2020"
+    capabilities = Capabilities(on_device=True)
     gather = {"gradient": WeightedMean(), "shift": WeightedMean()}
 
     def parameters(self, ctx: Context) -> Parameters:

@@ -24,6 +24,7 @@ import torch
 
 from rayfl.methods.base import (
     Batch,
+    Capabilities,
     Context,
     Field,
     Finished,
@@ -62,11 +63,12 @@ class APFLCarry(LocalCarry, APFLState):
     first: torch.Tensor  # float32 []: 1 before the first step, then 0
 
 
-class APFL(OwnModel, FedAvg, on_device=True, takes_stale=True):
+class APFL(OwnModel, FedAvg):
     """FedAvg of w, with v_i and alpha_i as the client's state."""
 
     hyper: APFLHyper
     paper = "Deng et al., arXiv 2003.13461"
+    capabilities = Capabilities(on_device=True, takes_stale=True)
 
     def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> APFLState:
         return {"params": params, "alpha": torch.tensor(self.hyper.alpha)}

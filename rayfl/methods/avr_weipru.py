@@ -8,14 +8,15 @@ packet; the paper bills 4 bytes for every weight, pruned or not (comm/link_megab
 shared/pruned_weights.py.
 """
 
-from rayfl.methods.base import Context, Received, WeightedMean
+from rayfl.methods.base import Capabilities, Context, Received, WeightedMean
 from rayfl.methods.shared.pruned_weights import PrunedWeights, WeightsState
 
 
-class AvrWeipru(PrunedWeights, on_device=True):
+class AvrWeipru(PrunedWeights):
     """A peer's model becomes the mean of the pruned models, pruned again."""
 
     paper = "Tian et al., MCE-PL, pruned real weights averaged"
+    capabilities = Capabilities(on_device=True)
     gather = {"weights": WeightedMean()}
 
     def mix(self, state: WeightsState, received: Received, ctx: Context) -> WeightsState:

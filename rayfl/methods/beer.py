@@ -22,7 +22,18 @@ z_i += sum_j w_ij r_j, h_i += q_i, s_i += sum_j w_ij q_j.
   refused here too.
 """
 
-from rayfl.methods.base import Context, Field, Finished, FirstDraws, State, Traits, Tree, WeightedMean, tree
+from rayfl.methods.base import (
+    Capabilities,
+    Context,
+    Field,
+    Finished,
+    FirstDraws,
+    State,
+    Traits,
+    Tree,
+    WeightedMean,
+    tree,
+)
 from rayfl.methods.shared.distributed_gradient import GradientCarry, OneBatch, OneGradient
 from rayfl.methods.shared.gossip import CopiedStep, Gossip, PublicCopies
 from rayfl.methods.shared.local_training import LearningRate
@@ -40,12 +51,12 @@ class BEERState(PublicCopies):
     drift: Tree  # d_i = v_i - u_i
 
 
-class BEER(OneGradient, Gossip, on_device=True):
+class BEER(OneGradient, Gossip):
     """A peer sends two compressed differences: of its model, and of its tracker, to their public copies."""
 
     hyper: BEERHyper
     paper = "Zhao et al., NeurIPS 2022"
-    judged_after_training = False
+    capabilities = Capabilities(on_device=True, judged_after_training=False)
     share = 0.5
     gather = {"model": WeightedMean(), "tracker": WeightedMean()}
 

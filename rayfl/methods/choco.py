@@ -26,7 +26,7 @@ s_i += sum_j w_ij q_j; x_i = y_i + gamma (s_i - h_i).
 
 from typing import Literal
 
-from rayfl.methods.base import Context, Field, Finished, Received, State
+from rayfl.methods.base import Capabilities, Context, Field, Finished, Received, State
 from rayfl.methods.shared.gossip import CopiedStep, Gossip, PublicCopies
 from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, LocalWork
 
@@ -41,11 +41,12 @@ class CHOCOHyper(LocalWork, CopiedStep):
     )
 
 
-class CHOCO(GradientMethod, Gossip, on_device=True, keeps_parts=True):
+class CHOCO(GradientMethod, Gossip):
     """A peer sends the compressed difference between its model and its public copy."""
 
     hyper: CHOCOHyper
     paper = "Koloskova et al., ICML 2019"
+    capabilities = Capabilities(on_device=True, keeps_parts=True)
 
     def finish(self, state: PublicCopies, carry: LocalCarry, ctx: Context) -> Finished:
         x = self.pulled("model", carry["params"], state, ctx) if self.hyper.order == "mix_first" else carry["params"]

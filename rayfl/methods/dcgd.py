@@ -9,7 +9,7 @@ vanish at the minimiser, x stays in a neighbourhood of it whose size grows with 
 - The mean is over those who delivered, uniform by default. A round in which nothing arrives moves nothing.
 """
 
-from rayfl.methods.base import Context, Field, Finished, ModelState, Received, State, WeightedMean, tree
+from rayfl.methods.base import Capabilities, Context, Field, Finished, ModelState, Received, State, WeightedMean, tree
 from rayfl.methods.shared.distributed_gradient import DistributedGradient, GradientCarry, GradientStep, soft_threshold
 
 
@@ -19,11 +19,12 @@ class DCGDHyper(GradientStep):
     l1: float = Field(default=0.0, ge=0, description="l1 ||x||_1 is part of the objective, by its proximal step")
 
 
-class DCGD(DistributedGradient, on_device=True):
+class DCGD(DistributedGradient):
     """Clients remember nothing except an uplink's own memory, if it has one. Server: x."""
 
     hyper: DCGDHyper
     paper = "Khirirat et al., arXiv 1806.06573"
+    capabilities = Capabilities(on_device=True)
     gather = {"gradient": WeightedMean()}
 
     def finish(self, state: State, carry: GradientCarry, ctx: Context) -> Finished:

@@ -16,6 +16,7 @@ goes to every neighbour; e_i <- y_i + e_i - c_i; x_i = y_i + gamma (sum_j w_ij c
 """
 
 from rayfl.methods.base import (
+    Capabilities,
     Context,
     Finished,
     FirstDraws,
@@ -42,12 +43,12 @@ class DeepSqueezeState(ModelState, UplinkMemory):
     error: Tree  # e_i
 
 
-class DeepSqueeze(GradientMethod, Gossip, on_device=True, keeps_parts=True):
+class DeepSqueeze(GradientMethod, Gossip):
     """A peer sends the compressed sum of its model and of its last compression error."""
 
     hyper: DeepSqueezeHyper
     paper = "Tang et al., arXiv 1907.07346"
-    needs_everyone = False
+    capabilities = Capabilities(on_device=True, keeps_parts=True, needs_everyone=False)
     share = 0.1
 
     def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> DeepSqueezeState:

@@ -12,6 +12,7 @@ w_l^R), with one coefficient lap_step = mu_t eta. The notes of `fedu` on graph a
 from typing import NotRequired
 
 from rayfl.methods.base import (
+    Capabilities,
     Context,
     Finished,
     ModelState,
@@ -34,13 +35,12 @@ class DFedUState(ModelState, UplinkMemory):
     sent: NotRequired[Tree]  # between training and exchange, the change that it sent
 
 
-class DFedU(OwnModel, GradientMethod, PeerHalf, on_device=True):
+class DFedU(OwnModel, GradientMethod, PeerHalf):
     """A peer trains from its own model, and moves along the Laplacian at the exchange."""
 
     hyper: LaplacianHyper
     paper = "Dinh et al., FedU, 2021, among peers"
-    include_self = False
-    weighs_links = True
+    capabilities = Capabilities(on_device=True, include_self=False, weighs_links=True)
     gather = {"change": WeightedMean()}
 
     def check(self, num_clients: int, topology: Topology | None, seed: int) -> None:

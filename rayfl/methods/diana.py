@@ -18,6 +18,7 @@ the minimiser, so that the compressed differences vanish there, and h = mean_i h
 from typing import Literal
 
 from rayfl.methods.base import (
+    Capabilities,
     Context,
     Download,
     Field,
@@ -57,11 +58,12 @@ class DIANAServer(ShiftedServer):
     velocity: Tree  # v
 
 
-class DIANA(ShiftedGradient, on_device=True):
+class DIANA(ShiftedGradient):
     """Clients send the compressed differences of their gradients to their shifts."""
 
     hyper: DIANAHyper
     paper = "Mishchenko et al., arXiv 1901.09269"
+    capabilities = Capabilities(on_device=True)
     gather = {"gradient": WeightedMean()}
 
     def alpha(self, ctx: Context) -> float:

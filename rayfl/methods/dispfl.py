@@ -23,6 +23,7 @@ from typing import Literal, NotRequired
 
 from rayfl.methods.base import (
     Batch,
+    Capabilities,
     Context,
     ElementwiseMean,
     Field,
@@ -90,16 +91,19 @@ class DisPFLCarry(LocalCarry, masks.Masked):
     gradient: NotRequired[Tree]  # of the search
 
 
-class DisPFL(GradientMethod, PeerHalf, on_device=True):
+class DisPFL(GradientMethod, PeerHalf):
     """A peer trains under its mask, moves the mask, and mixes the entries of the new one."""
 
     hyper: DisPFLHyper
     paper = "Dai et al., ICML 2022"
-    personalized = True
-    depends_on_num_rounds = True
-    own_compression = True
-    honours_retention = True
-    own_retention = ("density",)
+    capabilities = Capabilities(
+        on_device=True,
+        personalized=True,
+        depends_on_num_rounds=True,
+        own_compression=True,
+        honours_retention=True,
+        own_retention=("density",),
+    )
     gather = {"weights": ElementwiseMean("sent")}
 
     def plan(self, round: int, coin: float) -> Plan:

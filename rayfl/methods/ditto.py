@@ -21,6 +21,7 @@ from pydantic import Field, model_validator
 
 from rayfl.methods.base import (
     Batch,
+    Capabilities,
     Context,
     Finished,
     Message,
@@ -68,8 +69,9 @@ class DittoHyper(LocalTraining):
                 key=("personal_epochs",),
             )
         if self.personal_epochs is None and self.personal_steps is None:
-            vars(self)["personal_epochs"] = 3
-        vars(self)["personal_lr"] = rate = self.personal_lr or self.lr
+            self.settle(personal_epochs=3)
+        rate = self.personal_lr or self.lr
+        self.settle(personal_lr=rate)
         name, doubled = "lr" if rate == self.lr else "personal_lr", self.lr_schedule == "cosine-literal"
         if (strength := rate * (2 if doubled else 1) * self.lam) >= 1:
             twice = " twice, where cosine-literal begins," if doubled else ""
@@ -94,11 +96,12 @@ class DittoCarry(LocalCarry):
     personal: LocalCarry
 
 
-class Ditto(OwnModel, FedAvg, on_device=True, takes_stale=True):
+class Ditto(OwnModel, FedAvg):
     """FedAvg with a personal model v_i at every client, which is its state."""
 
     hyper: DittoHyper
     paper = "Li et al., ICML 2021"
+    capabilities = Capabilities(on_device=True, takes_stale=True)
 
     def plan(self, round: int, coin: float) -> Plan:
         return Plan(stages=(self.hyper.stage(round), self.hyper.personal_stage(round)))

@@ -22,6 +22,7 @@ c = C_down(v), e <- v - c; it sends c. All: x <- x - c. No model is sent. In eve
 from collections.abc import Sequence
 
 from rayfl.methods.base import (
+    Capabilities,
     Context,
     Delivered,
     Finished,
@@ -53,12 +54,12 @@ class DoubleSqueezeServer(ModelState):
     step: Tree  # v; the server sends C_down(v) next
 
 
-class DoubleSqueeze(SteppingServer, on_device=True):
+class DoubleSqueeze(SteppingServer):
     """Clients keep errors e_i and the server e; each sends the compressed sum of its error and its new step."""
 
     hyper: GradientStep
     paper = "Tang et al., ICML 2019"
-    needs_one_omega = True
+    capabilities = Capabilities(on_device=True, needs_one_omega=True)
     gather = {"delta": WeightedMean()}
 
     def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> DoubleSqueezeState:

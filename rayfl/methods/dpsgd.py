@@ -22,6 +22,7 @@ Where the sources leave something open:
 from typing import Literal, NotRequired
 
 from rayfl.methods.base import (
+    Capabilities,
     Context,
     Field,
     Finished,
@@ -78,12 +79,12 @@ class DPSGDCarry(LocalCarry):
     mask: NotRequired[Tree]
 
 
-class DPSGD(GradientMethod, PeerHalf, on_device=True, keeps_parts=True):
+class DPSGD(GradientMethod, PeerHalf):
     """A peer trains, and its model becomes the weighted mean of its neighbours' models."""
 
     hyper: DPSGDHyper
     paper = "Lian et al., NeurIPS 2017"
-    personalized = True
+    capabilities = Capabilities(on_device=True, keeps_parts=True, personalized=True)
     gather = {"change": WeightedMean()}
 
     def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> DPSGDState:

@@ -10,9 +10,9 @@ discarded.
 - ft_epochs is by default what a round of local training does, and ft_lr the lr of round 0: lr_decay does not apply.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
-from rayfl.methods.base import Context, Field, Stage, Tree
+from rayfl.methods.base import BoundTask, Capabilities, Context, Field, HyperParameters, Stage, Tree
 from rayfl.methods.dpsgd import DPSGD, DPSGDCarry, DPSGDHyper, DPSGDState
 from rayfl.methods.shared.local_training import FineTuning
 
@@ -25,16 +25,17 @@ class DPSGDFTHyper(DPSGDHyper, FineTuning):
     )
 
 
-class DPSGDFT(DPSGD, on_device=True, keeps_parts=True):
+class DPSGDFT(DPSGD):
     """D-PSGD, and the stage before an evaluation."""
 
     hyper: DPSGDFTHyper
     paper = "Lian et al., NeurIPS 2017, with fine-tuning as in Dai et al., ICML 2022"
-    newcomer = "model"
+    capabilities = Capabilities(on_device=True, keeps_parts=True, newcomer="model")
 
-    @property
-    def evaluated_from_mean(self) -> bool:
-        return self.hyper.ft_from == "mean"
+    # Any: see Method.
+    def __init__(self, task: BoundTask | None = None, hyper: HyperParameters | None = None, **settings: Any) -> None:
+        super().__init__(task, hyper, **settings)
+        self.capabilities = self.capabilities.but(evaluated_from_mean=self.hyper.ft_from == "mean")
 
     def eval_stages(self, round: int) -> tuple[Stage, ...]:
         return (self.hyper.fine_tuning(),)

@@ -15,7 +15,7 @@ average that it has just received.
 
 from pydantic import Field, model_validator
 
-from rayfl.methods.base import RayflError, Tree, tree
+from rayfl.methods.base import Capabilities, RayflError, Tree, tree
 from rayfl.methods.dpsgd import DPSGD, DPSGDCarry, DPSGDHyper
 
 
@@ -35,11 +35,12 @@ class DSGDProxHyper(DPSGDHyper):
         return self
 
 
-class DSGDProx(DPSGD, on_device=True, keeps_parts=True):
+class DSGDProx(DPSGD):
     """Client: v <- v - lr (g_i(v) + mu (v - xbar_i))."""
 
     hyper: DSGDProxHyper
     paper = "Li et al., FedProx, MLSys 2020, among peers as in MCE-PL"
+    capabilities = Capabilities(on_device=True, keeps_parts=True)
 
     def direction(self, carry: DPSGDCarry, gradient: Tree) -> Tree:
         pull = tree.sub(carry["params"], carry["received"])

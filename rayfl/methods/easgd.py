@@ -16,6 +16,7 @@ sides use the OLD values, those at the round's beginning, so that an exchange al
 
 from rayfl.methods.base import (
     Batch,
+    Capabilities,
     Context,
     Field,
     Finished,
@@ -50,12 +51,12 @@ class EASGDCarry(LocalCarry):
     force: Tree  # a (x_i - c), before the first step
 
 
-class EASGD(OwnModel, GradientMethod, ModelServer, on_device=True):
+class EASGD(OwnModel, GradientMethod, ModelServer):
     """Client state: x_i. Server state: c."""
 
     hyper: EASGDHyper
     paper = "Zhang et al., NIPS 2015"
-    newcomer = "model"
+    capabilities = Capabilities(on_device=True, newcomer="model")
     gather = {"distance": Sum()}
 
     def check(self, num_clients: int, topology: Topology | None, seed: int) -> None:

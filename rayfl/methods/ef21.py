@@ -20,7 +20,17 @@ its client's gradient, which may differ from 0 at the minimiser; G, which is alw
   was. A round in which nothing arrived changes nothing. `weighting="samples"` needs all clients in every round.
 """
 
-from rayfl.methods.base import Context, Finished, Received, Tree, WeightedMean, compressed, contracting, tree
+from rayfl.methods.base import (
+    Capabilities,
+    Context,
+    Finished,
+    Received,
+    Tree,
+    WeightedMean,
+    compressed,
+    contracting,
+    tree,
+)
 from rayfl.methods.shared.distributed_gradient import (
     GradientCarry,
     GradientStep,
@@ -31,12 +41,12 @@ from rayfl.methods.shared.distributed_gradient import (
 )
 
 
-class EF21(ShiftedGradient, on_device=True):
+class EF21(ShiftedGradient):
     """Clients send the compressed difference of gradient and shift, C(grad f_i(x) - h_i)."""
 
     hyper: GradientStep
     paper = "Richtarik et al., NeurIPS 2021"
-    own_feedback = ("uplink",)
+    capabilities = Capabilities(on_device=True, own_feedback=("uplink",))
     gather = {"gradient": WeightedMean()}
 
     def finish(self, state: ShiftState, carry: GradientCarry, ctx: Context) -> Finished:

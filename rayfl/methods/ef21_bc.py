@@ -18,7 +18,7 @@ gradients of single clients differ.
 
 from collections.abc import Sequence
 
-from rayfl.methods.base import Context, Delivered, Field, Metrics, Packet, Received, Tree, tree
+from rayfl.methods.base import Capabilities, Context, Delivered, Field, Metrics, Packet, Received, Tree, tree
 from rayfl.methods.ef21 import EF21
 from rayfl.methods.shared.distributed_gradient import GradientStep, ShiftedServer, SteppingServer, contracting, shifted
 
@@ -35,11 +35,12 @@ class EF21BCServer(ShiftedServer):
     known: Tree  # w
 
 
-class EF21BC(SteppingServer, EF21, on_device=True):
+class EF21BC(SteppingServer, EF21):
     """Clients work as in EF21, but update x by themselves."""
 
     hyper: EF21BCHyper
     paper = "Fatkhullin et al., JMLR 2025"
+    capabilities = Capabilities(on_device=True)
     num_held = 2
 
     def init_server(self, params: Tree) -> EF21BCServer:

@@ -25,6 +25,7 @@ import torch
 
 from rayfl.methods.base import (
     Batch,
+    Capabilities,
     Context,
     Field,
     Finished,
@@ -68,11 +69,12 @@ class FedALACarry(LocalCarry):
     losses: torch.Tensor  # float32 [10]: the last ones of the stage; NaN where there were fewer
 
 
-class FedALA(OwnModel, FedAvg, on_device=True, takes_stale=True):
+class FedALA(OwnModel, FedAvg):
     """FedAvg in which each client starts from its own mixture of x and its last model."""
 
     hyper: FedALAHyper
     paper = "Zhang et al., AAAI 2023"
+    capabilities = Capabilities(on_device=True, takes_stale=True)
 
     def plan(self, round: int, coin: float) -> Plan:
         hyper = self.hyper

@@ -10,7 +10,7 @@ then discarded: training and messages are the same as FedAvg's, bit for bit.
 - `pooled` is the global model as it is.
 """
 
-from rayfl.methods.base import Context, Stage, State, Tree
+from rayfl.methods.base import Capabilities, Context, Stage, State, Tree
 from rayfl.methods.fedavg import FedAvg
 from rayfl.methods.shared.local_training import FineTuning, LocalCarry, LocalTraining
 
@@ -19,11 +19,12 @@ class FedAvgFTHyper(LocalTraining, FineTuning):
     """Hyper-parameters of FedAvg-FT."""
 
 
-class FedAvgFT(FedAvg, on_device=True, keeps_parts=True, takes_stale=True):
+class FedAvgFT(FedAvg):
     """FedAvg, and the stage before an evaluation."""
 
     hyper: FedAvgFTHyper
     paper = "McMahan et al., AISTATS 2017, with fine-tuning as in Dai et al., ICML 2022"
+    capabilities = Capabilities(on_device=True, keeps_parts=True, takes_stale=True)
 
     def eval_stages(self, round: int) -> tuple[Stage, ...]:
         return (self.hyper.fine_tuning(),)

@@ -7,6 +7,7 @@ counts in full (no 1 - beta), and there is no Nesterov step. A round in which no
 
 from pydantic import Field
 
+from rayfl.methods.base import Capabilities
 from rayfl.methods.shared.optimizers import SGD, Optimizer
 from rayfl.methods.shared.server_optimizer import ServerStepping, ServerSteps
 
@@ -17,11 +18,12 @@ class FedAvgMHyper(ServerSteps):
     server_momentum: float = Field(default=0.9, ge=0, lt=1, description="momentum of the server, beta")
 
 
-class FedAvgM(ServerStepping, on_device=True, keeps_parts=True, takes_stale=True):
+class FedAvgM(ServerStepping):
     """Server state: x, and v as the optimizer's velocity."""
 
     hyper: FedAvgMHyper
     paper = "Hsu et al., arXiv 1909.06335"
+    capabilities = Capabilities(on_device=True, keeps_parts=True, takes_stale=True)
 
     @property
     def server_optimizer(self) -> Optimizer:

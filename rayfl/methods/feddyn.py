@@ -26,6 +26,7 @@ minimiser of the plain mean of the f_i. So the mean is uniform, and there is no 
 from typing import Literal
 
 from rayfl.methods.base import (
+    Capabilities,
     Context,
     Field,
     Finished,
@@ -62,11 +63,12 @@ class FedDynServer(ModelState, ShiftState):
     """Server state: x, and h / alpha as "shift"."""
 
 
-class FedDyn(GradientMethod, ModelServer, on_device=True, keeps_parts=True):
+class FedDyn(GradientMethod, ModelServer):
     """Client: y <- y - eta_l (g_i(y) - h_i + alpha (y - x)). Down: x. Up: delta_i. Client state: h_i / alpha."""
 
     hyper: FedDynHyper
     paper = "Acar et al., ICLR 2021"
+    capabilities = Capabilities(on_device=True, keeps_parts=True)
     gather = {"shift": WeightedMean()}
 
     def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> ShiftState:

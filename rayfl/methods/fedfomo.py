@@ -27,6 +27,7 @@ import torch
 
 from rayfl.methods.base import (
     Batch,
+    Capabilities,
     Context,
     Dense,
     Field,
@@ -94,12 +95,12 @@ class FedFomoMemory(TypedDict):
     sent: torch.Tensor  # the clients whose models it received last, a mask [num_clients]
 
 
-class FedFomo(OwnModel, GradientMethod, ServerHalf, on_device=True):
+class FedFomo(OwnModel, GradientMethod, ServerHalf):
     """Client state: its model. The server sends it other clients' models."""
 
     hyper: FedFomoHyper
     paper = "Zhang et al., ICLR 2021"
-    own_compression = True
+    capabilities = Capabilities(on_device=True, own_compression=True)
     splits = {"validation": 0.2}
     gather = {"model": Relay()}
 

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rayfl.methods.base import (
+    Capabilities,
     Collect,
     Context,
     Delivered,
@@ -41,11 +42,12 @@ class FedMGDAHyper(LocalWork):
     )
 
 
-class FedMGDA(GradientMethod, ModelServer, on_device=True, keeps_parts=True):
+class FedMGDA(GradientMethod, ModelServer):
     """Server: x <- x - eta_g sum_i lambda_i delta_i / ||delta_i||."""
 
     hyper: FedMGDAHyper
     paper = "Hu et al., IEEE TNSE 2022"
+    capabilities = Capabilities(on_device=True, keeps_parts=True)
     gather = {"delta": Collect()}
 
     def finish(self, state: State, carry: LocalCarry, ctx: Context) -> Finished:

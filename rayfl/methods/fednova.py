@@ -22,6 +22,7 @@ from typing import Literal
 
 from rayfl.methods.base import (
     Aggregate,
+    Capabilities,
     Context,
     Field,
     Finished,
@@ -48,14 +49,14 @@ class FedNovaHyper(FedProxHyper, FedAvgMHyper):
     server_momentum: float = Field(default=0.0, ge=0, lt=1, description="momentum of the server, beta")
 
 
-class FedNova(FedProx, FedAvgM, on_device=True, keeps_parts=True):
+class FedNova(FedProx, FedAvgM):
     """Up: d_i, and a_i (or tau_i) in 4 bytes."""
 
     hyper: FedNovaHyper
     paper = "Wang et al., NeurIPS 2020"
+    capabilities = Capabilities(on_device=True, keeps_parts=True, hands_over_trees=False)
     gather = {"direction": WeightedMean(), "steps": WeightedMean()}
     difference = ""
-    hands_over_trees = False
 
     def finish(self, state: State, carry: LocalCarry, ctx: Context) -> Finished:
         num_steps = ctx.work["train"].num_steps

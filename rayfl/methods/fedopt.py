@@ -13,7 +13,7 @@ there is no bias correction. The sign is ours: Delta = received - trained.
 
 from typing import Literal
 
-from rayfl.methods.base import Field, unused_with
+from rayfl.methods.base import Capabilities, Field, unused_with
 from rayfl.methods.shared.optimizers import Adagrad, AdaptiveAdam, Optimizer, SecondMoment, Yogi
 from rayfl.methods.shared.server_optimizer import ServerStepping, ServerSteps
 
@@ -39,11 +39,12 @@ class FedOptHyper(ServerSteps):
     )
 
 
-class FedOpt(ServerStepping, on_device=True, keeps_parts=True, takes_stale=True):
+class FedOpt(ServerStepping):
     """Server state: x, and d and v as the optimizer's mean and square."""
 
     hyper: FedOptHyper
     paper = "Reddi et al., ICLR 2021"
+    capabilities = Capabilities(on_device=True, keeps_parts=True, takes_stale=True)
 
     @property
     def server_optimizer(self) -> Optimizer:

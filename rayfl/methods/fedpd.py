@@ -16,6 +16,7 @@ continues from its own x0_i. With an exact oracle lambda_i = -grad f_i(x_i).
 """
 
 from rayfl.methods.base import (
+    Capabilities,
     Context,
     Field,
     Finished,
@@ -55,11 +56,12 @@ class FedPDCarry(LocalCarry):
     multiplier: Tree
 
 
-class FedPD(GradientMethod, ExchangedModelServer, on_device=True):
+class FedPD(GradientMethod, ExchangedModelServer):
     """Client: x_i, x0_i and lambda_i. Server: x0, and the number of exchanges."""
 
     hyper: FedPDHyper
     paper = "Zhang et al., IEEE TSP 2021"
+    capabilities = Capabilities(on_device=True)
     gather = {"delta": WeightedMean()}
 
     def plan(self, round: int, coin: float) -> Plan:

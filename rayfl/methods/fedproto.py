@@ -24,6 +24,7 @@ import torch
 
 from rayfl.methods.base import (
     Batch,
+    Capabilities,
     Context,
     Download,
     Field,
@@ -59,14 +60,12 @@ class FedProtoCarry(LocalCarry):
     found: torch.Tensor  # sums of the client's representations, and counts, by class, float32 [num_classes, D + 1]
 
 
-class FedProto(OwnModel, GradientMethod, ServerHalf, on_device=True):
+class FedProto(OwnModel, GradientMethod, ServerHalf):
     """Client state: its model. Server state: "table" [num_classes, D + 1], rows C_j and 1, or zeros without a C_j."""
 
     hyper: FedProtoHyper
     paper = "Tan et al., AAAI 2022"
-    own_compression = True
-    needs_features = True
-    has_global_model = False
+    capabilities = Capabilities(on_device=True, own_compression=True, needs_features=True, has_global_model=False)
     gather = {"prototypes": Sum()}
 
     def plan(self, round: int, coin: float) -> Plan:

@@ -8,7 +8,7 @@ FedAvg, and mu = 0 is FedAvg itself.
 - The recorded training loss is f_i, without the proximal term.
 """
 
-from rayfl.methods.base import Field, Tree, tree
+from rayfl.methods.base import Capabilities, Field, Tree, tree
 from rayfl.methods.fedavg import FedAvg
 from rayfl.methods.shared.local_training import LocalCarry, LocalTraining
 
@@ -19,11 +19,12 @@ class FedProxHyper(LocalTraining):
     mu: float = Field(default=0.01, ge=0, description="weight of the proximal term mu / 2 ||y - x_t||^2")
 
 
-class FedProx(FedAvg, on_device=True, keeps_parts=True, takes_stale=True):
+class FedProx(FedAvg):
     """Client: y <- y - eta_l (g_i(y) + mu (y - x_t))."""
 
     hyper: FedProxHyper
     paper = "Li et al., MLSys 2020"
+    capabilities = Capabilities(on_device=True, keeps_parts=True, takes_stale=True)
 
     def direction(self, carry: LocalCarry, gradient: Tree) -> Tree:
         return tree.add(gradient, tree.sub(carry["params"], carry["received"]), self.hyper.mu)

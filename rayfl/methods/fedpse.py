@@ -35,6 +35,7 @@ import torch
 
 from rayfl.compress.sparse import Scope, SparseCodec, TopK, sparse_packet, top_k_support
 from rayfl.methods.base import (
+    Capabilities,
     Context,
     Delivered,
     ElementwiseMean,
@@ -48,6 +49,7 @@ from rayfl.methods.base import (
     Received,
     Reply,
     ServerHalf,
+    ServerHook,
     Traits,
     Tree,
     WeightedMean,
@@ -111,16 +113,21 @@ class FedPSEMemory(TypedDict):
     seen: NotRequired[Tree]  # the server's sum when the client last got its share
 
 
-class FedPSE(GradientMethod, ServerHalf, on_device=True, keeps_parts=True, takes_stale=True):
+class FedPSE(GradientMethod, ServerHalf):
     """Client: W_i and e_i. Server: G, and U_i of every client."""
 
     hyper: FedPSEHyper
     paper = "FedPSE (personalized sparsification, element-wise aggregation)"
-    personalized = True
-    own_compression = True
-    honours_retention = True
-    own_retention = ("keep_ratio",)
-    metrics_with_variance = ("correlation_distance",)
+    capabilities = Capabilities(
+        on_device=True,
+        keeps_parts=True,
+        takes_stale=True,
+        personalized=True,
+        own_compression=True,
+        honours_retention=True,
+        own_retention=("keep_ratio",),
+        metrics_with_variance=("correlation_distance",),
+    )
 
     def keep_ratio(self, client: Traits) -> float:
         """The share of the entries that a client sends and gets, k_i / n."""
@@ -196,8 +203,8 @@ class FedPSE(GradientMethod, ServerHalf, on_device=True, keeps_parts=True, takes
             return Reply({}, server_memory)
         return Reply({"missed": sparse_packet(missed, support)}, {**server_memory, "seen": server["sum"]})
 
-    def overrides(self, hook: Literal["personal_message", "reply"]) -> bool:
-        return hook == "reply" or self.hyper.absent == "catch_up"
+    def overrides(self, hook: ServerHook) -> bool:
+        return hook != "personal_message" or self.hyper.absent == "catch_up"
 
     def store_uplink(self, server_memory: FedPSEMemory, message: Message, ctx: Context) -> FedPSEMemory:
         return {**server_memory, "uplink": buffers(message["update"])}

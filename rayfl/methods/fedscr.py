@@ -21,7 +21,7 @@ a residual for the next round (compress/structured.py says how scores are made).
 
 import math
 from dataclasses import replace
-from typing import Literal, NotRequired, TypedDict, cast
+from typing import Any, Literal, NotRequired, TypedDict, cast
 
 import numpy as np
 import torch
@@ -29,15 +29,19 @@ from pydantic import Field, model_validator
 
 from rayfl.compress.structured import Scores, Structured, StructuredCodec
 from rayfl.methods.base import (
+    BoundTask,
+    Capabilities,
     Collect,
     Context,
     Download,
     Finished,
     FirstDraws,
+    HyperParameters,
     Message,
     ModelState,
     RayflError,
     Received,
+    ServerHook,
     State,
     Traits,
     Tree,
@@ -128,20 +132,27 @@ class FedSCRServer(ModelState):
     rounds: NotRequired[torch.Tensor]
 
 
-class FedSCR(Broadcasting, FedAvg, on_device=True, keeps_parts=True):
+class FedSCR(Broadcasting, FedAvg):
     """FedAvg whose clients send the filters and channels above a threshold."""
 
     hyper: FedSCRHyper
     paper = "Wu et al., IEEE TPDS 2021"
-    own_compression = True
-    # A structured downlink is one cut for all clients.
-    own_retention = ("keep_ratio", "downlink")
+    capabilities = Capabilities(
+        on_device=True,
+        keeps_parts=True,
+        own_compression=True,
+        honours_retention=True,
+        # A structured downlink is one cut for all clients.
+        own_retention=("keep_ratio", "downlink"),
+    )
     gather = {"delta": WeightedMean(), "loss": Collect()}
 
-    @property
-    def honours_retention(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether tensors are cut to a share; a threshold is none."""
-        return not self.hyper.adaptive and self.hyper.make_compressor().keeping(1.0) is not None
+    # Any: see Method.
+    def __init__(self, task: BoundTask | None = None, hyper: HyperParameters | None = None, **settings: Any) -> None:
+        super().__init__(task, hyper, **settings)
+        # A threshold cuts no tensor to a share.
+        cuts_to_share = not self.hyper.adaptive and self.hyper.make_compressor().keeping(1.0) is not None
+        self.capabilities = self.capabilities.but(honours_retention=cuts_to_share)
 
     def compressor_of(self, client: Traits) -> Structured:
         """The compressor of a client, which may have a retention ratio of its own."""
@@ -154,8 +165,8 @@ class FedSCR(Broadcasting, FedAvg, on_device=True, keeps_parts=True):
         """Whether the downlink is structured."""
         return self.hyper.downlink == "structured"
 
-    def overrides(self, hook: Literal["personal_message", "reply"]) -> bool:
-        return self.cuts_down
+    def overrides(self, hook: ServerHook) -> bool:
+        return hook != "store_uplink" and self.cuts_down
 
     @property
     def step_compressor(self) -> Structured:

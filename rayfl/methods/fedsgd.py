@@ -8,6 +8,7 @@ send the gradient itself. A round in which nothing arrives changes nothing.
 
 from pydantic import Field
 
+from rayfl.methods.base import Capabilities
 from rayfl.methods.dcgd import DCGD, DCGDHyper
 from rayfl.methods.shared.local_training import Weighting
 
@@ -18,8 +19,9 @@ class FedSGDHyper(DCGDHyper):
     weighting: Weighting = Field(default="samples", description="weight of a client in the average")
 
 
-class FedSGD(DCGD, on_device=True, takes_stale=True):
+class FedSGD(DCGD):
     """DCGD weighted by samples. Clients remember nothing except an uplink's own memory, if it has one."""
 
     hyper: FedSGDHyper
     paper = "McMahan et al., AISTATS 2017"
+    capabilities = Capabilities(on_device=True, takes_stale=True)

@@ -17,6 +17,7 @@ The sign is ours: delta_i is x minus the trained model, so C is subtracted.
 from rayfl.compress.sparse import Scope
 from rayfl.compress.ternary import Ternary, TernaryCodec
 from rayfl.methods.base import (
+    Capabilities,
     Context,
     Field,
     Finished,
@@ -53,15 +54,15 @@ class FedSTCState(ModelState):
     residual: Tree  # A_i
 
 
-class FedSTC(GradientMethod, Broadcasting, on_device=True, keeps_parts=True):
+class FedSTC(GradientMethod, Broadcasting):
     """Residuals A_i and A at both ends; both send STC of them."""
 
     hyper: FedSTCHyper
     paper = "Sattler et al., IEEE TNNLS 2019"
+    capabilities = Capabilities(
+        on_device=True, keeps_parts=True, own_compression=True, honours_retention=True, own_retention=("keep_ratio",)
+    )
     gather = {"update": WeightedMean()}
-    own_compression = True
-    honours_retention = True
-    own_retention = ("keep_ratio",)
 
     @property
     def step_compressor(self) -> Ternary:

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from rayfl.methods.base import (
+    Capabilities,
     Collect,
     Context,
     Finished,
@@ -40,13 +41,12 @@ class FedUServer(Exchanges):
     models: Tree  # all w_k, each tensor stacked [N, ...]
 
 
-class FedU(OwnModel, GradientMethod, CountedExchanges, on_device=True):
+class FedU(OwnModel, GradientMethod, CountedExchanges):
     """Client state: the w_k that it had last. Server: all w_k."""
 
     hyper: LaplacianHyper
     paper = "Dinh et al., FedU, 2021"
-    uses_graph = True
-    newcomer = "undefined"
+    capabilities = Capabilities(on_device=True, uses_graph=True, newcomer="undefined")
     gather = {"change": Collect()}
 
     def check(self, num_clients: int, topology: Topology | None, seed: int) -> None:

@@ -28,6 +28,7 @@ from rayfl.compress.countsketch import Sketching, largest
 from rayfl.compress.sparse import TopK
 from rayfl.determinism.seeding import torch_seed
 from rayfl.methods.base import (
+    Capabilities,
     Context,
     Delivered,
     Field,
@@ -63,13 +64,13 @@ class FetchSGDServer(ModelState):
     step: Tree  # the last Delta, which the server sends next
 
 
-class FetchSGD(SteppingServer, on_device=True):
+class FetchSGD(SteppingServer):
     """Up: the sketch of the gradient. Server: x, and the sketches of momentum and error. The hash functions are drawn
     from the experiment's seed and stay the same for the whole run."""
 
     hyper: FetchSGDHyper
     paper = "Rothchild et al., ICML 2020"
-    own_compression = True
+    capabilities = Capabilities(on_device=True, own_compression=True)
     gather = {"sketch": WeightedMean()}
 
     def finish(self, state: State, carry: GradientCarry, ctx: Context) -> Finished:

@@ -29,6 +29,7 @@ import torch
 from rayfl.compress.scalar import CountCodec
 from rayfl.methods.base import (
     Batch,
+    Capabilities,
     Context,
     Field,
     Finished,
@@ -67,13 +68,12 @@ class IFCACarry(LocalCarry):
     cluster: torch.Tensor  # j_i once it is chosen, int64 [1]
 
 
-class IFCA(GradientMethod, ModelServer, on_device=True):
+class IFCA(GradientMethod, ModelServer):
     """Down: the k models. Up: the delta of the chosen one, under a name of its own, and the choice."""
 
     hyper: IFCAHyper
     paper = "Ghosh et al., NeurIPS 2020"
-    has_global_model = False
-    may_be_silent = True
+    capabilities = Capabilities(on_device=True, has_global_model=False, may_be_silent=True)
 
     @property
     def gather(self) -> Mapping[str, Gather]:  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -5,15 +5,16 @@ One minibatch per round: z <- z - eta ((df/dv) o w o sign(z) + lambda z / ||z_ro
 neither the lasso nor Fil; the authors' code has Fil. Both are on as in MCE-PL: `lasso=0 fil=0` switches them off.
 """
 
-from rayfl.methods.base import Context, Finished, FirstDraws, Traits, Tree
+from rayfl.methods.base import Capabilities, Context, Finished, FirstDraws, Traits, Tree
 from rayfl.methods.shared.distributed_gradient import GradientCarry
 from rayfl.methods.shared.learned_masks import HiddenMasks, ScoredModel
 
 
-class IndMask(HiddenMasks, on_device=True):
+class IndMask(HiddenMasks):
     """No communication."""
 
     paper = "Tian et al., MCE-PL, without communication"
+    capabilities = Capabilities(on_device=True)
 
     def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> ScoredModel:
         z = self.scores_for(params, draws)

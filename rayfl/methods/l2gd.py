@@ -20,6 +20,7 @@ import torch
 
 from rayfl.methods.base import (
     Batch,
+    Capabilities,
     Context,
     Field,
     Finished,
@@ -70,7 +71,7 @@ class L2GDCarry(L2GDState):
     loss: torch.Tensor
 
 
-class L2GD(OneGradient, ExchangedModelServer, on_device=True):
+class L2GD(OneGradient, ExchangedModelServer):
     """Client: x_i and xbar. Server: xbar of the last exchange, and the number of exchanges.
 
     Metric: `train/loss`, f_i at the point of the gradient.
@@ -78,8 +79,7 @@ class L2GD(OneGradient, ExchangedModelServer, on_device=True):
 
     hyper: L2GDHyper
     paper = "Hanzely and Richtarik, 2020; Bergou et al., 2022"
-    personalized = True
-    newcomer = "undefined"
+    capabilities = Capabilities(on_device=True, personalized=True, newcomer="undefined")
     gather = {"model": WeightedMean()}
 
     def check(self, num_clients: int, topology: Topology | None, seed: int) -> None:

@@ -18,6 +18,7 @@ from typing import Literal
 import torch
 
 from rayfl.methods.base import (
+    Capabilities,
     Context,
     Delivered,
     Field,
@@ -71,12 +72,12 @@ class LAGServer(ModelState):
     gradients: Tree  # the sum of the last gradients of all clients
 
 
-class LAG(DistributedGradient, on_device=True):
+class LAG(DistributedGradient):
     """Clients send changes of their gradients, if they are large."""
 
     hyper: LAGHyper
     paper = "Chen et al., LAG, NeurIPS 2018 (LAG-WK)"
-    may_be_silent = True
+    capabilities = Capabilities(on_device=True, may_be_silent=True)
     gather = {"change": Sum()}
 
     def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> LAGState:

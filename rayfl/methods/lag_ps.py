@@ -14,6 +14,7 @@ from typing import TypedDict
 import torch
 
 from rayfl.methods.base import (
+    Capabilities,
     Context,
     Delivered,
     Download,
@@ -54,12 +55,12 @@ class LAGPSMemory(TypedDict):
     uploaded: torch.Tensor
 
 
-class LAGPS(LAG, on_device=True):
+class LAGPS(LAG):
     """LAG whose server asks for the uploads."""
 
     hyper: LAGPSHyper
     paper = "Chen et al., LAG, NeurIPS 2018 (LAG-PS)"
-    may_be_silent = False
+    capabilities = Capabilities(on_device=True, may_be_silent=False)
 
     def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> Known:
         return {"sent": tree.zeros_like(params)}

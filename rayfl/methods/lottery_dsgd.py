@@ -14,7 +14,17 @@ Where the sources are silent or the public code is wrong:
   fewer examples, own/accuracy is 0.577 with 128 and 0.799 with the default.
 """
 
-from rayfl.methods.base import Context, ElementwiseMean, Field, Finished, Message, PeerHalf, Received, sparse_packet
+from rayfl.methods.base import (
+    Capabilities,
+    Context,
+    ElementwiseMean,
+    Field,
+    Finished,
+    Message,
+    PeerHalf,
+    Received,
+    sparse_packet,
+)
 from rayfl.methods.shared import masks
 from rayfl.methods.shared.accuracy_gate import GateHyper, Lottery, LotteryCarry, LotteryState
 
@@ -25,11 +35,12 @@ class LotteryDSGDHyper(GateHyper):
     lr: float = Field(default=0.1, gt=0, description="client learning rate")
 
 
-class LotteryDSGD(Lottery, PeerHalf, on_device=True):
+class LotteryDSGD(Lottery, PeerHalf):
     """LotteryFL's client, which averages the entries of its mask over the neighbours that keep them."""
 
     hyper: LotteryDSGDHyper
     paper = "Li et al., LotteryFL, 2020, among peers as in MCE-PL"
+    capabilities = Capabilities(on_device=True)
     gather = {"weights": ElementwiseMean("sent")}
 
     def begin(self, state: LotteryState, received: Message, ctx: Context) -> LotteryCarry:

@@ -17,7 +17,7 @@ Where the sources are silent or the public code is wrong:
   client's mask, and after local training the one that it has trained.
 """
 
-from rayfl.methods.base import Context, Field, Finished, Message
+from rayfl.methods.base import Capabilities, Context, Field, Finished, Message
 from rayfl.methods.shared.accuracy_gate import GateHyper, Lottery, LotteryCarry, LotteryState
 from rayfl.methods.shared.masked_server import WEIGHTS, MaskedServer, weights_packet
 
@@ -32,11 +32,12 @@ class LotteryFLHyper(GateHyper):
     default_epochs = 10
 
 
-class LotteryFL(Lottery, MaskedServer, on_device=True):
+class LotteryFL(Lottery, MaskedServer):
     """Client: gate, prune and rewind, train under the mask. Server: the mean over the clients that keep an entry."""
 
     hyper: LotteryFLHyper
     paper = "Li et al., 2020 (LotteryFL)"
+    capabilities = Capabilities(on_device=True)
 
     def begin(self, state: LotteryState, received: Message, ctx: Context) -> LotteryCarry:
         return self.begin_from(received[WEIGHTS].decode(), state, ctx)

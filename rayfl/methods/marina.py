@@ -22,6 +22,7 @@ import torch
 
 from rayfl.methods.base import (
     Batch,
+    Capabilities,
     Context,
     Delivered,
     Download,
@@ -72,13 +73,12 @@ class MARINAServer(ModelState):
     restart: torch.Tensor  # whether g must be computed from uncompressed gradients
 
 
-class MARINA(DistributedGradient, on_device=True):
+class MARINA(DistributedGradient):
     """The model is sent under the name "restart" if g must be computed from uncompressed gradients, else as "model"."""
 
     hyper: MARINAHyper
     paper = "Gorbunov et al., ICML 2021"
-    may_be_silent = True
-    needs_one_omega = True
+    capabilities = Capabilities(on_device=True, may_be_silent=True, needs_one_omega=True)
     gather = {"gradient": WeightedMean()}
 
     def is_dense(self, ctx: Context) -> bool:

@@ -33,6 +33,7 @@ import numpy as np
 import torch
 
 from rayfl.methods.base import (
+    Capabilities,
     Context,
     Field,
     Finished,
@@ -66,12 +67,12 @@ class MCEPLState(ScoredModel):
     gradient: NotRequired[Tree]  # between training and exchange, the stored gradient
 
 
-class MCEPL(HiddenMasks, on_device=True):
+class MCEPL(HiddenMasks):
     """Peers send their masks and learn from the mean of their neighbours' masks."""
 
     hyper: MCEPLHyper
     paper = "Tian et al., MCE-PL"
-    include_self = False
+    capabilities = Capabilities(on_device=True, include_self=False)
     gather = {"mask": WeightedMean()}
 
     def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> MCEPLState:

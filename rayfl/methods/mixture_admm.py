@@ -32,6 +32,7 @@ from pydantic import Field, model_validator
 
 from rayfl.methods.base import (
     Batch,
+    Capabilities,
     Context,
     Delivered,
     Download,
@@ -112,12 +113,12 @@ class MixtureServer(ModelState):
     moved: Tree  # sum_i x_i - N x^0, which is 0 at first
 
 
-class MixtureADMM(OwnModel, GradientMethod, ModelServer, on_device=True):
+class MixtureADMM(OwnModel, GradientMethod, ModelServer):
     """Client: x_i. Server: z, y, and the sum of all x_i."""
 
     hyper: MixtureADMMHyper
     paper = "WEN Hao, Problems of Personalization in Federated Learning (slides)"
-    newcomer = "undefined"
+    capabilities = Capabilities(on_device=True, newcomer="undefined")
     gather = {"move": Sum()}
 
     def check(self, num_clients: int, topology: Topology | None, seed: int) -> None:

@@ -19,7 +19,18 @@ l_con = -log(e^{s_g / T} / (e^{s_g / T} + e^{s_p / T})) = log(1 + e^{(s_p - s_g)
 import torch
 from torch.nn import functional
 
-from rayfl.methods.base import Batch, Context, Field, Finished, Message, ModelState, Stage, Tree, unused_with
+from rayfl.methods.base import (
+    Batch,
+    Capabilities,
+    Context,
+    Field,
+    Finished,
+    Message,
+    ModelState,
+    Stage,
+    Tree,
+    unused_with,
+)
 from rayfl.methods.fedavg import FedAvg
 from rayfl.methods.shared.local_training import LocalCarry, LocalTraining, OwnModel
 
@@ -39,13 +50,12 @@ class MOONCarry(LocalCarry):
     previous: Tree  # prev_i
 
 
-class MOON(OwnModel, FedAvg, on_device=True, takes_stale=True):
+class MOON(OwnModel, FedAvg):
     """Client: y <- y - eta_l grad (f_i + mu l_con)(y). Client state: prev_i."""
 
     hyper: MOONHyper
     paper = "Li et al., CVPR 2021"
-    personalized = False
-    needs_features = True
+    capabilities = Capabilities(on_device=True, takes_stale=True, personalized=False, needs_features=True)
 
     def gradients_per_example(self, stage: Stage, ctx: Context) -> float:
         return 5 / 3

@@ -11,7 +11,7 @@ goes back, with an error memory per worker). Groups are those of the compressor 
 
 from rayfl.compress.feedback import ErrorFeedback
 from rayfl.compress.sign import OneBit
-from rayfl.methods.base import Compressor, Field
+from rayfl.methods.base import Capabilities, Compressor, Field
 from rayfl.methods.shared.distributed_gradient import CompressedSGD, GradientStep
 
 
@@ -21,11 +21,12 @@ class OneBitHyper(GradientStep):
     error_feedback: bool = Field(default=True, description="add the rest to the next message (false: ablation)")
 
 
-class OneBitSGD(CompressedSGD, on_device=True):
+class OneBitSGD(CompressedSGD):
     """Up: d bits and 64 a group; client state: the error e_i."""
 
     hyper: OneBitHyper
     paper = "Seide et al., 1-Bit SGD, Interspeech 2014"
+    capabilities = Capabilities(on_device=True)
 
     @property
     def compressor(self) -> Compressor:

@@ -6,10 +6,12 @@ As avr-weipru (see there for our decisions), but the mean of an entry runs over 
 
 from rayfl.gather import ElementwiseMean
 from rayfl.methods.avr_weipru import AvrWeipru
+from rayfl.methods.base import Capabilities
 
 
-class ParWeipru(AvrWeipru, on_device=True):
+class ParWeipru(AvrWeipru):
     """avr-weipru with the mean of each entry over the peers where it is not zero."""
 
     paper = "Tian et al., MCE-PL, pruned real weights averaged by entry"
+    capabilities = Capabilities(on_device=True)
     gather = {"weights": ElementwiseMean("nonzero")}

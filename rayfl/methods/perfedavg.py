@@ -28,7 +28,7 @@ from typing import Literal
 import torch
 
 from rayfl.data.batches import examples_by_batch
-from rayfl.methods.base import Batch, Context, Field, Plan, Stage, State, Tree, tree, unused_with
+from rayfl.methods.base import Batch, Capabilities, Context, Field, Plan, Stage, State, Tree, tree, unused_with
 from rayfl.methods.fedavg import FedAvg
 from rayfl.methods.shared.local_training import LocalCarry, LocalTraining
 
@@ -60,11 +60,12 @@ class PerFedAvgHyper(LocalTraining):
     )
 
 
-class PerFedAvg(FedAvg, on_device=True, takes_stale=True):
+class PerFedAvg(FedAvg):
     """FedAvg whose clients train the starting point of one step, and take that step before they are evaluated."""
 
     hyper: PerFedAvgHyper
     paper = "Fallah et al., NeurIPS 2020"
+    capabilities = Capabilities(on_device=True, takes_stale=True)
 
     def plan(self, round: int, coin: float) -> Plan:
         num_batches = 2 if self.hyper.variant == "fo" else 3

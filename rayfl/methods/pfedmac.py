@@ -12,7 +12,7 @@ such a small lam eta must be as large as 0.5 for w to move: a step goes eta lam 
 weight_decay = lam theta's steps are those of pFedMe.
 """
 
-from rayfl.methods.base import Field, tree
+from rayfl.methods.base import Capabilities, Field, tree
 from rayfl.methods.pfedme import PFedMe, PFedMeHyper
 
 
@@ -29,11 +29,12 @@ class PFedMacHyper(PFedMeHyper):
         return self.weight_decay
 
 
-class PFedMac(PFedMe, on_device=True):
+class PFedMac(PFedMe):
     """Client: theta <- theta - personal_lr (g - lam w), K times; w <- w - eta lam (w - theta)."""
 
     hyper: PFedMacHyper
     paper = "Li et al., 2021 (pFedMac)"
+    capabilities = Capabilities(on_device=True)
 
     def binding(self, theta: tree.Tree, w: tree.Tree) -> tree.Tree:
         return tree.scale(w, -self.hyper.lam)

@@ -31,6 +31,7 @@ from pydantic import Field, model_validator
 
 from rayfl.methods.base import (
     Batch,
+    Capabilities,
     Context,
     Finished,
     Message,
@@ -94,11 +95,12 @@ class PFedMeCarry(LocalCarry):
     theta: Tree
 
 
-class PFedMe(OwnModel, FedAvg, on_device=True):
+class PFedMe(OwnModel, FedAvg):
     """FedAvg of the w_{i,R}, with another step at the server. Client state: the model with which it is evaluated."""
 
     hyper: PFedMeHyper
     paper = "Dinh et al., NeurIPS 2020"
+    capabilities = Capabilities(on_device=True)
 
     def plan(self, round: int, coin: float) -> Plan:
         return Plan(stages=(self.hyper.stage(round),), trainers="all")

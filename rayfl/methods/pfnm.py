@@ -23,6 +23,7 @@ from torch import nn
 
 from rayfl.methods.base import (
     BoundTask,
+    Capabilities,
     Collect,
     Context,
     Delivered,
@@ -59,13 +60,13 @@ class PFNMHyper(LocalWork):
     independent_start: bool = Field(default=False, description="every client starts from random weights of its own")
 
 
-class PFNM(GradientMethod, KeptModel, on_device=True):
+class PFNM(GradientMethod, KeptModel):
     """Client state: its own network. Server: the merged network. Raise RayflError unless the model is an MLP."""
 
     hyper: PFNMHyper
     paper = "Yurochkin et al., ICML 2019"
+    capabilities = Capabilities(on_device=True, own_compression=True)
     gather = {"model": Collect()}
-    own_compression = True
 
     # Any: see Method.
     @classmethod

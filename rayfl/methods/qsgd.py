@@ -6,7 +6,7 @@ server averages. The server sends the dense model (in the paper all peers broadc
 """
 
 from rayfl.compress import quantize
-from rayfl.methods.base import Compressor, Field
+from rayfl.methods.base import Capabilities, Compressor, Field
 from rayfl.methods.shared.distributed_gradient import CompressedSGD, GradientStep
 
 
@@ -22,11 +22,12 @@ class QSGDHyper(GradientStep):
     )
 
 
-class QSGD(CompressedSGD, on_device=True, takes_stale=True):
+class QSGD(CompressedSGD):
     """Up: 1 + ceil(log2(s + 1)) bits per entry and 32 per bucket, or Elias codes; unbiased."""
 
     hyper: QSGDHyper
     paper = "Alistarh et al., QSGD, NeurIPS 2017"
+    capabilities = Capabilities(on_device=True, takes_stale=True)
 
     @property
     def compressor(self) -> Compressor:

@@ -23,6 +23,7 @@ however unlike the clients are.
 import math
 
 from rayfl.methods.base import (
+    Capabilities,
     Context,
     Field,
     Finished,
@@ -69,13 +70,12 @@ class ScaffnewCarry(ScaffnewState, LocalCarry):
     """A client's carry."""
 
 
-class Scaffnew(FedAvg, on_device=True):
+class Scaffnew(FedAvg):
     """FedAvg of all clients, whose local steps follow g_i - h_i. Server: x."""
 
     hyper: ScaffnewHyper
     paper = "Mishchenko et al., ICML 2022"
-    own_compression = True
-    needs_everyone = True
+    capabilities = Capabilities(on_device=True, own_compression=True, needs_everyone=True)
 
     def plan(self, round: int, coin: float) -> Plan:
         # The coin c, uniform in [0, 1), has K - 1 >= n with probability (1 - p)^n. At p = 1 K is 1.

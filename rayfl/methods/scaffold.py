@@ -19,6 +19,7 @@ from typing import Literal, NotRequired
 
 from rayfl.methods.base import (
     Batch,
+    Capabilities,
     Context,
     Download,
     Field,
@@ -83,11 +84,12 @@ class ScaffoldServer(ModelState):
     control_variate: Tree  # c
 
 
-class Scaffold(GradientMethod, ModelServer, on_device=True, keeps_parts=True):
+class Scaffold(GradientMethod, ModelServer):
     """Down: x and c. Up: delta and c_i - c_i+."""
 
     hyper: ScaffoldHyper
     paper = "Karimireddy et al., ICML 2020"
+    capabilities = Capabilities(on_device=True, keeps_parts=True)
     gather = {"delta": WeightedMean(), "control_variate": Sum()}
 
     def plan(self, round: int, coin: float) -> Plan:

@@ -16,6 +16,7 @@ import torch
 
 from rayfl.compress.sign import votes_packet
 from rayfl.methods.base import (
+    Capabilities,
     Context,
     Download,
     Field,
@@ -57,12 +58,12 @@ class SignSGDServer(ExchangedModel):
     ties: torch.Tensor
 
 
-class SignSGD(DistributedGradient, ExchangedModelServer, on_device=True):
+class SignSGD(DistributedGradient, ExchangedModelServer):
     """Clients send signs, and the server sends back the majority of each."""
 
     hyper: SignSGDHyper
     paper = "Bernstein et al., signSGD, ICML 2018 (majority vote, Signum)"
-    own_compression = True
+    capabilities = Capabilities(on_device=True, own_compression=True)
     gather = {"signs": Sum()}
 
     def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> SignSGDState:

@@ -22,6 +22,7 @@ import torch
 
 from rayfl.methods.base import (
     Batch,
+    Capabilities,
     Context,
     Download,
     Field,
@@ -96,11 +97,12 @@ class STEMServer(ModelState):
     started: torch.Tensor  # whether there is a direction
 
 
-class STEM(Method, ModelServer, on_device=True):
+class STEM(Method, ModelServer):
     """Client: x_t and d_t. Server: their averages."""
 
     hyper: STEMHyper
     paper = "Khanduri et al., NeurIPS 2021"
+    capabilities = Capabilities(on_device=True)
     gather = {"delta": WeightedMean(), "direction": WeightedMean()}
 
     def plan(self, round: int, coin: float) -> Plan:

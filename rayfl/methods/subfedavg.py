@@ -24,7 +24,19 @@ Where the sources differ or are silent:
 
 from dataclasses import replace
 
-from rayfl.methods.base import Context, Field, Finished, FirstDraws, Message, Plan, Stage, Traits, Tree, tree
+from rayfl.methods.base import (
+    Capabilities,
+    Context,
+    Field,
+    Finished,
+    FirstDraws,
+    Message,
+    Plan,
+    Stage,
+    Traits,
+    Tree,
+    tree,
+)
 from rayfl.methods.shared import masks
 from rayfl.methods.shared.accuracy_gate import GATE, GatedCarry, GatedPruning, GateHyper
 from rayfl.methods.shared.masked_server import WEIGHTS, MaskedServer, weights_packet
@@ -58,11 +70,12 @@ class SubFedAvgCarry(GatedCarry):
     late: Tree  # m'', after the last one
 
 
-class SubFedAvg(GatedPruning, MaskedServer, on_device=True):
+class SubFedAvg(GatedPruning, MaskedServer):
     """Client: train, make two candidates for the mask, gate. Server: the mean over those that keep an entry."""
 
     hyper: SubFedAvgHyper
     paper = "Vahidian et al., ICDCSW 2021"
+    capabilities = Capabilities(on_device=True)
 
     def plan(self, round: int, coin: float) -> Plan:
         train = self.hyper.stage(round)

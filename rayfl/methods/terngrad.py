@@ -7,7 +7,7 @@ model (the paper sends the averaged gradient to workers with a copy of the model
 """
 
 from rayfl.compress.quantize import TernGrad as Ternary
-from rayfl.methods.base import Compressor, Field
+from rayfl.methods.base import Capabilities, Compressor, Field
 from rayfl.methods.shared.distributed_gradient import CompressedSGD, GradientStep
 
 
@@ -21,11 +21,12 @@ class TernGradHyper(GradientStep):
     )
 
 
-class TernGrad(CompressedSGD, on_device=True, takes_stale=True):
+class TernGrad(CompressedSGD):
     """Up: one byte for five entries and 4 bytes per tensor; unbiased unless clipped."""
 
     hyper: TernGradHyper
     paper = "Wen et al., TernGrad, NeurIPS 2017"
+    capabilities = Capabilities(on_device=True, takes_stale=True)
 
     @property
     def compressor(self) -> Compressor:

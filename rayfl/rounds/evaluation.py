@@ -51,7 +51,7 @@ their places."""
 
 def evaluate_model(setup: Setup, params: Tree, client: int, round: int, suffix: str = "") -> ClientResult:
     """The metrics of one client's model in a round; `suffix`: "" or `SUFFIX`."""
-    adapts = setup.method.personalized or bool(setup.method.eval_stages(round))
+    adapts = setup.method.capabilities.personalized or bool(setup.method.eval_stages(round))
     is_unseen = client in setup.unseen
     where = "unseen" if is_unseen else "own"
     own, trained_on = setup.partition.test[client], setup.partition.train[client]

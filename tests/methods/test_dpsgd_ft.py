@@ -57,6 +57,6 @@ def test_after_training_the_own_model_is_tuned():
 
 def test_three_workers_judge_the_same_mean_which_is_the_default():
     here = made("dpsgd_ft", HYPER, evaluation=EVALUATED)
-    assert here.peer_half.evaluated_from_mean
+    assert here.method.capabilities.evaluated_from_mean
     (records, _), (others, _) = play(here, InlineExecutor(here)), play(here, Shuffled(here))
     assert [record.metrics for record in records] == [record.metrics for record in others]

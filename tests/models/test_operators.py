@@ -313,12 +313,13 @@ def test_counting_draws_nothing():
 
 PLUGIN = """
 import torch
+from rayfl.methods.base import Capabilities
 from rayfl.methods.fedavg import FedAvg
 
 
 class Widths(FedAvg):
     paper = "a sub-model of the leading units, after HeteroFL (Diao, Ding, Tarokh, ICLR 2021)"
-    honours_retention = True
+    capabilities = Capabilities(honours_retention=True)
 
     def init_client(self, client, params, draws):
         return {"width": torch.tensor(client.retention_ratio)}

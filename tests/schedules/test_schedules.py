@@ -309,7 +309,7 @@ def test_every_method_is_refused_or_runs():
     from rayfl.methods.base import Method, PeerHalf
 
     for name, kind in named(Method).items():
-        if kind.takes_stale and not issubclass(kind, PeerHalf):
+        if kind.capabilities.takes_stale and not issubclass(kind, PeerHalf):
             play(here("buffered", name, rounds=2, evaluation={"every": 0}))
         else:
             with refused(names=["schedule", kind.__name__]):

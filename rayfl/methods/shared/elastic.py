@@ -24,6 +24,7 @@ import torch
 from rayfl.compress.values import ValueType
 from rayfl.methods.base import (
     Batch,
+    Capabilities,
     Carry,
     Context,
     Delivered,
@@ -66,7 +67,7 @@ class ElasticHyper(HyperParameters):
     )
 
 
-class Elastic(Wrapping, on_device=True, keeps_parts=True):
+class Elastic(Wrapping):
     """The inner method's `delta`, entry by entry times zeta in [tau, 1 + tau].
 
     With `every` above 1 the server keeps the last Omega that arrived. `factors="mean"` is a control of ours: the mean
@@ -77,6 +78,7 @@ class Elastic(Wrapping, on_device=True, keeps_parts=True):
 
     hyper: ElasticHyper
     paper = "Chen et al., CVPR 2023"
+    capabilities = Capabilities(on_device=True, keeps_parts=True)
     splits = {"heldout": 0.1}
     own_stages = (SENSITIVITY,)
     own_names = frozenset((SENSITIVITY,))
@@ -84,17 +86,18 @@ class Elastic(Wrapping, on_device=True, keeps_parts=True):
     # Any: see Method.
     def __init__(self, inner: Method, hyper: HyperParameters | None = None, **settings: Any) -> None:
         super().__init__(inner, hyper, **settings)
-        if isinstance(inner.gather.get("delta", Relay()), Relay) or inner.needs_everyone:
+        if isinstance(inner.gather.get("delta", Relay()), Relay) or inner.capabilities.needs_everyone:
             raise RayflError(
                 f"elastic rescales the delta that a server aggregates, and {type(inner).__name__} has none, or "
                 "needs it unchanged; remove it"
             )
-        if self.sees_all:
+        if self.capabilities.sees_all:
             raise RayflError(
                 "elastic sends a message that a wrapper inside it must see and cannot; list elastic before that "
                 "wrapper, or remove it"
             )
-        self.gather, self.hands_over_trees = {**inner.gather, SENSITIVITY: WeightedMean()}, False
+        self.gather = {**inner.gather, SENSITIVITY: WeightedMean()}
+        self.capabilities = self.capabilities.but(hands_over_trees=False)
 
     def plan(self, round: int, coin: float) -> Plan:
         plan = self.inner.plan(round, coin)

@@ -236,7 +236,7 @@ def test_dropout_is_off_while_sensitivity_is_measured():
 DELTA_METHODS = [
     name
     for name, kind in named(Method).items()
-    if not (issubclass(kind, PeerHalf) or isinstance(kind.gather, property) or kind.needs_everyone)
+    if not (issubclass(kind, PeerHalf) or isinstance(kind.gather, property) or kind.capabilities.needs_everyone)
     and "delta" in kind.gather
 ]
 
