@@ -100,7 +100,7 @@ def plain(draws: Draws) -> Tables:
         "output": {"report": False, "track": []},
     }
     if kind.capabilities.uses_graph or (kind.gather and issubclass(kind, PeerHalf)):
-        found["topology"] = {"name": "ring", **({"weights": "metropolis"} if getattr(kind, "symmetric", False) else {})}
+        found["topology"] = {"name": "ring", **({"weights": "metropolis"} if kind.capabilities.symmetric else {})}
     return deepcopy(found)
 
 

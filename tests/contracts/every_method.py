@@ -91,7 +91,7 @@ def experiment(name: str, **options: Any) -> Experiment:
     kind = named(Method)[name]
     if kind.capabilities.uses_graph or (kind.gather and issubclass(kind, PeerHalf)):
         # Weights that keep the mean, where a method needs them, whoever is away.
-        kept = getattr(kind, "symmetric", False)
+        kept = kind.capabilities.symmetric
         tables.setdefault("topology", {"name": "ring", "weights": "metropolis"} if kept else "ring")
     return Experiment(**tables)
 
