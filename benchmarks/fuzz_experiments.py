@@ -99,8 +99,9 @@ def plain(draws: Draws) -> Tables:
         "runtime": {"engine": "loop"},
         "output": {"report": False, "track": []},
     }
-    if kind.capabilities.uses_graph or (kind.gather and issubclass(kind, PeerHalf)):
-        found["topology"] = {"name": "ring", **({"weights": "metropolis"} if kind.capabilities.symmetric else {})}
+    can = kind.capabilities
+    if can.uses_graph or (kind.gather and issubclass(kind, PeerHalf)):
+        found["topology"] = {"name": "ring", **({"weights": "metropolis"} if can.symmetric else {})}
     return deepcopy(found)
 
 

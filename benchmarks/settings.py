@@ -72,7 +72,7 @@ SETTINGS: Mapping[str, Sequence[Any]] = {
     "evaluation.train": [True],
     "evaluation.masks": [True],
     "runtime.precision": ["bf16"],
-    "method.elastic": [True],
+    "wrap": ["elastic"],
 }
 """Settings outside `[method]`, with values that are tried until one changes the run."""
 

@@ -204,7 +204,7 @@ def cases() -> Iterator[tuple[str, Callable[[], Hashes]]]:
     for name in ("fedavg", "scaffold", "fedopt"):
         yield (
             f"elastic {name}",
-            lambda name=name: inline(experiment(name, method={"name": name, "elastic": True})),
+            lambda name=name: inline(experiment(name, method={"name": name}, wrap="elastic")),
         )
     for name in (*SERVERS, *PEERS):
         for fault, clients in FAULTS.items():

@@ -23,7 +23,6 @@ from rayfl.data.partition import PartitionScheme
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.unknown_keys import CHOSEN, LISTED
 from rayfl.methods.base import Method, PeerHalf
-from rayfl.methods.shared.elastic import ElasticHyper
 from rayfl.metrics.base import Metric
 from rayfl.metrics.fairness import is_summary
 from rayfl.models.base import Architecture
@@ -38,6 +37,7 @@ from rayfl.settings import Settings
 from rayfl.tasks.base import Task
 from rayfl.topology.graphs import Topology
 from rayfl.wrappers.base import Wrapper
+from rayfl.wrappers.elastic import ElasticHyper
 
 ROOT = Path(__file__).resolve().parents[2]
 METHODS = "reference/methods"

@@ -298,7 +298,7 @@ def split_data(experiment: Experiment, dataset: Dataset) -> tuple[Dataset, Parti
         )
     generator = seeding.generator(experiment.seed, purpose="partition")
     partition = experiment.partition.split(dataset, experiment.clients.count, generator)
-    defaults = {key: share for one in (experiment.method, *experiment.wrap) for key, share in one.splits.items()}
+    defaults = {key: share for one in (experiment.method.kind, *experiment.wrap) for key, share in one.splits.items()}
     ratios = {
         "validation": experiment.splits.validation_ratio,
         "heldout": experiment.splits.heldout_ratio,

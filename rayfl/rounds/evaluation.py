@@ -7,7 +7,7 @@ training, over those that trained in the round), `personal_pooled/accuracy` and
 on all training examples), `own_train/accuracy` and `own_train_after_training/accuracy` (each client's model on those
 that it trains on).
 
-Unseen clients (`clients.unseen`) take part in no round and are evaluated as new clients. `Capabilities.newcomer` says what
+Unseen clients (`clients.unseen`) take part in no round and are evaluated as new. `Capabilities.newcomer` says what
 the method does for such a client; nothing of that is kept, sent or billed. Their metrics have `unseen...` in place of
 `own...`: `unseen_after_training/accuracy` is measured right after the local work of their first round. If new clients
 adapt the global model or train a model of their own, `unseen_before_adapting/accuracy` is that of the global model

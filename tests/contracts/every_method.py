@@ -13,12 +13,12 @@ from rayfl.experiment.prepare import prepare
 from rayfl.methods.base import Method, PeerHalf, ServerHalf
 from rayfl.methods.dispfl import DisPFL
 from rayfl.methods.scaffold import Scaffold
-from rayfl.methods.shared.elastic import Elastic
 from rayfl.rounds.ledger import RoundRecord
 from rayfl.rounds.rounds import RunState
 from rayfl.rounds.setup import Setup
 from rayfl.testing.executors import play
 from rayfl.topology.graphs import FullyConnected
+from rayfl.wrappers.elastic import Elastic
 from tests.contracts.seams import quadratic
 
 # Any: an experiment's tables.
@@ -89,9 +89,10 @@ def experiment(name: str, **options: Any) -> Experiment:
     }
     tables["clients"] = {"count": 6, **options.get("clients", {})}
     kind = named(Method)[name]
-    if kind.capabilities.uses_graph or (kind.gather and issubclass(kind, PeerHalf)):
+    can = kind.capabilities
+    if can.uses_graph or (kind.gather and issubclass(kind, PeerHalf)):
         # Weights that keep the mean, where a method needs them, whoever is away.
-        kept = kind.capabilities.symmetric
+        kept = can.symmetric
         tables.setdefault("topology", {"name": "ring", "weights": "metropolis"} if kept else "ring")
     return Experiment(**tables)
 

@@ -232,4 +232,4 @@ def test_fedu_needs_a_graph_and_other_server_methods_refuse_one():
     with refused(names=["server", "FedU", "remove"]):
         from rayfl.experiment.prepare import prepare
 
-        prepare(experiment("fedu", method={"name": "fedu", "elastic": True}))
+        prepare(experiment("fedu", wrap="elastic"))

@@ -173,7 +173,7 @@ def test_what_keeps_clients_or_steps_away_is_refused(key: str, value: Any):
         ({"wrap": ["clip"]}, ["wrap", "clip", "own way"]),
         # With another mean than the plain one the sum of the h_i would not stay 0.
         ({"wrap": ["coordinate-median"]}, ["wrap", "coordinate-median", "the mean of all"]),
-        ({"method": {"name": "scaffnew", "elastic": True}}, ["elastic", "unchanged", "remove"]),
+        ({"wrap": "elastic"}, ["elastic", "unchanged", "remove"]),
     ],
 )
 def test_what_changes_messages_is_refused(tables: dict[str, Any], names: list[str]):

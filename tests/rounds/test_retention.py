@@ -17,11 +17,11 @@ from rayfl.compress.structured import Structured
 from rayfl.compress.ternary import Ternary
 from rayfl.methods.base import Method
 from rayfl.methods.fedscr import FedSCR
-from rayfl.methods.shared.elastic import Elastic
 from rayfl.rounds.setup import Setup
 from rayfl.testing.executors import play
 from rayfl.testing.watching import watched
 from rayfl.topology.graphs import Ring
+from rayfl.wrappers.elastic import Elastic
 from tests.contracts.seams.quadratic import Quadratic, setup
 from tests.refusals import refused
 

@@ -9,9 +9,9 @@ from rayfl.methods.dispfl import DisPFL
 from rayfl.methods.fedavg import FedAvg
 from rayfl.methods.fedfomo import FedFomo
 from rayfl.methods.scaffold import Scaffold
-from rayfl.methods.shared.elastic import Elastic
 from rayfl.rounds.setup import Setup
 from rayfl.testing.executors import play
+from rayfl.wrappers.elastic import Elastic
 from tests.contracts.seams.closed_form import TENSORS, batches, flat, points, start
 from tests.contracts.seams.quadratic import HELDOUT, Quadratic, setup
 from tests.contracts.seams.ways import Way

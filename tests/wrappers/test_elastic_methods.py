@@ -13,9 +13,9 @@ import pytest
 
 import rayfl.methods
 from rayfl.determinism import seeding
-from rayfl.methods.shared.elastic import Elastic
 from rayfl.rounds.setup import Setup
 from rayfl.testing.executors import play
+from rayfl.wrappers.elastic import Elastic
 from tests.contracts.seams.closed_form import TENSORS, flat, points
 from tests.contracts.seams.quadratic import HELDOUT
 from tests.methods.averaging import (
