@@ -68,7 +68,7 @@ _OF_EXCHANGES = ("topology", "uplink", "downlink", "clients.uplink_mbps", "clien
 
 
 class Method(Kind, ABC):
-    """The client's half. A built-in method has the name of its file in rayfl/methods/, which holds one class."""
+    """The client's half. A built-in method has the name of its file below rayfl/methods/, which holds one class."""
 
     label = "method"
     package = "rayfl.methods"
@@ -100,7 +100,7 @@ class Method(Kind, ABC):
         if "Hyper" not in vars(cls) and isinstance(settings, type):
             cls.Hyper = settings
         room, _, file = cls.__module__.rpartition(".")
-        if room == cls.package:
+        if f"{room}.".startswith(f"{cls.package}.") and room != f"{cls.package}.shared":
             cls.name = file
 
     task: BoundTask

@@ -126,7 +126,7 @@ def test_fedavg_ft_is_wrapped_with_its_fine_tuning():
 
 
 def test_no_method_knows_of_elastic():
-    files = list(Path(rayfl.methods.__path__[0]).glob("*.py"))
+    files = list(Path(rayfl.methods.__path__[0]).rglob("*.py"))
     assert len(files) > 6
     for file in files:
         imports = [line for line in file.read_text(encoding="utf-8").splitlines() if "import" in line]
