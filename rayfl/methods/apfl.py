@@ -34,11 +34,11 @@ from rayfl.methods.base import (
     Stage,
     Traits,
     Tree,
-    inner,
     tree,
 )
 from rayfl.methods.fedavg import FedAvg
 from rayfl.methods.shared.local_training import LocalCarry, LocalTraining, OwnModel
+from rayfl.task import inner
 
 
 class APFLHyper(LocalTraining):

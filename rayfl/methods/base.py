@@ -4,6 +4,10 @@ A method is pure: every function takes states and returns new ones, keeps nothin
 from `ctx.generator` alone. One class implements `Method` and exactly one of `ServerHalf` and `PeerHalf`.
 Sign everywhere: `delta = x_received - x_trained`, a descent direction.
 
+A plug-in's author imports from here what nearly every method needs, from other modules too, so as to know one place:
+what hooks take and return, ways to gather, trees, settings, and packets of a number or a count. A codec, or a packet
+that only a few methods make, comes from its own module.
+
 States and carries are dictionaries of tensors. A method declares each of its own as a `TypedDict`, which is a plain
 dictionary when it runs, and annotates its hooks with it: pyright then finds a misspelt key. A method that extends
 another's state or carry inherits from its `TypedDict`.
@@ -11,22 +15,20 @@ another's state or carry inherits from its `TypedDict`.
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
 from rayfl import tree
 from rayfl.choices.kinds import Kind
-from rayfl.compress.base import Codec, Compressor, Message, Packet, message_bits, shapes_of
+from rayfl.compress.base import Compressor, Message, Packet
 from rayfl.compress.dense import Dense
-from rayfl.compress.masks import known_support_packet, mask_packet
 from rayfl.compress.scalar import count_packet, scalar_packet
-from rayfl.compress.sparse import sparse_packet
 from rayfl.data.batches import Batch
 from rayfl.determinism.seeding import FirstDraws
 from rayfl.errors import RayflError
-from rayfl.gather import Aggregate, Collect, ElementwiseMean, Gather, Handle, Received, Relay, Sum, WeightedMean
+from rayfl.gather import Aggregate, Collect, ElementwiseMean, Gather, Received, Relay, Sum, WeightedMean
 from rayfl.methods.capabilities import Capabilities
 from rayfl.methods.hook_types import (
     Carry,
@@ -37,10 +39,8 @@ from rayfl.methods.hook_types import (
     HyperParameters,
     Metrics,
     ModelState,
-    Newcomer,
     Plan,
     Reply,
-    Split,
     Stage,
     Trees,
     UplinkMemory,
@@ -48,12 +48,11 @@ from rayfl.methods.hook_types import (
     Work,
     compressed,
     contracting,
-    encode_broadcast,
     uncompressed,
 )
 from rayfl.population.client import Traits
 from rayfl.settings import unused_with
-from rayfl.task import BoundTask, NetworkTask, inner
+from rayfl.task import BoundTask
 from rayfl.topology.graphs import Topology
 from rayfl.tree import Difference, State, Tree
 

@@ -21,6 +21,7 @@ Where paper and code differ or leave something open:
 from dataclasses import replace
 from typing import Literal, NotRequired
 
+from rayfl.compress.sparse import sparse_packet
 from rayfl.methods.base import (
     Batch,
     Capabilities,
@@ -37,7 +38,6 @@ from rayfl.methods.base import (
     State,
     Traits,
     Tree,
-    sparse_packet,
     unused_with,
 )
 from rayfl.methods.shared import masks

@@ -25,6 +25,7 @@ from typing import TypedDict, cast
 
 import torch
 
+from rayfl.gather import Handle
 from rayfl.methods.base import (
     Batch,
     Capabilities,
@@ -32,7 +33,6 @@ from rayfl.methods.base import (
     Dense,
     Field,
     Finished,
-    Handle,
     Message,
     ModelState,
     Plan,

@@ -22,6 +22,7 @@ f_i + lam / D mean_a ||R(a) - C_{y(a)}||^2 over its examples a; the term is 0 fo
 
 import torch
 
+from rayfl.compress.masks import known_support_packet, mask_packet
 from rayfl.methods.base import (
     Batch,
     Capabilities,
@@ -39,8 +40,6 @@ from rayfl.methods.base import (
     State,
     Sum,
     Tree,
-    known_support_packet,
-    mask_packet,
 )
 from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, LocalTraining, OwnModel, Weighting
 

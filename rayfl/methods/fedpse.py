@@ -33,6 +33,7 @@ from typing import Literal, NotRequired, TypedDict
 import numpy as np
 import torch
 
+from rayfl.compress.base import shapes_of
 from rayfl.compress.sparse import Scope, SparseCodec, TopK, sparse_packet, top_k_support
 from rayfl.methods.base import (
     Capabilities,
@@ -54,7 +55,6 @@ from rayfl.methods.base import (
     Tree,
     WeightedMean,
     count_packet,
-    shapes_of,
     tree,
 )
 from rayfl.methods.shared import masks

@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from pydantic import Field, model_validator
 
+from rayfl.compress.base import shapes_of
 from rayfl.compress.structured import Scores, Structured, StructuredCodec
 from rayfl.methods.base import (
     BoundTask,
@@ -47,7 +48,6 @@ from rayfl.methods.base import (
     Tree,
     WeightedMean,
     scalar_packet,
-    shapes_of,
     tree,
     unused_with,
 )

@@ -14,6 +14,7 @@ the paper's partial sum, in the cheapest of the three forms of shared/broadcasts
 The sign is ours: delta_i is x minus the trained model, so C is subtracted.
 """
 
+from rayfl.compress.base import shapes_of
 from rayfl.compress.sparse import Scope
 from rayfl.compress.ternary import Ternary, TernaryCodec
 from rayfl.methods.base import (
@@ -28,7 +29,6 @@ from rayfl.methods.base import (
     Traits,
     Tree,
     WeightedMean,
-    shapes_of,
     tree,
 )
 from rayfl.methods.shared import masks

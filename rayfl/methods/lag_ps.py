@@ -27,9 +27,9 @@ from rayfl.methods.base import (
     Reply,
     Traits,
     Tree,
-    encode_broadcast,
     tree,
 )
+from rayfl.methods.hook_types import encode_broadcast
 from rayfl.methods.lag import LAG, NEVER_LAZY, Known, LAGHyper, LAGServer
 from rayfl.methods.shared.distributed_gradient import GradientCarry
 

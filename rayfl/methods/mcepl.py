@@ -32,6 +32,7 @@ from typing import NotRequired
 import numpy as np
 import torch
 
+from rayfl.compress.masks import mask_packet
 from rayfl.methods.base import (
     Capabilities,
     Context,
@@ -43,7 +44,6 @@ from rayfl.methods.base import (
     Traits,
     Tree,
     WeightedMean,
-    mask_packet,
     tree,
 )
 from rayfl.methods.shared.distributed_gradient import GradientCarry

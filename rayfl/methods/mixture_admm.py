@@ -50,11 +50,11 @@ from rayfl.methods.base import (
     Tree,
     UplinkMemory,
     compressed,
-    inner,
     tree,
     unused_with,
 )
 from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, LocalWork, OwnModel
+from rayfl.task import inner
 
 
 class MixtureADMMHyper(LocalWork):

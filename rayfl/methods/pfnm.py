@@ -35,7 +35,6 @@ from rayfl.methods.base import (
     KeptModel,
     Metrics,
     ModelState,
-    NetworkTask,
     Plan,
     RayflError,
     Received,
@@ -43,6 +42,7 @@ from rayfl.methods.base import (
     Tree,
 )
 from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, LocalWork
+from rayfl.task import NetworkTask
 
 Layer = tuple[np.ndarray, np.ndarray]
 """Weights [out, in] and biases [out] of one layer."""

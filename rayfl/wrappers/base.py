@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from rayfl.choices.kinds import Choice
+from rayfl.compress.base import shapes_of
 from rayfl.methods.base import (
     Capabilities,
     Carry,
@@ -28,7 +29,6 @@ from rayfl.methods.base import (
     Traits,
     Tree,
     Trees,
-    shapes_of,
 )
 from rayfl.methods.shared.wrapper import Wrapping, WrappingClients, WrappingPeers
 from rayfl.rounds.check_hooks import A_STATE, checked, is_state
