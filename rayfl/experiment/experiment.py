@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, PlainSerializer, ValidationInfo, field_validator, model_validator
 
+from rayfl import toml
 from rayfl.choices import plugins
 from rayfl.choices.kinds import TO_TABLE, as_table, find, from_table, known, reference
 from rayfl.compress.base import Compressor
@@ -15,7 +16,6 @@ from rayfl.compress.dense import Dense
 from rayfl.data.datasets import Source
 from rayfl.data.partition import PartitionScheme
 from rayfl.errors import RayflError, UnknownKey
-from rayfl.experiment import toml
 from rayfl.experiment.report_options import ReportOptions
 from rayfl.experiment.runtime import Runtime
 from rayfl.experiment.table import LONGEST_NAME, read_table, with_overrides
