@@ -50,9 +50,9 @@ import torch
 from rayfl import Experiment
 from rayfl.experiment.prepare import prepare
 from rayfl.methods.base import Capabilities, Method
-from rayfl.methods.fedavg import FedAvg
-from rayfl.methods.dpsgd import DPSGD
-from rayfl.methods.fedscr import FedSCR
+from rayfl.methods.server.fedavg import FedAvg
+from rayfl.methods.peers.dpsgd import DPSGD
+from rayfl.methods.compressed.fedscr import FedSCR
 from rayfl.methods.shared.local_training import LocalWork
 from rayfl.metrics.base import Metric
 from rayfl.rounds.errors import MethodError

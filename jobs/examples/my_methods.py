@@ -23,7 +23,7 @@ from rayfl.methods.base import (
     scalar_packet,
     tree,
 )
-from rayfl.methods.fedavg import FedAvg
+from rayfl.methods.server.fedavg import FedAvg
 from rayfl.methods.shared.local_training import LocalCarry, LocalTraining
 
 

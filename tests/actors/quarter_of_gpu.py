@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 
 from rayfl.methods.base import Capabilities, Context, Finished, State
-from rayfl.methods.fedavg import FedAvg
+from rayfl.methods.server.fedavg import FedAvg
 from rayfl.methods.shared.local_training import LocalCarry
 from tests.pretended_gpu import PretendedGpu, with_autograd
 

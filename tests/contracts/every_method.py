@@ -11,8 +11,8 @@ from rayfl.choices.kinds import find, named
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare
 from rayfl.methods.base import Method, PeerHalf, ServerHalf
-from rayfl.methods.dispfl import DisPFL
-from rayfl.methods.scaffold import Scaffold
+from rayfl.methods.masks.dispfl import DisPFL
+from rayfl.methods.server.scaffold import Scaffold
 from rayfl.rounds.ledger import RoundRecord
 from rayfl.rounds.rounds import RunState
 from rayfl.rounds.setup import Setup

@@ -17,8 +17,8 @@ from rayfl.compress.sparse import TopK
 from rayfl.data.batches import Batch
 from rayfl.data.transfer import PAGE
 from rayfl.methods.base import Capabilities, Carry, Context, Finished, Method
-from rayfl.methods.fedavg import FedAvg
-from rayfl.methods.scaffold import Scaffold
+from rayfl.methods.server.fedavg import FedAvg
+from rayfl.methods.server.scaffold import Scaffold
 from rayfl.methods.shared.local_training import LocalCarry
 from rayfl.models.flops import Uses
 from rayfl.rounds import client_round

@@ -13,8 +13,8 @@ from rayfl.compress.sparse import TopK
 from rayfl.data.sources.arrays import Arrays
 from rayfl.experiment.experiment import Experiment
 from rayfl.methods.base import Method, PeerHalf
-from rayfl.methods.fedavg import FedAvg
-from rayfl.methods.scaffold import Scaffold
+from rayfl.methods.server.fedavg import FedAvg
+from rayfl.methods.server.scaffold import Scaffold
 from rayfl.run_directory.record import read_run
 from rayfl.wrappers.elastic import Elastic
 from tests.actors.toys import assert_same_run

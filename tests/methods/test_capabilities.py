@@ -8,9 +8,9 @@ import pytest
 from rayfl.choices.kinds import find
 from rayfl.methods.base import Capabilities, Method
 from rayfl.methods.capabilities import RULES, Rule, rules
-from rayfl.methods.dpsgd import DPSGD
-from rayfl.methods.fedavg import FedAvg
-from rayfl.methods.moon import MOON
+from rayfl.methods.peers.dpsgd import DPSGD
+from rayfl.methods.server.fedavg import FedAvg
+from rayfl.methods.server.moon import MOON
 from rayfl.methods.shared.local_training import GradientMethod, OwnModel
 from rayfl.methods.shared.wrapper import Wrapping
 from tests.contracts.seams.quadratic import Quadratic
@@ -105,7 +105,7 @@ def test_a_wrapper_has_what_the_settings_of_the_method_change():
 )
 def test_a_capability_elsewhere_is_refused_with_the_new_line(head: str, body: str, tmp_path: Path):
     file = tmp_path / "mine.py"
-    file.write_text(f"from rayfl.methods.fedavg import FedAvg\n\n{head}\n{body}\n")
+    file.write_text(f"from rayfl.methods.server.fedavg import FedAvg\n\n{head}\n{body}\n")
     with refused(names=["mine.py", "Mine", "on_device", "capabilities = Capabilities(on_device=...)"]):
         find(Method, f"{file}:Mine")
 
@@ -116,7 +116,7 @@ def test_a_capability_elsewhere_is_refused_with_the_new_line(head: str, body: st
 )
 def test_other_capabilities_are_refused(given: str, names: list[str], tmp_path: Path):
     file = tmp_path / "mine.py"
-    start = "from rayfl.methods.base import Capabilities\nfrom rayfl.methods.fedavg import FedAvg\n\n"
+    start = "from rayfl.methods.base import Capabilities\nfrom rayfl.methods.server.fedavg import FedAvg\n\n"
     file.write_text(f"{start}class Mine(FedAvg):\n    capabilities = {given}\n")
     with refused(names=["mine.py", *names]):
         find(Method, f"{file}:Mine")

@@ -10,10 +10,10 @@ import pytest
 import rayfl.methods
 from rayfl.choices.kinds import find, named
 from rayfl.methods.base import Method
-from rayfl.methods.fedavg import FedAvg
+from rayfl.methods.server.fedavg import FedAvg
 
 NEW_METHOD = '''
-from rayfl.methods.fedavg import FedAvg
+from rayfl.methods.server.fedavg import FedAvg
 
 LIMIT = 3
 

@@ -17,7 +17,7 @@ from torch.nn.utils import parametrizations, prune, spectral_norm, weight_norm
 from rayfl import Experiment, tree
 from rayfl.errors import log_once
 from rayfl.experiment.prepare import prepare
-from rayfl.methods.fedavg import FedAvg
+from rayfl.methods.server.fedavg import FedAvg
 from rayfl.models import flops
 from rayfl.models.text import CharLSTM
 from rayfl.rounds.check_setup import check_setup
@@ -314,7 +314,7 @@ def test_counting_draws_nothing():
 PLUGIN = """
 import torch
 from rayfl.methods.base import Capabilities
-from rayfl.methods.fedavg import FedAvg
+from rayfl.methods.server.fedavg import FedAvg
 
 
 class Widths(FedAvg):

@@ -11,8 +11,8 @@ from rayfl.compress.scalar import count_packet
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare
 from rayfl.methods.base import Finished, Reply
-from rayfl.methods.dpsgd import DPSGD
-from rayfl.methods.fedavg import FedAvg
+from rayfl.methods.peers.dpsgd import DPSGD
+from rayfl.methods.server.fedavg import FedAvg
 from rayfl.rounds.errors import HookError, MethodError
 from rayfl.rounds.setup import Setup
 from rayfl.testing.executors import play

@@ -10,7 +10,7 @@ import torch
 
 from rayfl.choices.kinds import find
 from rayfl.methods.base import Capabilities, Carry, Context, Finished, ModelState, State, Tree
-from rayfl.methods.fedavg import FedAvg
+from rayfl.methods.server.fedavg import FedAvg
 from rayfl.rounds.evaluate_round import personal_models
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.model_sums import model_sums, values

@@ -16,7 +16,7 @@ from rayfl.compress.sparse import TopK, kept_entries
 from rayfl.compress.structured import Structured
 from rayfl.compress.ternary import Ternary
 from rayfl.methods.base import Method
-from rayfl.methods.fedscr import FedSCR
+from rayfl.methods.compressed.fedscr import FedSCR
 from rayfl.rounds.setup import Setup
 from rayfl.testing.executors import play
 from rayfl.testing.watching import watched

@@ -24,7 +24,7 @@ from rayfl.methods.base import (
     Tree,
     Work,
 )
-from rayfl.methods.fedavg import FedAvg
+from rayfl.methods.server.fedavg import FedAvg
 from rayfl.methods.shared.local_training import LocalCarry
 from rayfl.rounds.engines import LocalTask
 from rayfl.rounds.errors import MethodError

@@ -12,7 +12,7 @@ import pytest
 from jobs.single import run
 from rayfl.choices.kinds import find, named
 from rayfl.experiment.prepare import prepare
-from rayfl.methods.fedavg import FedAvg
+from rayfl.methods.server.fedavg import FedAvg
 from rayfl.report.figures import sections
 from rayfl.report.groups import groups
 from rayfl.rounds.errors import HookError, MethodError

@@ -18,7 +18,7 @@ from rayfl.experiment.prepare import prepare
 from rayfl.experiment.table import read_table
 from rayfl.gather import Aggregate
 from rayfl.methods.base import Method, PeerHalf, Stage
-from rayfl.methods.fedavg import FedAvg
+from rayfl.methods.server.fedavg import FedAvg
 from rayfl.rounds.setup import Setup
 from rayfl.wrappers.elastic import Elastic, ElasticAggregation, ElasticHyper
 from tests.bound_tasks import classification

@@ -33,8 +33,8 @@ from tests.methods.averaging import (
     share,
     untouched,
 )
-from tests.methods.test_perfedavg import meta_trained
-from tests.methods.test_pfedme import global_path
+from tests.methods.personal.test_perfedavg import meta_trained
+from tests.methods.personal.test_pfedme import global_path
 from tests.population.fates import with_fate
 
 MEMORY, FLOOR, ROUNDS = 0.8, 0.25, 6

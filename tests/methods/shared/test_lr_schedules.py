@@ -11,7 +11,7 @@ from rayfl.choices.kinds import named
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare
 from rayfl.methods.base import Method
-from rayfl.methods.dispfl import DisPFLHyper
+from rayfl.methods.masks.dispfl import DisPFLHyper
 from rayfl.methods.shared.distributed_gradient import GradientStep
 from rayfl.methods.shared.local_training import LearningRate
 from rayfl.rounds.rounds import RunState

@@ -17,7 +17,7 @@ import rayfl
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare
 from rayfl.methods.base import Batch, Capabilities, Stage
-from rayfl.methods.fedavg import FedAvg
+from rayfl.methods.server.fedavg import FedAvg
 from rayfl.methods.shared.local_training import LocalCarry
 from rayfl.methods.shared.own_parts import OwnParts
 from rayfl.rounds import downlinks

@@ -10,8 +10,8 @@ import pytest
 from rayfl.compress.dense import Dense
 from rayfl.determinism.seeding import LazyGenerator
 from rayfl.methods.base import Context, Method, PeerHalf, Plan, ServerHalf, Stage, Work
-from rayfl.methods.fedavg import FedAvg
-from rayfl.methods.local import Local
+from rayfl.methods.personal.local import Local
+from rayfl.methods.server.fedavg import FedAvg
 from rayfl.methods.shared.wrapper import Wrapping, WrappingClients, WrappingPeers
 from tests.contracts.seams.quadratic import Quadratic
 from tests.refusals import refused
