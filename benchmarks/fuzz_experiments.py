@@ -99,8 +99,9 @@ def plain(draws: Draws) -> Tables:
         "runtime": {"engine": "loop"},
         "output": {"report": False, "track": []},
     }
-    if kind.uses_graph or (kind.gather and issubclass(kind, PeerHalf)):
-        found["topology"] = {"name": "ring", **({"weights": "metropolis"} if getattr(kind, "symmetric", False) else {})}
+    can = kind.capabilities
+    if can.uses_graph or (kind.gather and issubclass(kind, PeerHalf)):
+        found["topology"] = {"name": "ring", **({"weights": "metropolis"} if can.symmetric else {})}
     return deepcopy(found)
 
 
@@ -122,7 +123,7 @@ def additions(draws: Draws) -> list[Addition]:
         maybe("selection", choices.SELECTIONS, 0.35)
         maybe("wrap", choices.WRAPPERS, 0.4)
         maybe("wrap", choices.WRAPPERS, 0.15, key=" again")
-    if kind.uses_graph or (kind.gather and is_peer):
+    if kind.capabilities.uses_graph or (kind.gather and is_peer):
         maybe("topology", choices.TOPOLOGIES, 0.8, stage=0)
         maybe("topology.weights", ("metropolis",), 0.3)
     maybe("model", choices.MODELS, 0.6, stage=0)

@@ -72,7 +72,7 @@ SETTINGS: Mapping[str, Sequence[Any]] = {
     "evaluation.train": [True],
     "evaluation.masks": [True],
     "runtime.precision": ["bf16"],
-    "method.elastic": [True],
+    "wrap": ["elastic"],
 }
 """Settings outside `[method]`, with values that are tried until one changes the run."""
 
@@ -185,7 +185,7 @@ def tables(name: str) -> dict[str, Any]:
         "runtime": {"executor": "inline", "engine": "loop"},
         **TABLES.get(name, {}),
     }
-    if kind.uses_graph or (kind.gather and issubclass(kind, PeerHalf)):
+    if kind.capabilities.uses_graph or (kind.gather and issubclass(kind, PeerHalf)):
         found["topology"] = {"name": "erdos-renyi", "p": 0.6}
     return found
 

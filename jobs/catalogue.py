@@ -95,7 +95,7 @@ def for_newcomers(method: type[Method]) -> str:
         "model": f"An unseen client takes the global model{', and adapts it' * adapts} before it is evaluated.",
         "round": "An unseen client downloads, does the local work of one round, sends nothing, and is then evaluated.",
         "undefined": "It has no model for an unseen client.",
-    }[method.for_newcomers()]
+    }[str(method.capabilities.newcomer)]
 
 
 def what_it_is(found: Anything) -> str:

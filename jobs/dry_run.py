@@ -85,8 +85,9 @@ class DrySetup(Setup):
     def has_fixed_sizes(self) -> bool:
         """Whether the sizes of messages do not depend on their values."""
         method, is_dense = self.method, isinstance(self.uplink, Dense) and isinstance(self.downlink, Dense)
-        free = method.own_compression or method.may_be_silent or type(method).has_work is not Method.has_work
-        return is_dense and method.hands_over_trees and not free
+        can = method.capabilities
+        free = can.own_compression or can.may_be_silent or type(method).has_work is not Method.has_work
+        return is_dense and can.hands_over_trees and not free
 
 
 def foresee(experiment: Experiment, shown: display.Display) -> None:

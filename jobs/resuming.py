@@ -170,7 +170,7 @@ def _require_more_rounds(before: Run, experiment: Experiment) -> None:
         len(before.rounds)
         and rounds != planned
         and (
-            method.kind.depends_on_num_rounds
+            method.kind.capabilities.depends_on_num_rounds
             or method.hyper.for_num_rounds(rounds) != method.hyper.for_num_rounds(planned)
         )
     ):

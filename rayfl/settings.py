@@ -97,6 +97,14 @@ class Settings(BaseModel):
                 raise UnusedSetting(f"={shown(getattr(table, name))} does nothing {why}; remove it", (*tables, name))
         return self
 
+    # Any: values of fields.
+    def settle(self, **values: Any) -> None:
+        """Give fields values that follow from the others; only a validator may, before anybody has read them.
+
+        The settings are then complete wherever they are shown, compared or saved.
+        """
+        vars(self).update(values)
+
     def is_given(self, name: str) -> bool:
         """Whether a setting differs from its default. A default value that is written out is harmless."""
         default = type(self).model_fields[name].get_default(call_default_factory=True)

@@ -81,7 +81,7 @@ class BoundTask(ABC):
     def loss_and_features(self, params: Tree, batch: Batch, training: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
         """The mean loss, a scalar, and the representation of each example, float32 [batch, D]: the input of `head`.
 
-        training: False for the evaluation mode. Both can be differentiated. See `Method.needs_features`.
+        training: False for the evaluation mode. Both can be differentiated. See `Capabilities.needs_features`.
         """
         raise RayflError(f"{type(self).__name__} has no features")
 

@@ -184,9 +184,10 @@ def cases() -> Iterator[tuple[str, Callable[[], Hashes]]]:
     for name, kind in named(Method).items():
         for engine in ("loop", "vmap"):
             yield f"{engine} {name}", lambda name=name, engine=engine: inline(with_runtime(name, engine=engine))
-        if not kind.own_compression:
+        if not kind.capabilities.own_compression:
             top = {"name": "topk", "keep_ratio": 0.2}
-            clients = {"count": 6, **({} if issubclass(kind, PeerHalf) or kind.needs_everyone else {"per_round": 4})}
+            everyone = issubclass(kind, PeerHalf) or kind.capabilities.needs_everyone
+            clients = {"count": 6, **({} if everyone else {"per_round": 4})}
             yield (
                 f"topk {name}",
                 lambda name=name, top=top, clients=clients: inline(
@@ -203,7 +204,7 @@ def cases() -> Iterator[tuple[str, Callable[[], Hashes]]]:
     for name in ("fedavg", "scaffold", "fedopt"):
         yield (
             f"elastic {name}",
-            lambda name=name: inline(experiment(name, method={"name": name, "elastic": True})),
+            lambda name=name: inline(experiment(name, method={"name": name}, wrap="elastic")),
         )
     for name in (*SERVERS, *PEERS):
         for fault, clients in FAULTS.items():

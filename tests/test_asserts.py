@@ -49,10 +49,10 @@ START = """
 import torch
 from rayfl import Experiment
 from rayfl.experiment.prepare import prepare
-from rayfl.methods.base import Method
-from rayfl.methods.fedavg import FedAvg
-from rayfl.methods.dpsgd import DPSGD
-from rayfl.methods.fedscr import FedSCR
+from rayfl.methods.base import Capabilities, Method
+from rayfl.methods.server.fedavg import FedAvg
+from rayfl.methods.peers.dpsgd import DPSGD
+from rayfl.methods.compressed.fedscr import FedSCR
 from rayfl.methods.shared.local_training import LocalWork
 from rayfl.metrics.base import Metric
 from rayfl.rounds.errors import MethodError
@@ -88,7 +88,7 @@ play(made(Careless()))
 """,
     "personalized": """
 class Nobody(DPSGD):
-    personalized = evaluated_from_mean = judged_after_training = False
+    capabilities = Capabilities(personalized=False, evaluated_from_mean=False, judged_after_training=False)
     eval_begin = Method.eval_begin
 
     def eval_stages(self, round):

@@ -42,7 +42,7 @@ class Sent:
 def measured(name: str) -> tuple[tuple[Sent, ...], frozenset[str]]:
     """The messages that one client sends and receives in a small run, and the names of the recorded metrics."""
     kind = named(Method)[name]
-    graph = {"topology": "ring"} if kind.uses_graph or (kind.gather and issubclass(kind, PeerHalf)) else {}
+    graph = {"topology": "ring"} if kind.capabilities.uses_graph or (kind.gather and issubclass(kind, PeerHalf)) else {}
     setup, log = watched(prepare(Experiment(**MEASURED, **graph, method=name)))
     records, _ = play(setup)
     seen: dict[tuple[str, str], dict[int, int]] = {}

@@ -23,7 +23,6 @@ from rayfl.data.partition import PartitionScheme
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.unknown_keys import CHOSEN, LISTED
 from rayfl.methods.base import Method, PeerHalf
-from rayfl.methods.shared.elastic import ElasticHyper
 from rayfl.metrics.base import Metric
 from rayfl.metrics.fairness import is_summary
 from rayfl.models.base import Architecture
@@ -38,6 +37,7 @@ from rayfl.settings import Settings
 from rayfl.tasks.base import Task
 from rayfl.topology.graphs import Topology
 from rayfl.wrappers.base import Wrapper
+from rayfl.wrappers.elastic import ElasticHyper
 
 ROOT = Path(__file__).resolve().parents[2]
 METHODS = "reference/methods"
@@ -78,24 +78,25 @@ def where(method: type[Method]) -> str:
 def facts(method: type[Method]) -> list[str]:
     """What an experiment's author must know about a method, in sentences."""
     found = ["Clients and a server." if where(method) == "server" else "Peers exchange messages, without a server."]
-    if method.personalized:
+    can = method.capabilities
+    if can.personalized:
         found.append("Every client ends with a model of its own.")
     found.append(for_newcomers(method))
-    if method.needs_everyone:
+    if can.needs_everyone:
         found.append("It needs all clients in every round, and refuses settings by which clients can be absent.")
-    if method.own_compression:
+    if can.own_compression:
         found.append("It has its own encoding of messages.")
-    if method.uses_graph or (issubclass(method, PeerHalf) and method.gather):
+    if can.uses_graph or (issubclass(method, PeerHalf) and method.gather):
         found.append("It uses a graph, the [`[topology]`](../topologies.md) table.")
     if method.splits:
         shares = ", ".join(f"{share:g} of the train split ({split})" for split, share in method.splits.items())
         found.append(f"It sets samples aside: {shares}; `[splits]` changes the shares.")
-    if method.honours_retention:
+    if can.honours_retention:
         found.append("It uses `clients.retention_ratio`.")
     if unused := method.unused(method.Hyper()):
         settings = ", ".join(f"`{key}`" for key in sorted(unused))
         found.append(f"It refuses {settings}: they [do nothing](../../how-to/settings.md) here.")
-    if method.depends_on_num_rounds:
+    if can.depends_on_num_rounds:
         found.append("Its rounds depend on the number of rounds, so a run that has begun cannot be extended.")
     return found
 

@@ -10,6 +10,7 @@ evaluate the last x.
 """
 
 from rayfl.methods.base import (
+    Capabilities,
     Context,
     Delivered,
     Field,
@@ -22,7 +23,7 @@ from rayfl.methods.base import (
     scalar_packet,
     tree,
 )
-from rayfl.methods.fedavg import FedAvg
+from rayfl.methods.server.fedavg import FedAvg
 from rayfl.methods.shared.local_training import LocalCarry, LocalTraining
 
 
@@ -37,9 +38,9 @@ class FedExP(FedAvg):
 
     hyper: FedExPHyper
     paper = "Jhunjhunwala et al., ICLR 2023"
-    gather = {"delta": WeightedMean(), "square": WeightedMean()}
     # The number beside the tree is sent as a packet that the method makes itself.
-    hands_over_trees = False
+    capabilities = Capabilities(hands_over_trees=False)
+    gather = {"delta": WeightedMean(), "square": WeightedMean()}
 
     def finish(self, state: State, carry: LocalCarry, ctx: Context) -> Finished:
         delta = self.progress(carry)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rayfl.methods.base import Carry, Context, Field, Method, Metrics, Stage, State, Tree, tree
+from rayfl.methods.base import Capabilities, Carry, Context, Field, Method, Metrics, Stage, State, Tree, tree
 from rayfl.methods.shared.wrapper import Wrapping
 from rayfl.wrappers.base import MessageWrapper, Wrapper
 from rayfl.wrappers.robust import ByDistances
@@ -32,9 +32,10 @@ class WorkerMomentum(MessageWrapper):
         return {name: momentum}, {"momentum": momentum}, {}
 
 
-class Decaying(Wrapping, on_device=True):
+class Decaying(Wrapping):
     """The method with weight decay: clients scale their model down after each step."""
 
+    capabilities = Capabilities(on_device=True)
     decay: float
 
     # Any: see Method.

@@ -2,7 +2,7 @@
 
 There is no list to edit. A new subclass of `Compressor`, `Architecture`, `Task`, `Source`, `PartitionScheme` or
 `Topology` in its package is a new compressor, model, task, dataset, partition or topology, found by its class attribute
-`name`; a new file in `rayfl/methods/` is a new method. Classes outside the package are found too (plugins.py).
+`name`; a new file below `rayfl/methods/` is a new method. Classes outside the package are found too (plugins.py).
 """
 
 import importlib
@@ -49,14 +49,14 @@ class Choice(Settings, Kind):
 # Any: `cache` forgets the type of the kind.
 @cache
 def named(kind: Any) -> Any:
-    """All classes of `kind` in the package of the kind, by their attribute `name`."""
+    """All classes of `kind` in the package of the kind, and in packages inside it, by their attribute `name`."""
     room = importlib.import_module(kind.package)
     found = {}
-    for module in pkgutil.iter_modules(room.__path__, f"{room.__name__}."):
+    for module in pkgutil.walk_packages(room.__path__, f"{room.__name__}."):
         for one in vars(importlib.import_module(module.name)).values():
             own = isinstance(one, type) and issubclass(one, kind) and one.__module__ == module.name
-            if own and isinstance(vars(one).get("name"), str):
-                found[vars(one)["name"]] = one
+            if own and isinstance(name := vars(one).get("name"), str):
+                assert found.setdefault(name, one) is one, f"{found[name]} and {one} are both called {name!r}"
     return dict(sorted(found.items()))
 
 

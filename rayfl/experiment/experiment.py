@@ -2,12 +2,13 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, PlainSerializer, ValidationInfo, field_validator, model_validator
 
+from rayfl import toml
 from rayfl.choices import plugins
 from rayfl.choices.kinds import TO_TABLE, as_table, find, from_table, known, reference
 from rayfl.compress.base import Compressor
@@ -20,8 +21,8 @@ from rayfl.experiment.runtime import Runtime
 from rayfl.experiment.table import LONGEST_NAME, read_table, with_overrides
 from rayfl.experiment.unknown_keys import explained
 from rayfl.methods.base import HyperParameters, Method
-from rayfl.methods.shared.elastic import Elastic, ElasticHyper
 from rayfl.methods.shared.own_parts import Parts
+from rayfl.methods.shared.wrapper import WrappingClients
 from rayfl.models.adapters import Adapters
 from rayfl.models.base import Architecture
 from rayfl.population.sampling import Clients
@@ -45,11 +46,10 @@ NAME = rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{LONGEST_NAME - 1}}}"
 
 @dataclass(frozen=True)
 class MethodChoice:
-    """The `[method]` table: a method, its hyper-parameters, and those of elastic aggregation around it."""
+    """The `[method]` table: a method and its hyper-parameters."""
 
     kind: type[Method]
     hyper: HyperParameters
-    elastic: ElasticHyper | None = None
 
     @property
     def name(self) -> str:
@@ -58,46 +58,31 @@ class MethodChoice:
 
     def make(self, task: BoundTask, rounds: int) -> Method:
         """The method on a task, for an experiment of `rounds` rounds."""
-        chosen = self.kind(task, self.hyper.for_num_rounds(rounds))
-        return chosen if self.elastic is None else Elastic(chosen, self.elastic)
-
-    @property
-    def splits(self) -> Mapping[str, float]:
-        """The further splits that the method needs, with their default shares of the train split."""
-        return {**self.kind.splits, **({} if self.elastic is None else Elastic.splits)}
+        return self.kind(task, self.hyper.for_num_rounds(rounds))
 
     def to_table(self) -> dict[str, Any]:
         """The table that makes this choice again."""
-        elastic = {} if self.elastic is None else {"elastic": self.elastic.model_dump()}
-        return {"name": self.name, **self.hyper.model_dump(), **elastic}
+        return {"name": self.name, **self.hyper.model_dump()}
 
 
 # Any: tables come from a file, and their values get their types here.
 def _choice(value: Any, info: ValidationInfo) -> MethodChoice:
     if isinstance(value, MethodChoice):
         return value
-    if isinstance(value, Elastic):
-        return replace(_choice(value.inner, info), elastic=value.hyper)
+    if isinstance(value, WrappingClients):
+        raise RayflError(f" is a wrapper, {type(value).__name__}; give the method inside it, and the wrapper in wrap")
     if isinstance(value, Method):
         return MethodChoice(kind=find(Method, type(value)), hyper=value.hyper)
     table = as_table(value, info.field_name)
     if "name" not in table:
         raise RayflError(f" is missing; a method is one of {', '.join(sorted(known(Method)))}", ("name",))
-    kind, elastic = find(Method, table.pop("name")), _elastic(table.pop("elastic", False))
-    return MethodChoice(kind=kind, hyper=kind.Hyper(**table), elastic=elastic)
-
-
-# Any: true, false or a table.
-def _elastic(value: Any) -> ElasticHyper | None:
-    """The settings of elastic aggregation, or None without it."""
-    if isinstance(value, bool):
-        return ElasticHyper() if value else None
-    if not isinstance(value, Mapping):
-        raise RayflError(f"={shown(value)} is not allowed; it must be true, false or a table", ("elastic",))
-    try:
-        return ElasticHyper(**value)
-    except RayflError as error:
-        raise error.under("elastic") from None
+    kind = find(Method, table.pop("name"))
+    if "elastic" in table and "elastic" not in kind.Hyper.model_fields:
+        options = table["elastic"] if isinstance(table["elastic"], Mapping) else {}
+        items = ", ".join(toml.dumps({"name": "elastic", **options}).splitlines())
+        line = f"wrap = [{{{items}}}]" if table["elastic"] else "wrap = []"
+        raise RayflError(f" is a wrapper and no setting of a method; beside [method] write {line}", ("elastic",))
+    return MethodChoice(kind=kind, hyper=kind.Hyper(**table))
 
 
 class Splits(Settings):
@@ -205,9 +190,9 @@ class Experiment(Settings):
     def _fits(self) -> "Experiment":
         """Refuse settings that do not fit the number of rounds, and two settings for the same thing."""
         self.method.hyper.for_num_rounds(self.rounds)
-        hyper, names = self.method.hyper, self.method.kind.own_retention
+        hyper, names = self.method.hyper, self.method.kind.capabilities.own_retention
         own = [f"method.{name}={shown(getattr(hyper, name))}" for name in names if hyper.is_given(name)]
-        uplink = {} if self.method.kind.honours_retention else dotted(self.uplink.to_table())
+        uplink = {} if self.method.kind.capabilities.honours_retention else dotted(self.uplink.to_table())
         own += [f"uplink.{key}={one}" for key, one in uplink.items() if "keep_ratio" in key and one not in NO_RATIO]
         if own and self.clients.retention_ratio is not None:
             raise RayflError(f"{own[0]} and clients.retention_ratio are both given; give one of them")

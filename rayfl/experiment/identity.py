@@ -91,7 +91,8 @@ def identity(experiment: "Experiment", table: Mapping[str, object]) -> str:
     """
     method, rounds = experiment.method, experiment.rounds
     settings = {key: value for key, value in determining_settings(table).items() if key != "rounds"}
-    follows_rounds = rounds if method.kind.depends_on_num_rounds else None, method.hyper.for_num_rounds(rounds)
+    can = method.kind.capabilities
+    follows_rounds = rounds if can.depends_on_num_rounds else None, method.hyper.for_num_rounds(rounds)
     decisive = [settings, table.get("seed"), [repr(one) for one in follows_rounds]]
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
 

@@ -94,7 +94,9 @@ def prepare(experiment: Experiment) -> Setup:
         uplink=experiment.uplink,
         downlink=experiment.downlink,
         topology=topology,
-        evaluation=experiment.evaluation.model_copy(update={} if method.has_global_model else {"pooled": False}),
+        evaluation=experiment.evaluation.model_copy(
+            update={} if method.capabilities.has_global_model else {"pooled": False}
+        ),
         selection=experiment.selection,
         schedule=experiment.schedule,
         engine_name=runtime.engine,
@@ -240,7 +242,8 @@ def check(setup: Setup, experiment: Experiment, task: NetworkTask) -> None:
     """Raise RayflError if data, model, method, engine and machine do not fit each other."""
     check_inputs(task, experiment.model.name, setup.dataset)
     check_outputs(task, experiment.model.name, setup.dataset, setup.first_model)
-    if setup.topology is not None and (setup.method.uses_graph or not isinstance(setup.topology, SparseTopology)):
+    uses_graph = setup.method.capabilities.uses_graph
+    if setup.topology is not None and (uses_graph or not isinstance(setup.topology, SparseTopology)):
         peers = setup.num_clients
         # Bytes per pair of peers: whether one receives from the other, and the weights.
         memory.require(17 * peers**2, f"a graph of clients.count={peers} peers", "lower clients.count")
@@ -295,7 +298,7 @@ def split_data(experiment: Experiment, dataset: Dataset) -> tuple[Dataset, Parti
         )
     generator = seeding.generator(experiment.seed, purpose="partition")
     partition = experiment.partition.split(dataset, experiment.clients.count, generator)
-    defaults = {key: share for one in (experiment.method, *experiment.wrap) for key, share in one.splits.items()}
+    defaults = {key: share for one in (experiment.method.kind, *experiment.wrap) for key, share in one.splits.items()}
     ratios = {
         "validation": experiment.splits.validation_ratio,
         "heldout": experiment.splits.heldout_ratio,

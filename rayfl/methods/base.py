@@ -4,6 +4,10 @@ A method is pure: every function takes states and returns new ones, keeps nothin
 from `ctx.generator` alone. One class implements `Method` and exactly one of `ServerHalf` and `PeerHalf`.
 Sign everywhere: `delta = x_received - x_trained`, a descent direction.
 
+A plug-in's author imports from here what nearly every method needs, from other modules too, so as to know one place:
+what hooks take and return, ways to gather, trees, settings, and packets of a number or a count. A codec, or a packet
+that only a few methods make, comes from its own module.
+
 States and carries are dictionaries of tensors. A method declares each of its own as a `TypedDict`, which is a plain
 dictionary when it runs, and annotates its hooks with it: pyright then finds a misspelt key. A method that extends
 another's state or carry inherits from its `TypedDict`.
@@ -11,22 +15,21 @@ another's state or carry inherits from its `TypedDict`.
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
 from rayfl import tree
 from rayfl.choices.kinds import Kind
-from rayfl.compress.base import Codec, Compressor, Message, Packet, message_bits, shapes_of
+from rayfl.compress.base import Compressor, Message, Packet
 from rayfl.compress.dense import Dense
-from rayfl.compress.masks import known_support_packet, mask_packet
 from rayfl.compress.scalar import count_packet, scalar_packet
-from rayfl.compress.sparse import sparse_packet
 from rayfl.data.batches import Batch
 from rayfl.determinism.seeding import FirstDraws
 from rayfl.errors import RayflError
-from rayfl.gather import Aggregate, Collect, ElementwiseMean, Gather, Handle, Received, Relay, Sum, WeightedMean
+from rayfl.gather import Aggregate, Collect, ElementwiseMean, Gather, Received, Relay, Sum, WeightedMean
+from rayfl.methods.capabilities import Capabilities
 from rayfl.methods.hook_types import (
     Carry,
     Context,
@@ -36,10 +39,8 @@ from rayfl.methods.hook_types import (
     HyperParameters,
     Metrics,
     ModelState,
-    Newcomer,
     Plan,
     Reply,
-    Split,
     Stage,
     Trees,
     UplinkMemory,
@@ -47,12 +48,11 @@ from rayfl.methods.hook_types import (
     Work,
     compressed,
     contracting,
-    encode_broadcast,
     uncompressed,
 )
 from rayfl.population.client import Traits
 from rayfl.settings import unused_with
-from rayfl.task import BoundTask, NetworkTask, inner
+from rayfl.task import BoundTask
 from rayfl.topology.graphs import Topology
 from rayfl.tree import Difference, State, Tree
 
@@ -67,7 +67,7 @@ _OF_EXCHANGES = ("topology", "uplink", "downlink", "clients.uplink_mbps", "clien
 
 
 class Method(Kind, ABC):
-    """The client's half. A built-in method has the name of its file in rayfl/methods/, which holds one class."""
+    """The client's half. A built-in method has the name of its file below rayfl/methods/, which holds one class."""
 
     label = "method"
     package = "rayfl.methods"
@@ -75,80 +75,31 @@ class Method(Kind, ABC):
     Hyper: ClassVar[type[Any]] = HyperParameters
     """The class of the method's settings: the class that `hyper` is annotated with, unless a method sets another."""
     paper: ClassVar[str] = ""
-    personalized: bool = False
-    """Whether a client's model differs from the server's: evaluation then needs every client's state."""
-    depends_on_num_rounds: ClassVar[bool] = False
-    """Whether a round depends on `Context.num_rounds`: a run that has begun then cannot be extended."""
+    capabilities: Capabilities = Capabilities()
+    """What the method can do and needs: what the class itself says, then what its bases say (`Capabilities`)."""
     splits: Mapping[str, float] = {}
     """Further splits that the method needs, with the default share of the train split: {"validation": 0.2}."""
     gather: Mapping[str, Gather] = {}
     """How messages are added up, by message name; {} if nothing is sent. Packets under other names are billed only."""
-    uses_graph: bool = False
-    """Whether a method with a server uses the experiment's topology, as a graph over its clients."""
-    needs_features: ClassVar[bool] = False
-    """Whether steps call `BoundTask.loss_and_features`: the task must be a classifier with a linear head that is
-    trained, with its bias, and with layers before it."""
-    honours_retention: bool = False
-    """Whether a client's retention ratio (`clients.retention_ratio`) changes what it keeps or sends."""
-    own_retention: ClassVar[tuple[str, ...]] = ()
-    """Settings of `Hyper` that cannot be given beside `clients.retention_ratio`: they set one ratio for all clients."""
-    newcomer: ClassVar[Newcomer | None] = None
-    """What the method does for a client that comes for the first time; `clients.unseen` evaluates the result.
-
-    "model": the client takes the global model (or the mean of `PeerHalf.evaluated_from_mean`) and does `eval_stages`.
-    "round": it downloads, does the local work of a round and sends nothing; its state is then evaluated as others are.
-    "undefined": `clients.unseen` is refused. None: "round" if `personalized`, else "model"; "undefined" among peers.
-    """
-    has_global_model: bool = True
-    """Whether the server's model is one that all clients have. False if each of them trains parts of its own."""
-    judged_after_training: bool = True
-    """Whether a client is also evaluated right after its local work. False if that work does not change its model."""
-    needs_everyone: bool = False
-    """Whether every client must be in every round, and every message must arrive. Settings that may keep a client or a
-    message away are then refused."""
-    needs_one_omega: bool = False
-    """Whether all clients must have an uplink of the same omega. Uplinks with a ratio of each client's own are then
-    refused; with `own_feedback` only unbiased ones are."""
-    metrics_with_variance: tuple[str, ...] = ()
-    """Metrics of clients whose variance over a round's clients is also recorded, as <name>_variance."""
-    on_device: bool = False
-    """Whether `begin`, `end_stage`, `finish` and `eval_begin` take tensors of the GPU that clients are trained on.
-
-    False unless the class itself says so, as in `class FedAvg(GradientMethod, ModelServer, on_device=True)`; not
-    inherited. If False, these hooks are given tensors of main memory, and only `step` works on the GPU. A hook that
-    takes tensors of a GPU makes no tensors of more than one number in main memory, decodes what it has sent by
-    `packet.decode_beside(tree)`, and calls no numpy.
-    """
-    keeps_parts: bool = False
-    """Whether clients train one model, `carry["params"]`, by at most one gradient per step, so that they can keep parts
-    of it for themselves (`[parts]`). False unless the class itself says so, as with `on_device`."""
-    takes_stale: bool = False
-    """Whether the server can update with messages that began from different versions of its state and are each
-    multiplied by a factor, as under schedules that are not in rounds. False unless the class itself says so, as with
-    `on_device`."""
     difference: str = ""
     """The message whose mean the server subtracts from its model, x_received - x_trained; "" if there is none. A
     schedule that mixes models (FedAsync) needs one."""
-    may_be_silent: bool = False
-    """Whether a client that has trained may send nothing in some rounds, or nothing under some names of `gather`.
-    Wrappers that must see what every client sends, differential privacy among them, refuse such a method."""
-    own_compression: bool = False
-    """Whether the method fixes how its messages are encoded, so that `uplink` and `downlink` may not be set."""
-    own_feedback: ClassVar[tuple[str, ...]] = ()
-    """Of "uplink" and "downlink", those whose error the method sends later by itself: `feedback` is refused there."""
-    hands_over_trees: bool = True
-    """Whether `finish` returns every message named in `gather` as trees, or passes its trees to `Context.outgoing`."""
 
-    def __init_subclass__(cls, on_device: bool = False, keeps_parts: bool = False, takes_stale: bool = False) -> None:
-        super().__init_subclass__()
-        cls.on_device = vars(cls).get("on_device", on_device)
-        cls.keeps_parts = vars(cls).get("keeps_parts", keeps_parts)
-        cls.takes_stale = vars(cls).get("takes_stale", takes_stale)
+    # Any: arguments of a class line, of which there are none.
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        if misplaced := sorted(Capabilities.model_fields.keys() & {*arguments, *dir(cls)}):
+            names = ", ".join(f"{name}=..." for name in misplaced)
+            raise RayflError(
+                f"{cls.__name__} sets {' and '.join(misplaced)}, which its capabilities have; write "
+                f"capabilities = Capabilities({names}) in the class, with Capabilities from rayfl.methods.base"
+            )
+        super().__init_subclass__(**arguments)
+        cls.capabilities = Capabilities.of(cls, issubclass(cls, PeerHalf))
         settings = vars(cls).get("__annotations__", {}).get("hyper")
         if "Hyper" not in vars(cls) and isinstance(settings, type):
             cls.Hyper = settings
         room, _, file = cls.__module__.rpartition(".")
-        if room == cls.package:
+        if f"{room}.".startswith(f"{cls.package}.") and room != f"{cls.package}.shared":
             cls.name = file
 
     task: BoundTask
@@ -172,6 +123,11 @@ class Method(Kind, ABC):
         """The method inside all wrappers, or itself."""
         return self
 
+    @property
+    def title(self) -> str:
+        """The name of the method's class in messages to the user; a wrapper has that of the method inside."""
+        return type(self).__name__
+
     def with_task(self, task: BoundTask) -> Self:
         """A copy of the method with another form of its task."""
         twin = copy.copy(self)
@@ -185,28 +141,19 @@ class Method(Kind, ABC):
 
         They are refused before anything starts. `Hyper.unused` lists those of `[method]` itself.
         """
-        name = cls.__name__
-        found = {} if cls.uses_graph else {"topology": f"as {name} has a server"}
+        name, can = cls.__name__, cls.capabilities
+        found = {} if can.uses_graph else {"topology": f"as {name} has a server"}
         if issubclass(cls, PeerHalf):
             found = dict.fromkeys(_OF_SERVERS, f"as {name} has no server, and all of its clients train every round")
-        if cls.own_compression:
+        if can.own_compression:
             found |= dict.fromkeys(("uplink", "downlink"), f"as {name} encodes messages in its own way")
         if not cls.gather:
             found |= dict.fromkeys(_OF_EXCHANGES, f"as clients of {name} exchange nothing")
-        if cls.for_newcomers() == "undefined":
+        if can.newcomer == "undefined":
             found["clients.unseen"] = f"as {name} defines no model for a client that comes for the first time"
-        if not cls.personalized and cls.eval_stages is Method.eval_stages:
+        if not can.personalized and cls.eval_stages is Method.eval_stages:
             found["evaluation.personal_on_pooled"] = f"as clients of {name} have no models of their own"
         return found
-
-    @classmethod
-    def for_newcomers(cls) -> Newcomer:
-        """`newcomer`, or if that is None the default that its documentation gives."""
-        if cls.newcomer is not None:
-            return cls.newcomer
-        if issubclass(cls, PeerHalf):
-            return "undefined"
-        return "round" if cls.personalized else "model"
 
     def check(self, num_clients: int, topology: Topology | None, seed: int) -> None:
         """Raise ValueError if the settings do not fit the number of clients or their graph; called before round 0."""
@@ -293,12 +240,15 @@ class Method(Kind, ABC):
         """The model to evaluate, as "params".
 
         With a `carry` it is the trained model; else the client's own, if `personalized`; else `model`, the server's
-        (None among peers, except with `PeerHalf.evaluated_from_mean`).
+        (None among peers, except with `evaluated_from_mean`).
         """
-        own = state["params"] if self.personalized and carry is None else model
+        own = state["params"] if self.capabilities.personalized and carry is None else model
         params = carry["params"] if carry is not None else own
         if params is None:
-            raise RayflError(f"{type(self).__name__} has no global model to evaluate; set personalized, or eval_begin")
+            raise RayflError(
+                f"{type(self).__name__} has no global model to evaluate; give its capabilities personalized=True, or "
+                "define eval_begin"
+            )
         return {"params": params}
 
     def final_model(self, state: State, server: State) -> Tree | None:
@@ -312,6 +262,10 @@ class Method(Kind, ABC):
     def mask(self, state: State) -> Tree | None:
         """The entries that a client keeps, booleans by name; None if clients keep all."""
         return state.get("mask")
+
+
+ServerHook = Literal["personal_message", "reply", "store_uplink"]
+"""The hooks that the engine calls for every client, and only if a method implements them."""
 
 
 class ServerHalf(ABC):
@@ -360,7 +314,7 @@ class ServerHalf(ABC):
         """The message to a client that delivered, in the same round, after the update; called on the actors."""
         return Reply({}, server_memory)
 
-    def overrides(self, hook: Literal["personal_message", "reply", "store_uplink"]) -> bool:
+    def overrides(self, hook: ServerHook) -> bool:
         """Whether this method implements `hook`: the engine then calls it for every client."""
         return getattr(type(self), hook) is not getattr(ServerHalf, hook)
 
@@ -384,15 +338,6 @@ class ModelServer(KeptModel):
 
 class PeerHalf:
     """The peers' half: how a peer mixes its neighbours' messages into its state."""
-
-    include_self: ClassVar[bool] = True
-    """Whether a peer gathers its own message too."""
-    weighs_links: ClassVar[bool] = False
-    """Whether messages are weighed by `graphs.link_weights` instead of by mixing weights."""
-    symmetric: ClassVar[bool] = False
-    """Whether the mixing matrix must be symmetric, to keep the mean; with `needs_everyone`, the same in all rounds."""
-    evaluated_from_mean: bool = False
-    """Whether `eval_begin` gets the mean of all peers' models, which no peer knows in reality."""
 
     def mix(self, state: State, received: Received, ctx: Context) -> State:
         """The new state after the exchange; the same state by default. `received` is empty for an absent peer."""

@@ -43,7 +43,7 @@ Split = Literal["train", "validation", "heldout"]
 
 
 Newcomer = Literal["model", "round", "undefined"]
-"""What a method does for a client that comes for the first time; see `Method.newcomer`."""
+"""What a method does for a client that comes for the first time; see `Capabilities.newcomer`."""
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,7 @@ class Claim(Settings):
         return {key: _word(value) for key, value in dotted({**self.where, **side}).items()}
 
     def words(self, pair: Sequence[Side]) -> str:
-        """The claim about a pair: "Elastic > FedAvg", "slope over method.lr of FedAvg, elastic=true > 0"."""
+        """The claim about a pair: "Elastic > FedAvg", "slope over method.lr of FedAvg, wrap=elastic > 0"."""
         names = [
             ", ".join(one if isinstance(one, str) else f"{key.rpartition('.')[2]}={_word(one)}" for key, one in fixed)
             for fixed in (dotted(side).items() if isinstance(side, Mapping) else [("", f"{side:g}")] for side in pair)

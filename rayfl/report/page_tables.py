@@ -182,7 +182,7 @@ def _all_settings(run: Run) -> dict[str, object]:
     If the method is one of ours that compresses by itself, `uplink` and `downlink` are shown as 'fixed by the method'.
     """
     method = method_of(run)
-    fixed = ("uplink", "downlink") if method is not None and method.own_compression else ()
+    fixed = ("uplink", "downlink") if method is not None and method.capabilities.own_compression else ()
     unused = {name: {"name": "fixed by the method"} for name in fixed}
     return dotted({**run.experiment, **unused, "platform": dict(run.platform)})
 

@@ -156,7 +156,7 @@ def is_personal(run: Run) -> bool:
     from rayfl.methods.base import Method
 
     found = method_of(run)
-    return found is not None and (found.personalized or found.eval_stages is not Method.eval_stages)
+    return found is not None and (found.capabilities.personalized or found.eval_stages is not Method.eval_stages)
 
 
 def method_of(run: Run) -> type[Method] | None:

@@ -302,7 +302,7 @@ class Given:
             if _writes(nested) != before:
                 most = max(tree.flatten(nested).items(), key=lambda named: named[1]._version)
                 raise HookError(
-                    f"{type(self.method.innermost).__name__}, or the model that it trains, changes {what} in place "
+                    f"{self.method.title}, or the model that it trains, changes {what} in place "
                     f"({most[0]!r}), which other clients and later rounds read: make a new tensor, such as x + y or "
                     "x.clone().add_(y) in place of x.add_(y)"
                 )

@@ -3,7 +3,7 @@
 from rayfl.compress.base import Compressor
 from rayfl.data.partition import Partition
 from rayfl.errors import RayflError
-from rayfl.methods.base import Method, PeerHalf, Stage
+from rayfl.methods.base import Method, Stage
 from rayfl.population.sampling import DROPOUTS, Clients
 from rayfl.rounds.check_hooks import checked_hook
 from rayfl.rounds.collect import COLLECTORS
@@ -14,12 +14,12 @@ from rayfl.topology.graphs import Topology, is_symmetric, mixing_weights
 
 def check_setup(setup: Setup) -> None:
     """Raise RayflError if the method and the rest of the experiment do not go together."""
-    method, clients = setup.method.innermost, setup.population.settings
-    name = type(method).__name__
-    check_splits(setup.method, setup.partition)
+    method, clients = setup.method, setup.population.settings
+    name = method.title
+    check_splits(method, setup.partition)
     check_retention(method, setup.uplink, clients)
-    check_feedback(setup, method)
-    if method.needs_features and not (
+    check_feedback(setup)
+    if method.capabilities.needs_features and not (
         isinstance(getattr(method.task, "task", None), Classification)
         and {f"{method.task.head}.weight", f"{method.task.head}.bias"} < setup.initial.keys()
     ):
@@ -56,8 +56,9 @@ def check_setup(setup: Setup) -> None:
     COLLECTORS[setup.schedule.collects].check(setup, name)
     fewer = ("per_round", "fraction") if clients.num_selected < setup.num_clients else ()
     ways = (*DROPOUTS, "availability", "deadline_s", "take_first", "work", *fewer)
-    if half and method.needs_everyone and (away := [key for key in ways if clients.is_given(key)]):
-        how = "" if type(method).needs_everyone else " with method.weighting='samples'"
+    if half and method.capabilities.needs_everyone and (away := [key for key in ways if clients.is_given(key)]):
+        # A class that does not say so needs everyone by its settings.
+        how = "" if type(method.innermost).capabilities.needs_everyone else " with method.weighting='samples'"
         raise RayflError(
             f" keeps clients, or steps of theirs, out of rounds, and {name}{how} needs every client in every round; "
             "remove it" + (", or set weighting='uniform'" if how else ""),
@@ -69,7 +70,7 @@ def check_setup(setup: Setup) -> None:
     if setup.topology is None:
         if setup.is_peer and setup.method.gather:
             raise RayflError(f"peers of {name} exchange messages along a graph; add a [topology] table")
-        if setup.method.uses_graph:
+        if method.capabilities.uses_graph:
             raise RayflError(f"{name} has a graph over its clients; add a [topology] table")
     else:
         check_graph(setup, setup.topology, name)
@@ -88,18 +89,22 @@ def check_graph(setup: Setup, topology: Topology, name: str) -> None:
         mixing_weights(topology.sparse(setup.num_clients, setup.seed, round), topology.weights)
         for round in range(8 if topology.varying else 1)
     ]
-    method, clients = setup.method.innermost, setup.population.settings
+    can, clients = setup.method.capabilities, setup.population.settings
     away = "".join(f", clients.{key}" for key in (*DROPOUTS, "availability") if clients.is_given(key))
-    if (isinstance(method, PeerHalf) and method.symmetric) and (
-        (method.needs_everyone and (away or topology.varying))
-        or (away and topology.weights == "uniform")
-        or not all(map(is_symmetric, matrices))
+    if (
+        setup.is_peer
+        and can.symmetric
+        and (
+            (can.needs_everyone and (away or topology.varying))
+            or (away and topology.weights == "uniform")
+            or not all(map(is_symmetric, matrices))
+        )
     ):
         raise RayflError(
             f"={topology.name!r}, weights={topology.weights!r}{away} do not fit {name}, whose mixing matrix must be "
-            f"symmetric{', and the same in all rounds' if method.needs_everyone else ' whichever peers are absent'}; "
+            f"symmetric{', and the same in all rounds' if can.needs_everyone else ' whichever peers are absent'}; "
             "take weights='metropolis' and a graph such as ring, whose links go both ways"
-            + (" and do not change, with all clients in every round" if method.needs_everyone else ""),
+            + (" and do not change, with all clients in every round" if can.needs_everyone else ""),
             ("topology",),
         )
 
@@ -128,8 +133,9 @@ def check_evaluation(setup: Setup) -> None:
 
 def check_unseen(setup: Setup, name: str) -> None:
     """Reject unseen clients without test examples, and methods that have no model for a client that is new."""
-    key, kind = ("clients", "unseen"), setup.method.for_newcomers()
-    if kind == "undefined" or (setup.is_peer and not (kind == "model" and setup.peer_half.evaluated_from_mean)):
+    key, can = ("clients", "unseen"), setup.method.capabilities
+    kind = can.newcomer
+    if kind == "undefined" or (setup.is_peer and not (kind == "model" and can.evaluated_from_mean)):
         raise RayflError(
             f" leaves out clients for which {name}, with these settings, defines no model when they come for the first "
             "time; remove it",
@@ -141,27 +147,29 @@ def check_unseen(setup: Setup, name: str) -> None:
 
 def check_retention(method: Method, uplink: Compressor, clients: Clients) -> None:
     """Reject retention ratios that neither method nor uplink uses, or that the method's theory does not cover."""
-    if clients.retention_ratio is None or method.honours_retention:
+    can = method.capabilities
+    if clients.retention_ratio is None or can.honours_retention:
         return
-    name, key = type(method).__name__, ("clients", "retention_ratio")
+    name, key = method.title, ("clients", "retention_ratio")
     if uplink.keeping(1.0) is None:
         raise RayflError(
             f" is used by neither {name} nor the uplink {uplink.name!r}; remove it, or take a method that keeps or "
             "sends a share of the model, or an uplink that does, for example topk",
             key,
         )
-    if method.needs_one_omega and not (method.own_feedback and uplink.omega(1) is None):
+    if can.needs_one_omega and not (can.own_feedback and uplink.omega(1) is None):
         raise RayflError(f" gives every client an uplink of its own, but {name} needs the same for all; remove it", key)
 
 
-def check_feedback(setup: Setup, method: Method) -> None:
+def check_feedback(setup: Setup) -> None:
     """Reject compressors whose memory the method has already, or whose memory the server does not keep."""
     for key, compressor in (("uplink", setup.uplink), ("downlink", setup.downlink)):
         # `init` raises an error for feedback around feedback. An error memory has its tensor's name.
         memory = compressor.init(setup.initial)
-        if key in method.own_feedback and (memory.keys() & setup.initial.keys() or (key == "downlink" and memory)):
+        own = key in setup.method.capabilities.own_feedback
+        if own and (memory.keys() & setup.initial.keys() or (key == "downlink" and memory)):
             raise RayflError(
-                f"={compressor.name!r} has a memory, and {type(method).__name__} itself sends later what {key} leaves "
+                f"={compressor.name!r} has a memory, and {setup.method.title} itself sends later what {key} leaves "
                 "out; give a compressor without a memory, for example the one inside feedback",
                 (key,),
             )
@@ -171,5 +179,5 @@ def check_splits(method: Method, partition: Partition) -> None:
     """Reject a partition that left a split empty that the method needs."""
     for split, share in method.splits.items():
         if not len(partition.split(split).indices):
-            name = type(method.innermost).__name__ if split in method.innermost.splits else "a wrapper of the method"
+            name = method.title if split in method.innermost.splits else "a wrapper of the method"
             raise RayflError(f"{name} needs {split} examples; set splits.{split}_ratio (for example {share})")

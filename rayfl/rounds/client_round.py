@@ -189,7 +189,7 @@ class ClientRound:
     def _may_be_judged(self) -> bool:
         """Whether the client's model is evaluated after its training: now, or by `EvaluateTrainedJob`."""
         setup = self.setup
-        if not (self.method.judged_after_training and (self.keeps_model or self.round_inputs.evaluated)):
+        if not (self.method.capabilities.judged_after_training and (self.keeps_model or self.round_inputs.evaluated)):
             return False
         return self.client in setup.unseen or (setup.evaluation.by_client and self.client in setup.judged)
 

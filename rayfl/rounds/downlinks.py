@@ -17,7 +17,8 @@ from rayfl import tree
 from rayfl.compress.base import Message, Packet, decoded_bytes, encode_trees
 from rayfl.compress.dense import Dense
 from rayfl.compress.held import HeldCodec, added_to
-from rayfl.methods.base import Context, State, Tree, encode_broadcast
+from rayfl.methods.base import Context, State, Tree
+from rayfl.methods.hook_types import encode_broadcast
 from rayfl.rounds.check_hooks import checked_hook
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.worker_jobs import Missed

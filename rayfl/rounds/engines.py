@@ -189,7 +189,7 @@ def _undrawn(method: Method, carry: Carry, batches: StackBatches, stage: Stage) 
         drawn = ["torch's"]
     if drawn:
         raise HookError(
-            f"{type(method.innermost).__name__}.step, or the model in it, draws from {' and '.join(drawn)} global "
+            f"{method.title}.step, or the model in it, draws from {' and '.join(drawn)} global "
             "generator, which a stack of clients cannot do: set runtime.engine='loop'"
         )
     return advanced

@@ -39,8 +39,8 @@ def evaluate(round: Round) -> None:
     if not round.inputs.evaluated:
         return
     model = ship_model(round)
-    personal = setup.method.personalized or bool(setup.method.eval_stages(round.number))
-    splits = (settings.own and not personal) or (bool(setup.unseen) and setup.method.has_global_model)
+    personal = setup.method.capabilities.personalized or bool(setup.method.eval_stages(round.number))
+    splits = (settings.own and not personal) or (bool(setup.unseen) and setup.method.capabilities.has_global_model)
     pooled: ModelSums | None = None
     if model and (settings.pooled or splits):
         pooled = evaluate_pooled(round, "test", splits)
@@ -49,7 +49,7 @@ def evaluate(round: Round) -> None:
             ledger.metrics |= {f"pooled/{name}": value for name, value in found.items()}
         if settings.own and not personal:
             ledger.add(evaluation.own_splits(setup, pooled, [*setup.judged], "own"))
-    if model and settings.train and setup.method.has_global_model:
+    if model and settings.train and setup.method.capabilities.has_global_model:
         found = values(setup, evaluate_pooled(round, "train").total.sums)
         ledger.metrics |= {f"pooled_train/{name}": value for name, value in found.items()}
     if personal and settings.by_client:
@@ -67,10 +67,10 @@ def evaluate_unseen(round: Round, pooled: ModelSums | None) -> None:
     `pooled`: the global model's sums on the pooled test set, None without a global model.
     """
     setup, plan, server = round.setup, round.inputs.plan, round.run_state.server
-    takes_a_round = setup.method.for_newcomers() == "round"
+    takes_a_round = setup.method.capabilities.newcomer == "round"
     one_by_one = takes_a_round or setup.is_peer or bool(setup.method.eval_stages(round.number))
     where = "unseen_before_adapting" if one_by_one else "unseen"
-    if pooled is not None and setup.method.has_global_model:
+    if pooled is not None and setup.method.capabilities.has_global_model:
         round.ledger.add(evaluation.own_splits(setup, pooled, setup.unseen, where))
     if not one_by_one:
         return
@@ -92,7 +92,7 @@ def ship_model(round: Round) -> tree.Tree:
     setup = round.setup
     model = {} if setup.is_peer else checked_hook(setup.server_half.model)(round.run_state.server)
     round.change_inputs(message={}, server=None, model=tree.to_arrays(model) if model else None)
-    if setup.is_peer and setup.peer_half.evaluated_from_mean:
+    if setup.is_peer and setup.method.capabilities.evaluated_from_mean:
         round.change_inputs(model=mean_model(round))
     return model
 
@@ -134,7 +134,7 @@ def personal_models(setup: Setup, executor: Executor, run_state: RunState) -> It
     number = setup.rounds - 1
     inputs = RoundInputs(number, setup.plan(number))
     round = Round(setup, executor, run_state, inputs, Ledger(setup.population.sample_round(number)))
-    keeps_own = setup.method.personalized and setup.stateful
+    keeps_own = setup.method.capabilities.personalized and setup.stateful
     with naming_round(number), keyed(setup.seed, number, purpose="models"):
         ship_model(round)
         round.change_inputs(server=None if setup.is_peer else tree.to_arrays(run_state.server))

@@ -7,7 +7,7 @@ training, over those that trained in the round), `personal_pooled/accuracy` and
 on all training examples), `own_train/accuracy` and `own_train_after_training/accuracy` (each client's model on those
 that it trains on).
 
-Unseen clients (`clients.unseen`) take part in no round and are evaluated as new clients. `Method.newcomer` says what
+Unseen clients (`clients.unseen`) take part in no round and are evaluated as new. `Capabilities.newcomer` says what
 the method does for such a client; nothing of that is kept, sent or billed. Their metrics have `unseen...` in place of
 `own...`: `unseen_after_training/accuracy` is measured right after the local work of their first round. If new clients
 adapt the global model or train a model of their own, `unseen_before_adapting/accuracy` is that of the global model
@@ -51,7 +51,7 @@ their places."""
 
 def evaluate_model(setup: Setup, params: Tree, client: int, round: int, suffix: str = "") -> ClientResult:
     """The metrics of one client's model in a round; `suffix`: "" or `SUFFIX`."""
-    adapts = setup.method.personalized or bool(setup.method.eval_stages(round))
+    adapts = setup.method.capabilities.personalized or bool(setup.method.eval_stages(round))
     is_unseen = client in setup.unseen
     where = "unseen" if is_unseen else "own"
     own, trained_on = setup.partition.test[client], setup.partition.train[client]

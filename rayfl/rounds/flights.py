@@ -311,13 +311,13 @@ def check(setup: Setup, name: str) -> None:
             ("clients", "availability_s"),
         )
     cannot = f"={schedule.name!r} cannot be used with"
-    if setup.method.takes_stale < setup.method.innermost.takes_stale:
+    if setup.method.capabilities.takes_stale < setup.method.innermost.capabilities.takes_stale:
         raise RayflError(
             f"{cannot} the wrapper around {name} (wrap, or parts.buffers='average'), which needs the messages of one "
             "round together; remove the wrapper",
             key,
         )
-    if not setup.method.takes_stale:
+    if not setup.method.capabilities.takes_stale:
         why = "its server needs the messages of one round together, or its class does not set takes_stale"
         raise RayflError(f"{cannot} {name}: {why}; take fedavg, fedprox, fedopt, ditto or fedpse", key)
     if schedule.mixes_models and not setup.method.difference:

@@ -127,7 +127,7 @@ def record(setup: Setup, round: int, ledger: Ledger) -> RoundRecord:
         evaluation.means_by_retention(setup, by_client),
     ):
         metrics += [MetricRow(None, name, value) for name, value in summaries.items() if name not in ledger.metrics]
-    for name in setup.method.metrics_with_variance:
+    for name in setup.method.capabilities.metrics_with_variance:
         if values := [value for one in results if (value := one.metrics.get(name)) is not None]:
             metrics.append(MetricRow(None, f"{name}_variance", float(np.var(values))))
     metrics += [MetricRow(None, name, float(values.mean())) for name, values in ledger.pairs.items() if values.size]

@@ -35,9 +35,9 @@ def mix(round: Round, messages: Mapping[int, Ref]) -> None:
     graph = graph_of(setup.num_clients, links.row[counted], links.col[counted])
     weights = mixing_weights(graph, setup.topology.weights)
     ledger.metrics |= round_metrics(weights, present)
-    if setup.peer_half.weighs_links:
+    if setup.method.capabilities.weighs_links:
         weights = link_weights(graph, setup.topology.weights)
-    if not setup.peer_half.include_self:
+    if not setup.method.capabilities.include_self:
         weights = without_diagonal(weights)
     bill(graph, messages, ledger)
     counted = [client for client, result in ledger.results.items() if result.fate.keeps_state]

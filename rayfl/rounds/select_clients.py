@@ -47,7 +47,7 @@ def ask(round: Round) -> None:
 def poll(round: Round, candidates: Sequence[int]) -> dict[int, float]:
     """The losses that candidates report, by client."""
     setup, message, server = round.setup, round.inputs.message, round.run_state.server
-    if not (setup.method.has_global_model and (model := checked_hook(setup.server_half.model)(server))):
+    if not (setup.method.capabilities.has_global_model and (model := checked_hook(setup.server_half.model)(server))):
         raise RayflError(
             " polls clients by the server's model, but with this method, or with [parts], no client has that model; "
             "choose another one",

@@ -188,7 +188,7 @@ class Setup:
     @property
     def hooks_on_device(self) -> bool:
         """Whether clients' hooks and uplinks get tensors on the GPU that local work runs on; False on a CPU."""
-        return self.device.type != "cpu" and self.method.on_device and self.uplink.takes_device
+        return self.device.type != "cpu" and self.method.capabilities.on_device and self.uplink.takes_device
 
     @cached_property
     def device_data(self) -> DeviceData:
@@ -286,7 +286,7 @@ class Setup:
     @property
     def keeps_models(self) -> bool:
         """Whether trained models stay with their flights, because it is not known yet whether they are evaluated."""
-        return self.in_flights and self.evaluation.every != 1 and self.method.judged_after_training
+        return self.in_flights and self.evaluation.every != 1 and self.method.capabilities.judged_after_training
 
     @cached_property
     def state_slots(self) -> Slots:
@@ -359,7 +359,7 @@ class Setup:
         key: the number of the client's flight, by which it draws instead of by the round.
         """
         traits: Traits | None = None if client == seeding.NOBODY else self.population.traits(client)
-        sees_graph = client == seeding.NOBODY and self.method.uses_graph
+        sees_graph = client == seeding.NOBODY and self.method.capabilities.uses_graph
         return Context(
             round=round,
             plan=plan,
@@ -385,7 +385,7 @@ class Setup:
 
     def uplink_of(self, client: Traits) -> Compressor:
         """The client's uplink; it keeps the client's own retention ratio, unless the method itself uses that ratio."""
-        if not client.retention_given or self.method.honours_retention:
+        if not client.retention_given or self.method.capabilities.honours_retention:
             return self.uplink
         return self.uplink.keeping(client.retention_ratio) or self.uplink
 

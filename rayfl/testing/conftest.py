@@ -52,7 +52,8 @@ def make(method: type[Method], request: pytest.FixtureRequest) -> Make:
         }
         tables["clients"] = {"count": NUM_CLIENTS, **options.get("clients", {})}
         if issubclass(method, PeerHalf) and method.gather:
-            tables.setdefault("topology", {"name": "ring", "weights": "metropolis"} if method.symmetric else "ring")
+            metropolis = {"name": "ring", "weights": "metropolis"}
+            tables.setdefault("topology", metropolis if method.capabilities.symmetric else "ring")
         return prepare(Experiment(**tables))
 
     return made

@@ -76,7 +76,7 @@ def absences(make: Make, num_clients: int, **chances: float) -> dict[str, float]
     {} for a method that needs every client in every round.
     """
     settings = chances if (here := make()).is_peer else {"per_round": num_clients - 1, **chances}
-    return {} if here.method.innermost.needs_everyone else settings
+    return {} if here.method.capabilities.needs_everyone else settings
 
 
 def a_run_goes_on_from_its_checkpoint(make: Make, num_clients: int, folder: Path) -> None:
@@ -209,7 +209,7 @@ def unseen_clients_are_judged_and_leave_no_trace(make: Make) -> None:
     comes for the first time refuses `clients.unseen`, with its own name in the error.
     """
     clients, method = {"unseen": 0.3}, make().method
-    if method.for_newcomers() == "undefined":
+    if method.capabilities.newcomer == "undefined":
         with pytest.raises(RayflError, match=rf"clients\.unseen.*\b{type(method).__name__}\b"):
             make(clients=clients)
         return

@@ -62,14 +62,14 @@ def test_twice_the_same(make: Make, played: Played) -> None:
 
 @pytest.mark.parametrize("order", ["joint", "local-first"])
 def test_parts_stay_with_their_clients(method: type[Method], make: Make, tmp_path: Path, order: str) -> None:
-    if not method.keeps_parts or not method.gather:
+    if not method.capabilities.keeps_parts or not method.gather:
         pytest.skip("the method does not say keeps_parts=True")
     parts = {"personal": ["head"], "order": order, "buffers": "average"}
     contracts.parts_stay_with_their_clients(make, parts, NUM_CLIENTS, tmp_path)
 
 
 def test_bits_fall_under_a_compressor(method: type[Method], make: Make) -> None:
-    if method.own_compression:
+    if method.capabilities.own_compression:
         pytest.skip("the method fixes its own compressors")
     contracts.bits_fall_under_a_compressor(make)
 

@@ -6,7 +6,9 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from rayfl.choices.kinds import Choice
+from rayfl.compress.base import shapes_of
 from rayfl.methods.base import (
+    Capabilities,
     Carry,
     Context,
     Delivered,
@@ -20,7 +22,6 @@ from rayfl.methods.base import (
     Method,
     Metrics,
     Packet,
-    PeerHalf,
     RayflError,
     Received,
     ServerHalf,
@@ -28,9 +29,8 @@ from rayfl.methods.base import (
     Traits,
     Tree,
     Trees,
-    shapes_of,
 )
-from rayfl.methods.shared.wrapper import Wrapping, WrappingClients
+from rayfl.methods.shared.wrapper import Wrapping, WrappingClients, WrappingPeers
 from rayfl.rounds.check_hooks import A_STATE, checked, is_state
 from rayfl.rounds.setup import Setup
 
@@ -72,17 +72,18 @@ class MessageWrapper(Wrapper):
     refused that send counts beside their trees, or whose clients may send nothing."""
 
     def around(self, method: Method) -> Method:
-        name = type(method.innermost).__name__
+        name = method.title
+        can = method.capabilities
         if not method.gather:
             raise RayflError(f": {self.name!r} changes messages, and clients of {name} send none; remove it", KEY)
-        if method.own_compression or not method.hands_over_trees:
-            what = "encodes them in its own way" if method.own_compression else "has messages that are encoded already"
+        if can.own_compression or not can.hands_over_trees:
+            what = "encodes them in its own way" if can.own_compression else "has messages that are encoded already"
             raise RayflError(
                 f": {self.name!r} changes messages before they are encoded, and {name} {what}; take another method, or "
                 "(with elastic) list this wrapper first",
                 KEY,
             )
-        if self.sees_all and method.may_be_silent:
+        if self.sees_all and can.may_be_silent:
             raise RayflError(
                 f": {self.name!r} must see a whole message of every client, and in {name} some send nothing in some "
                 "rounds, or a part of what the server gathers; take another method, fedavg for example",
@@ -130,20 +131,27 @@ class MessageWrapper(Wrapper):
         return received, server, {}
 
 
-class Wrapped(WrappingClients, keeps_parts=True):
+class Wrapped(WrappingClients):
     """The clients of `inner`, whose messages the wrapper changes.
 
     The wrapper has one entry, `entry`, in states of clients and of the server, in messages down and in carries.
     """
 
+    capabilities = Capabilities(keeps_parts=True)
+
     def __init__(self, inner: Method, wrapper: MessageWrapper) -> None:
         super().__init__(inner)
-        self.wrapper, self.entry, self.sees_all = wrapper, f"wrap {wrapper.name}", self.sees_all or wrapper.sees_all
+        self.wrapper = wrapper
+        self.entry = f"wrap {wrapper.name}"
         if taken := sorted(inner.gather.keys() & wrapper.gather()):
             what = f"{taken[0]!r}, as the method or another wrapper does"
             raise RayflError(f": {wrapper.name!r} adds a message {what}; remove one", KEY)
-        self.gather, self.own_names = {**inner.gather, **wrapper.gather()}, frozenset((self.entry, *wrapper.gather()))
-        self.takes_stale &= wrapper.takes_stale
+        self.gather = {**inner.gather, **wrapper.gather()}
+        self.own_names = frozenset((self.entry, *wrapper.gather()))
+        self.capabilities = self.capabilities.but(
+            sees_all=self.capabilities.sees_all or wrapper.sees_all,
+            takes_stale=self.capabilities.takes_stale and wrapper.takes_stale,
+        )
 
     # Any: a state, a carry or a message.
     def _with(self, inner: Mapping[str, Any], own: Any) -> dict[str, Any]:
@@ -199,8 +207,10 @@ class Wrapped(WrappingClients, keeps_parts=True):
         )
 
 
-class WrappedClients(Wrapped, Wrapping, keeps_parts=True, takes_stale=True):
+class WrappedClients(Wrapped, Wrapping):
     """`Wrapped` with a server."""
+
+    capabilities = Capabilities(keeps_parts=True, takes_stale=True)
 
     def init_server(self, params: Tree) -> State:
         return self._with(super().init_server(params), checked(self.wrapper.init_server, *A_STATE)(params))
@@ -223,18 +233,13 @@ class WrappedClients(Wrapped, Wrapping, keeps_parts=True, takes_stale=True):
         return self._with(state, own), {**others, **metrics}
 
 
-class WrappedPeers(Wrapped, PeerHalf, keeps_parts=True):
+class WrappedPeers(Wrapped, WrappingPeers):
     """`Wrapped` among peers."""
 
-    def __init__(self, inner: Method, wrapper: MessageWrapper) -> None:
-        super().__init__(inner, wrapper)
-        assert isinstance(inner, PeerHalf), "see `MessageWrapper.around`"
-        self.peers, self.evaluated_from_mean = inner, inner.evaluated_from_mean
-        vars(self).update(include_self=inner.include_self, weighs_links=inner.weighs_links)
+    capabilities = Capabilities(keeps_parts=True)
 
     def mix(self, state: State, received: Received, ctx: Context) -> State:
-        mixed = self.peers.mix(self.inside(state), self.inside(received), self.inside(ctx))
-        return self._with(mixed, state.get(self.entry, {}))
+        return self._with(super().mix(state, received, ctx), state.get(self.entry, {}))
 
 
 def _is_like(found: Mapping[str, Tree], wanted: Mapping[str, Tree]) -> bool:

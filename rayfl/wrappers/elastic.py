@@ -1,15 +1,197 @@
-"""Elastic aggregation as a wrapper."""
+"""Elastic aggregation around any server method: Chen et al., Elastic Aggregation for Federated Optimization, CVPR 2023,
+Algorithm 1 and Eq. 5 to 7.
 
-from rayfl.methods.base import Method
-from rayfl.methods.shared.elastic import Elastic, ElasticHyper
+Before it trains, a client runs over held-out samples at the model that it received: Omega_i <- mu Omega_i +
+(1 - mu) |grad ||F(x)||^2|, batch after batch, from zero. The server multiplies the aggregated delta entry by entry by
+zeta = 1 + tau - Omega / max(Omega) before its own update, whatever that is.
+
+Where the paper is silent or contradicts itself:
+- The sign is that of Eq. 3: delta = received - trained.
+- The gradient is that of the batch's mean squared norm; the absolute value comes after it, once a batch. The model is
+  in evaluation mode. No label is read.
+- A layer is a parameter tensor (`group="module"`: a module's tensors together). Where nothing is sensitive, zeta = 1.
+- Omega is weighted as the inner method weights its clients: by samples in FedAvg, uniformly in SCAFFOLD.
+- A server that collects deltas one by one gets each of them times zeta.
+- Held-out samples are no longer trained on; to be fair to a baseline give it the same `splits.heldout_ratio`.
+Omega is a message of its own and is not compressed: 4 bytes per entry (2 with fp16 or bf16).
+"""
+
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+
+from rayfl.compress.values import ValueType
+from rayfl.methods.base import (
+    Batch,
+    Capabilities,
+    Carry,
+    Context,
+    Delivered,
+    Dense,
+    Field,
+    Finished,
+    HyperParameters,
+    Message,
+    Method,
+    Metrics,
+    Plan,
+    RayflError,
+    Received,
+    Relay,
+    Stage,
+    State,
+    Tree,
+    WeightedMean,
+    tree,
+)
+from rayfl.methods.shared.wrapper import Wrapping
 from rayfl.wrappers.base import Wrapper
+
+SENSITIVITY = "sensitivity"
+"""The wrapper's stage, its message, and its part of carries and of the server's state."""
+
+
+class ElasticHyper(HyperParameters):
+    """Hyper-parameters of elastic aggregation."""
+
+    tau: float = Field(default=0.5, ge=0, description="zeta of the most sensitive entry of a layer")
+    mu: float = Field(default=0.95, ge=0, lt=1, description="share of the old sensitivity that each batch keeps")
+    batch_size: int = Field(default=32, ge=0, description="held-out examples per batch; 0: the whole split")
+    group: Literal["tensor", "module"] = Field(
+        default="tensor", description="what a layer is: zeta divides by the largest sensitivity of a tensor or module"
+    )
+    dtype: ValueType = Field(default="fp32", description="numbers in which the sensitivity is sent")
+    every: int = Field(default=1, ge=1, description="rounds from one measurement of the sensitivity to the next")
+    factors: Literal["entry", "mean"] = Field(
+        default="entry", description="zeta of each entry; or, as a control, the tensor's mean zeta for all its entries"
+    )
+
+
+class Elastic(Wrapping):
+    """The inner method's `delta`, entry by entry times zeta in [tau, 1 + tau].
+
+    With `every` above 1 the server keeps the last Omega that arrived. `factors="mean"` is a control of ours: the mean
+    zeta is the same, and each tensor's step keeps the inner method's direction. Metrics: `elastic/boosted_share`, the
+    share of entries with zeta > 1; `elastic/mean_factor`, the mean zeta of all entries. Raises ValueError if the method
+    has no server, or if its server sees no delta.
+    """
+
+    hyper: ElasticHyper
+    paper = "Chen et al., CVPR 2023"
+    capabilities = Capabilities(on_device=True, keeps_parts=True)
+    splits = {"heldout": 0.1}
+    own_stages = (SENSITIVITY,)
+    own_names = frozenset((SENSITIVITY,))
+
+    # Any: see Method.
+    def __init__(self, inner: Method, hyper: HyperParameters | None = None, **settings: Any) -> None:
+        super().__init__(inner, hyper, **settings)
+        if isinstance(inner.gather.get("delta", Relay()), Relay) or inner.capabilities.needs_everyone:
+            raise RayflError(
+                f"elastic rescales the delta that a server aggregates, and {type(inner).__name__} has none, or "
+                "needs it unchanged; remove it"
+            )
+        if self.capabilities.sees_all:
+            raise RayflError(
+                "elastic sends a message that a wrapper inside it must see and cannot; list elastic before that "
+                "wrapper, or remove it"
+            )
+        self.gather = {**inner.gather, SENSITIVITY: WeightedMean()}
+        self.capabilities = self.capabilities.but(hands_over_trees=False)
+
+    def plan(self, round: int, coin: float) -> Plan:
+        plan = self.inner.plan(round, coin)
+        if round % self.hyper.every or not plan.up:
+            return plan
+        own = Stage(SENSITIVITY, split="heldout", epochs=1, batch_size=self.hyper.batch_size or None)
+        return replace(plan, stages=(own, *plan.stages))
+
+    def gradients_per_example(self, stage: Stage, ctx: Context) -> float:
+        return 1.0 if stage.name == SENSITIVITY else super().gradients_per_example(stage, ctx)
+
+    def begin(self, state: State, received: Message, ctx: Context) -> Carry:
+        carry = super().begin(state, received, ctx)
+        if all(stage.name != SENSITIVITY for stage in ctx.plan.stages):
+            return carry
+        return {**carry, SENSITIVITY: tree.zeros_like(carry["params"])}
+
+    def step(self, carry: Carry, batch: Any, *, stage: Stage) -> Carry:
+        if stage.name != SENSITIVITY:
+            return super().step(carry, batch, stage=stage)
+        gradient = self.task.grad(carry["params"], batch, self.squared_output)
+        kept = tree.scale(carry[SENSITIVITY], self.hyper.mu)
+        return {**carry, SENSITIVITY: tree.add(kept, tree.map(torch.abs, gradient), 1 - self.hyper.mu)}
+
+    def squared_output(self, params: Tree, batch: Batch) -> torch.Tensor:
+        """The mean over the batch of ||F(x)||^2, a scalar."""
+        return batch.mean(self.task.evaluated(params, batch).square().flatten(1).sum(dim=1))
+
+    def end_stage(self, carry: Carry, *, stage: Stage) -> Carry:
+        return carry if stage.name == SENSITIVITY else super().end_stage(carry, stage=stage)
+
+    def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
+        finished = super().finish(state, carry, ctx)
+        if finished.message is None or SENSITIVITY not in carry or not ctx.sends:
+            return finished
+        packet, _ = Dense(dtype=self.hyper.dtype).encode(carry[SENSITIVITY], {}, ctx.generator)
+        return replace(finished, message={**finished.message, SENSITIVITY: packet})
+
+    def init_server(self, params: Tree) -> State:
+        state = super().init_server(params)
+        return {**state, SENSITIVITY: tree.zeros_like(params)} if self.hyper.every > 1 else state
+
+    def server_update(
+        self, server: State, received: Received, delivered: Delivered, ctx: Context
+    ) -> tuple[State, Metrics]:
+        sensitivity = received[SENSITIVITY].result or server.get(SENSITIVITY, {})
+        delta = received["delta"]
+        inner, metrics = dict(received), {}
+        if sensitivity and delta.count:
+            ratios = self.normalised(sensitivity)
+            like = delta.known or delta.sum or next(item for item in delta.items.values() if isinstance(item, dict))
+            factors = {name: self.factors(ratios.get(name)) for name in like}
+            inner["delta"] = delta.scaled(factors)
+            total = sum(float(factors[name].mean()) * tensor.numel() for name, tensor in like.items())
+            metrics = {
+                "elastic/boosted_share": self.boosted_share(ratios, like),
+                "elastic/mean_factor": total / tree.num_entries(like),
+            }
+        state, others = super().server_update(server, inner, delivered, ctx)
+        return {**state, SENSITIVITY: sensitivity} if SENSITIVITY in server else state, {**others, **metrics}
+
+    def normalised(self, sensitivity: Tree) -> Tree:
+        """Omega / max(Omega) in [0, 1], the maximum over each tensor or module; without those where it is 0."""
+        largest: dict[str, float] = {}
+        for name, tensor in sensitivity.items():
+            most = float(tensor.max()) if tensor.numel() else 0.0
+            largest[self.layer(name)] = max(most, largest.get(self.layer(name), 0.0))
+        return {
+            name: tensor / largest[self.layer(name)]
+            for name, tensor in sensitivity.items()
+            if largest[self.layer(name)] > 0
+        }
+
+    def layer(self, name: str) -> str:
+        """The layer of a tensor: itself, or its module ("fc" of "fc.weight")."""
+        return name.rpartition(".")[0] if self.hyper.group == "module" else name
+
+    def factors(self, ratio: torch.Tensor | None) -> torch.Tensor:
+        """zeta of a tensor; 1 where nothing is sensitive. Added in this order, a ratio of 1 gives exactly tau."""
+        zeta = torch.ones(()) if ratio is None else self.hyper.tau + (1 - ratio)
+        return zeta.mean() if self.hyper.factors == "mean" else zeta
+
+    def boosted_share(self, ratios: Tree, like: Tree) -> float:
+        """Share of the entries of `like` with zeta > 1: those with a ratio below tau."""
+        boosted = sum(int((ratios[name] < self.hyper.tau).sum()) for name in like if name in ratios)
+        return boosted / tree.num_entries(like)
 
 
 class ElasticAggregation(Wrapper, ElasticHyper):
-    """Elastic aggregation (Chen et al., CVPR 2023) around a method; `method.elastic` is its short form."""
+    """Elastic aggregation (Chen et al., CVPR 2023) around a method whose server aggregates a delta."""
 
     name = "elastic"
     splits = Elastic.splits
 
     def around(self, method: Method) -> Method:
-        return Elastic(method, ElasticHyper(**self.model_dump()))
+        return Elastic(method, self)

@@ -10,6 +10,7 @@ import torch
 from rayfl.gather import CENTER, RobustMean
 from rayfl.limits.memory import in_words
 from rayfl.methods.base import (
+    Capabilities,
     Context,
     Delivered,
     Field,
@@ -27,14 +28,16 @@ from rayfl.tree import num_bytes
 from rayfl.wrappers.base import KEY, Wrapper, require_uniform_weights
 
 
-class Robust(Wrapping, on_device=True, keeps_parts=True):
+class Robust(Wrapping):
     """A method whose means are computed by a robust rule."""
 
+    capabilities = Capabilities(on_device=True, keeps_parts=True, sees_all=True)
     own_names = frozenset((CENTER,))
 
     def __init__(self, inner: Method, rule: "RobustWrapper") -> None:
         super().__init__(inner)
-        self.gather, self.sees_all, self.keeps_center = dict.fromkeys(inner.gather, rule), True, rule.keeps_center
+        self.gather = dict.fromkeys(inner.gather, rule)
+        self.keeps_center = rule.keeps_center
 
     def server_update(
         self, server: State, received: Received, delivered: Delivered, ctx: Context
@@ -53,7 +56,7 @@ class RobustWrapper(Wrapper, RobustMean):
 
     def around(self, method: Method) -> Method:
         rules = {type(rule) for rule in method.gather.values()}
-        if not isinstance(method, ServerHalf) or rules != {WeightedMean} or method.innermost.needs_everyone:
+        if not isinstance(method, ServerHalf) or rules != {WeightedMean} or method.capabilities.needs_everyone:
             raise RayflError(
                 f": {self.name!r} replaces a server's means, but {type(method).__name__} has none, gathers other sums "
                 "too, or needs the mean of all clients; take fedavg, for example",

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import torch
 
-from rayfl.methods.base import Context, Finished, State
-from rayfl.methods.fedavg import FedAvg
+from rayfl.methods.base import Capabilities, Context, Finished, State
+from rayfl.methods.server.fedavg import FedAvg
 from rayfl.methods.shared.local_training import LocalCarry
 from tests.pretended_gpu import PretendedGpu, with_autograd
 
@@ -16,8 +16,10 @@ if os.environ.get("CUDA_VISIBLE_DEVICES"):
     PretendedGpu(count=2).__enter__()
 
 
-class OnAQuarter(FedAvg, on_device=True):
+class OnAQuarter(FedAvg):
     """FedAvg, which says where it was and what it may take there."""
+
+    capabilities = Capabilities(on_device=True)
 
     def finish(self, state: State, carry: LocalCarry, ctx: Context) -> Finished:
         finished = super().finish(state, carry, ctx)

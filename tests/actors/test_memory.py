@@ -21,7 +21,7 @@ from jobs.single import resume, run
 from rayfl.compress.base import Message
 from rayfl.experiment.prepare import prepare
 from rayfl.methods.base import Carry, Context
-from rayfl.methods.fedavg import FedAvg
+from rayfl.methods.server.fedavg import FedAvg
 from rayfl.rounds.errors import SMALLER, ClientError
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.run_directory.record import read_run

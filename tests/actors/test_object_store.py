@@ -13,7 +13,7 @@ from benchmarks.client_actors import client_actors
 from rayfl.determinism.seeding import FirstDraws
 from rayfl.experiment.prepare import prepare
 from rayfl.experiment.runtime import Runtime
-from rayfl.methods.fedavg import FedAvg
+from rayfl.methods.server.fedavg import FedAvg
 from rayfl.population.client import Traits
 from rayfl.rounds.executor import InlineExecutor, Job
 from rayfl.rounds.worker_jobs import OBJECT_BYTES

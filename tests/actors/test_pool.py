@@ -24,7 +24,7 @@ from rayfl.experiment.prepare import prepare
 from rayfl.experiment.runtime import Runtime
 from rayfl.gather import Handle
 from rayfl.methods.base import Carry, Context
-from rayfl.methods.fedavg import FedAvg
+from rayfl.methods.server.fedavg import FedAvg
 from rayfl.population.client import Fate
 from rayfl.rounds import downlinks
 from rayfl.rounds.errors import ClientError

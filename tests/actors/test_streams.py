@@ -10,7 +10,7 @@ from rayfl.experiment.prepare import prepare
 from rayfl.experiment.runtime import Runtime
 from rayfl.gather import Aggregate
 from rayfl.methods.base import Context
-from rayfl.methods.dpsgd import DPSGD, DPSGDState
+from rayfl.methods.peers.dpsgd import DPSGD, DPSGDState
 from rayfl.rounds.errors import ClientError
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.setup import Setup

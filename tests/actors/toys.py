@@ -20,7 +20,7 @@ from rayfl.compress.base import Message
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare
 from rayfl.methods.base import Carry, Context
-from rayfl.methods.fedavg import FedAvg
+from rayfl.methods.server.fedavg import FedAvg
 from rayfl.rounds.executor import Executor
 from rayfl.rounds.ledger import RoundRecord
 from rayfl.rounds.rounds import RunState, simulate

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 from benchmarks.settings import CHANGED, REFUSED, SILENT, pairs, values
-from rayfl.methods.dpsgd import DPSGD
-from rayfl.methods.fedopt import FedOpt
+from rayfl.methods.peers.dpsgd import DPSGD
+from rayfl.methods.server.fedopt import FedOpt
 from tests.benchmarks.commands import benchmark
 from tests.refusals import refused
 

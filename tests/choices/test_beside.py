@@ -28,7 +28,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rayfl.methods.fedavg import FedAvg
+from rayfl.methods.server.fedavg import FedAvg
 
 HERE = Path(__file__).parent
 {top}

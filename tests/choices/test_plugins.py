@@ -16,7 +16,7 @@ from rayfl.compress.sparse import TopK
 from rayfl.data.datasets import Source
 from rayfl.experiment.experiment import read
 from rayfl.methods.base import Method
-from rayfl.methods.fedavg import FedAvg
+from rayfl.methods.server.fedavg import FedAvg
 from rayfl.metrics.base import Metric
 from rayfl.models.base import Architecture
 from rayfl.run_directory.record import read_run
@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 METHOD = '''
 from pydantic import Field
 
-from rayfl.methods.fedavg import FedAvg
+from rayfl.methods.server.fedavg import FedAvg
 from rayfl.methods.shared.local_training import LocalTraining
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rayfl.methods.lag import LAG
+from rayfl.methods.compressed.lag import LAG
 from tests.contracts.actors import SharedActors
 from tests.contracts.seams.quadratic import setup
 

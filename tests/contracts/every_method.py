@@ -11,14 +11,14 @@ from rayfl.choices.kinds import find, named
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare
 from rayfl.methods.base import Method, PeerHalf, ServerHalf
-from rayfl.methods.dispfl import DisPFL
-from rayfl.methods.scaffold import Scaffold
-from rayfl.methods.shared.elastic import Elastic
+from rayfl.methods.masks.dispfl import DisPFL
+from rayfl.methods.server.scaffold import Scaffold
 from rayfl.rounds.ledger import RoundRecord
 from rayfl.rounds.rounds import RunState
 from rayfl.rounds.setup import Setup
 from rayfl.testing.executors import play
 from rayfl.topology.graphs import FullyConnected
+from rayfl.wrappers.elastic import Elastic
 from tests.contracts.seams import quadratic
 
 # Any: an experiment's tables.
@@ -89,16 +89,17 @@ def experiment(name: str, **options: Any) -> Experiment:
     }
     tables["clients"] = {"count": 6, **options.get("clients", {})}
     kind = named(Method)[name]
-    if kind.uses_graph or (kind.gather and issubclass(kind, PeerHalf)):
+    can = kind.capabilities
+    if can.uses_graph or (kind.gather and issubclass(kind, PeerHalf)):
         # Weights that keep the mean, where a method needs them, whoever is away.
-        kept = getattr(kind, "symmetric", False)
+        kept = can.symmetric
         tables.setdefault("topology", {"name": "ring", "weights": "metropolis"} if kept else "ring")
     return Experiment(**tables)
 
 
 def own(name: str, clients: Options) -> Options:
     """A method's hyper-parameters under contract, without a share that `clients` give instead."""
-    instead = named(Method)[name].own_retention if "retention_ratio" in clients else ()
+    instead = named(Method)[name].capabilities.own_retention if "retention_ratio" in clients else ()
     return {key: value for key, value in HYPER.get(name, {}).items() if key not in instead}
 
 
@@ -122,7 +123,7 @@ def on_digits(name: str) -> Callable[..., Setup]:
 def on_quadratics(method: Callable[[], Method]) -> Callable[..., Setup]:
     def make(**options: Any) -> Setup:
         made = method()
-        if isinstance(made, PeerHalf) or made.uses_graph:
+        if isinstance(made, PeerHalf) or made.capabilities.uses_graph:
             options.setdefault("topology", FullyConnected())
         return quadratic.setup(made, **options)
 
@@ -167,9 +168,9 @@ SEAMS = [
 ]
 VARIED = [variant(label, name, hyper) for label, (name, hyper) in VARIANTS.items()]
 CASES = [*REGISTERED, *SEAMS, *VARIED]
-PARTIAL_CASES = [case for case in CASES if not case.kind.needs_everyone]
+PARTIAL_CASES = [case for case in CASES if not case.kind.capabilities.needs_everyone]
 SERVER_CASES = [case for case in CASES if issubclass(case.kind, ServerHalf)]
-FREE_CASES = [case for case in CASES if not case.kind.own_compression]
+FREE_CASES = [case for case in CASES if not case.kind.capabilities.own_compression]
 # What peers send is uplink.
 FREE_DOWNLINKS = [case for case in FREE_CASES if case in SERVER_CASES]
 

@@ -6,7 +6,7 @@ from typing import Any
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare
 from rayfl.methods.base import Plan
-from rayfl.methods.fedavg import FedAvg
+from rayfl.methods.server.fedavg import FedAvg
 from rayfl.rounds.client_round import UPLINK_MEMORY
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.rounds import first_run_state, play_round

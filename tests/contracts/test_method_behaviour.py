@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from rayfl.methods.base import Context, Finished, FirstDraws, Message, Traits, Tree
-from rayfl.methods.lag import LAG
-from rayfl.methods.scaffold import Scaffold, ScaffoldCarry, ScaffoldState
+from rayfl.methods.compressed.lag import LAG
+from rayfl.methods.server.scaffold import Scaffold, ScaffoldCarry, ScaffoldState
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.setup import Evaluation
 from rayfl.testing import contracts

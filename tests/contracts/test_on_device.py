@@ -16,9 +16,9 @@ from rayfl.compress.feedback import ErrorFeedback
 from rayfl.compress.sparse import TopK
 from rayfl.data.batches import Batch
 from rayfl.data.transfer import PAGE
-from rayfl.methods.base import Carry, Context, Finished, Method
-from rayfl.methods.fedavg import FedAvg
-from rayfl.methods.scaffold import Scaffold
+from rayfl.methods.base import Capabilities, Carry, Context, Finished, Method
+from rayfl.methods.server.fedavg import FedAvg
+from rayfl.methods.server.scaffold import Scaffold
 from rayfl.methods.shared.local_training import LocalCarry
 from rayfl.models.flops import Uses
 from rayfl.rounds import client_round
@@ -129,9 +129,9 @@ def assert_same_there(make, monkeypatch: pytest.MonkeyPatch, **options: object) 
 
 @every_method
 def test_hooks_uplinks_and_sums_on_a_gpu_give_the_bits_of_main_memory(case: Case, monkeypatch: pytest.MonkeyPatch):
-    assert case.kind.on_device
+    assert case.kind.capabilities.on_device
     top_k = TopK(keep_ratio=0.3)
-    uplink = top_k if "uplink" in case.kind.own_feedback else ErrorFeedback(inner=top_k)
+    uplink = top_k if "uplink" in case.kind.capabilities.own_feedback else ErrorFeedback(inner=top_k)
     options = {"uplink": uplink} if case in FREE_CASES else {}
     seen, _ = assert_same_there(case.make, monkeypatch, **options)
     for hook in ("begin", "end_stage", "finish", "encode"):
@@ -139,7 +139,7 @@ def test_hooks_uplinks_and_sums_on_a_gpu_give_the_bits_of_main_memory(case: Case
     assert seen.devices["finish"] == {"cuda"}
 
 
-@cases([case for case in REGISTERED if case.kind.for_newcomers() == "round"])
+@cases([case for case in REGISTERED if case.kind.capabilities.newcomer == "round"])
 def test_an_unseen_clients_first_round_on_a_gpu_gives_the_bits_of_main_memory(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ):
@@ -207,7 +207,7 @@ class Beside(FedAvg):
 class Claims(Beside):
     """The same, which says that it takes tensors of a GPU."""
 
-    on_device = True
+    capabilities = Capabilities(on_device=True)
 
 
 class Further(Claims):
@@ -227,7 +227,7 @@ class Halves(Compressor):
 @pytest.mark.parametrize("engine", ["loop", "vmap"])
 @pytest.mark.parametrize("kind", [Beside, Further])
 def test_hooks_of_a_method_from_elsewhere_see_main_memory(kind, engine: str, monkeypatch: pytest.MonkeyPatch):
-    assert not kind.on_device
+    assert not kind.capabilities.on_device
     seen, _ = assert_same_there(
         lambda **options: quadratic.setup(kind, rounds=2, **options), monkeypatch, engine=engine
     )

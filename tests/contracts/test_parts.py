@@ -16,7 +16,7 @@ from rayfl.testing.executors import play
 from tests.contracts.every_method import REGISTERED, Case, cases, played
 from tests.refusals import refused
 
-KEEPING = [case for case in REGISTERED if case.kind.keeps_parts]
+KEEPING = [case for case in REGISTERED if case.kind.capabilities.keeps_parts]
 SHARING = [case for case in KEEPING if case.kind.gather and case.name != "dpsgd_ft"]
 
 PARTS: Mapping[str, Mapping[str, object]] = {
@@ -81,7 +81,7 @@ def test_without_parts_the_wrapper_changes_no_bit(case: Case):
 
 
 # PFNM takes no model with other layers.
-@cases([case for case in REGISTERED if not case.kind.keeps_parts and case.name != "pfnm"])
+@cases([case for case in REGISTERED if not case.kind.capabilities.keeps_parts and case.name != "pfnm"])
 def test_other_methods_are_refused_by_name(case: Case):
     with refused(names=[case.name, "parts.personal"]):
         case.make(parts={"personal": ["3"]})

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rayfl.methods.base import Carry, Stage
-from rayfl.methods.fedavg import FedAvg
+from rayfl.methods.server.fedavg import FedAvg
 from rayfl.rounds import engines
 from rayfl.rounds.errors import ClientError
 from rayfl.rounds.setup import Setup

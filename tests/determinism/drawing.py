@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from rayfl.compress.base import Packet
 from rayfl.compress.sparse import TopK
 from rayfl.methods.base import Method, Plan
-from rayfl.methods.ditto import Ditto
-from rayfl.methods.dpsgd import DPSGD
-from rayfl.methods.fedavg import FedAvg
-from rayfl.methods.fedpse import FedPSE
+from rayfl.methods.compressed.fedpse import FedPSE
+from rayfl.methods.peers.dpsgd import DPSGD
+from rayfl.methods.personal.ditto import Ditto
+from rayfl.methods.server.fedavg import FedAvg
 from rayfl.metrics.accuracy import Accuracy
 from rayfl.schedules.asynchronous import Buffered
 from rayfl.selections.base import Seen

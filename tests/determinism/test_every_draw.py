@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare
 from rayfl.methods.base import Method, PeerHalf
-from rayfl.methods.fedavg import FedAvg
+from rayfl.methods.server.fedavg import FedAvg
 from rayfl.rounds.errors import MethodError
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.setup import Setup

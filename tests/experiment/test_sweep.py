@@ -216,7 +216,7 @@ def test_directories_are_names_that_shells_and_file_systems_take():
 def test_paths_start_at_the_folder_of_the_file(table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "mine.py").write_text(
-        "from rayfl.methods.fedavg import FedAvg\n\n\nclass Mine(FedAvg):\n    paper = 'None'\n"
+        "from rayfl.methods.server.fedavg import FedAvg\n\n\nclass Mine(FedAvg):\n    paper = 'None'\n"
     )
     text = (
         "rounds = 1\ndata = 'digits'\npartition = 'iid'\nclients = {count = 2}\nmodel = 'logistic'\nmethod = 'fedavg'\n"

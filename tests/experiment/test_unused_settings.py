@@ -16,8 +16,8 @@ from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare
 from rayfl.experiment.sweep import combine
 from rayfl.methods.base import Method, PeerHalf
-from rayfl.methods.fedavg import FedAvg
-from rayfl.methods.mcepl import MCEPL
+from rayfl.methods.masks.mcepl import MCEPL
+from rayfl.methods.server.fedavg import FedAvg
 from rayfl.methods.shared.local_training import LocalTraining
 from rayfl.population.sampling import Clients
 from rayfl.rounds.model_sums import model_sums, values
@@ -180,7 +180,7 @@ OWN = """
 from pydantic import Field
 
 from rayfl.methods.base import State
-from rayfl.methods.fedavg import FedAvg
+from rayfl.methods.server.fedavg import FedAvg
 from rayfl.methods.shared.local_training import LocalTraining
 
 

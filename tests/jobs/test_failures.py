@@ -116,7 +116,7 @@ def test_an_error_of_a_plug_in_names_it_and_its_refusal_is_a_sentence(
 
 
 LATE = """
-from rayfl.methods.fedavg import FedAvg
+from rayfl.methods.server.fedavg import FedAvg
 
 
 class Late(FedAvg):
@@ -182,7 +182,7 @@ EXITING = {
 @pytest.mark.parametrize("part", EXITING)
 def test_a_plug_in_that_ends_the_process_is_an_error_of_its_own(part: str, tmp_path: Path):
     imports = "import sys\nimport torch\nfrom rayfl.data.datasets import Source\n"
-    imports += "from rayfl.methods.ditto import Ditto\nfrom rayfl.methods.fedavg import FedAvg\n"
+    imports += "from rayfl.methods.personal.ditto import Ditto\nfrom rayfl.methods.server.fedavg import FedAvg\n"
     (tmp_path / "mine.py").write_text(f"{imports}{EXITING[part]}\n")
     names = {"data": "digits", "model": "logistic", "method": "fedavg"}
     names[{"data": "data", "model": "model", "forward": "model", "work": "model"}.get(part, "method")] = "mine.py:Mine"

@@ -30,7 +30,7 @@ PLUGIN = """
 from pydantic import field_validator
 from rayfl.data.datasets import Source
 from rayfl.gather import WeightedMean
-from rayfl.methods.fedavg import FedAvg
+from rayfl.methods.server.fedavg import FedAvg
 
 
 class Own(BaseException):

@@ -16,7 +16,7 @@ from rayfl.run_directory.record import read_run
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = [sys.executable, "-m", "jobs.cli"]
 PRINTS = """
-from rayfl.methods.fedavg import FedAvg
+from rayfl.methods.server.fedavg import FedAvg
 
 class Prints(FedAvg):
     name = "prints"

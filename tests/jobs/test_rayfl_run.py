@@ -11,7 +11,7 @@ import torch
 import rayfl
 from jobs import single
 from jobs.python_api import SweepFailed
-from rayfl.methods.fedavg import FedAvg
+from rayfl.methods.server.fedavg import FedAvg
 from rayfl.run_directory.saved_models import load_model
 from tests.actors.toys import assert_same_run
 from tests.jobs.commands import rayfl as command

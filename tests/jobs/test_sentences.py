@@ -48,7 +48,7 @@ def test_numbers_that_overflow_at_the_server_get_the_words_of_a_client(settings:
 
 
 MINE = """
-from rayfl.methods.fedavg import FedAvg
+from rayfl.methods.server.fedavg import FedAvg
 
 
 class Wide(FedAvg):

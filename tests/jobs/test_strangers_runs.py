@@ -13,7 +13,7 @@ from rayfl.run_directory.record import read_run
 from tests.refusals import refused
 
 METHOD = """
-from rayfl.methods.fedavg import FedAvg
+from rayfl.methods.server.fedavg import FedAvg
 
 
 class Mine(FedAvg):

@@ -9,7 +9,7 @@ import pytest
 
 from rayfl import tree
 from rayfl.determinism import seeding
-from rayfl.methods.fedpse import FedPSE, FedPSEHyper, FedPSEMemory
+from rayfl.methods.compressed.fedpse import FedPSE, FedPSEHyper, FedPSEMemory
 from rayfl.rounds.ledger import RoundRecord
 from rayfl.rounds.rounds import RunState
 from rayfl.rounds.setup import Setup

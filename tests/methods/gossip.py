@@ -16,7 +16,7 @@ from rayfl.topology.graphs import Grid, Topology
 from rayfl.tree import to_tensors
 from tests.contracts.seams.closed_form import TENSORS, batches, flat
 from tests.methods.convex import RATIO, RandK, draws, rand_k
-from tests.methods.peers import NUM_PEERS, matrix
+from tests.methods.plain_peers import NUM_PEERS, matrix
 
 LINE = Grid(rows=1, weights="metropolis")
 Encoded = Callable[[np.ndarray, np.random.Generator], np.ndarray]

@@ -20,7 +20,7 @@ from rayfl.data.datasets import Dataset, Samples
 from rayfl.data.partition import Partition, Shards
 from rayfl.determinism import seeding
 from rayfl.methods.base import Method
-from rayfl.methods.fedpse import FedPSEHyper
+from rayfl.methods.compressed.fedpse import FedPSEHyper
 from rayfl.methods.shared.local_training import LocalTraining, LocalWork
 from rayfl.models.dense import Logistic
 from rayfl.population.sampling import Clients, Population

@@ -8,7 +8,7 @@ from rayfl.choices.kinds import find
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare
 from rayfl.methods.base import Method, PeerHalf
-from rayfl.methods.pfedme import PFedMe
+from rayfl.methods.personal.pfedme import PFedMe
 from rayfl.testing.executors import play
 
 LEARNED = 0.68

@@ -2,6 +2,7 @@
 
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,10 @@ import pytest
 import rayfl.methods
 from rayfl.choices.kinds import find, named
 from rayfl.methods.base import Method
-from rayfl.methods.fedavg import FedAvg
+from rayfl.methods.server.fedavg import FedAvg
 
 NEW_METHOD = '''
-from rayfl.methods.fedavg import FedAvg
+from rayfl.methods.server.fedavg import FedAvg
 
 LIMIT = 3
 
@@ -30,22 +31,47 @@ def forgetful(monkeypatch: pytest.MonkeyPatch):
     named.cache_clear()
 
 
-def test_a_new_file_is_a_new_method(forgetful: pytest.MonkeyPatch, tmp_path: Path):
-    (tmp_path / "afternoon.py").write_text(NEW_METHOD, encoding="utf-8")
+@pytest.fixture
+def written(forgetful: pytest.MonkeyPatch, tmp_path: Path):
+    """Writes a method's file at a path below rayfl/methods/, in folders that are packages; afterwards it is gone."""
     forgetful.setattr(rayfl.methods, "__path__", [*rayfl.methods.__path__, str(tmp_path)])
-    try:
-        found = named(Method)["afternoon"]
-        assert found.__name__ == "Renamed" and find(Method, "afternoon").__module__ == "rayfl.methods.afternoon"
-        assert {"fedavg", "fedpse", "local"} < set(named(Method))
-    finally:
-        sys.modules.pop("rayfl.methods.afternoon", None)
-        # A class is forgotten with the last that refers to it; until then it stays a subclass of FedAvg.
-        found.__module__ = "forgotten"
+    before = {*sys.modules}
+
+    def write(path: str) -> None:
+        file = tmp_path / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        for folder in file.parents[: len(Path(path).parents) - 1]:
+            (folder / "__init__.py").touch()
+        file.write_text(NEW_METHOD, encoding="utf-8")
+
+    yield write
+    for name in [name for name in sys.modules if name.startswith("rayfl.methods.") and name not in before]:
+        module = sys.modules.pop(name)
+        if hasattr(module, "Renamed"):
+            # A class is forgotten with the last that refers to it; until then it stays a subclass of FedAvg.
+            module.Renamed.__module__ = "forgotten"
+
+
+@pytest.mark.parametrize("path", ["afternoon.py", "weekdays/afternoon.py", "weekdays/monday/afternoon.py"])
+def test_a_new_file_is_a_new_method(written: Callable[[str], None], path: str):
+    written(path)
+    found = named(Method)["afternoon"]
+    assert found.__name__ == "Renamed" and find(Method, "afternoon") is found
+    assert found.__module__ == f"rayfl.methods.{path.removesuffix('.py').replace('/', '.')}"
+    assert {"fedavg", "fedpse", "local"} < set(named(Method))
+
+
+def test_two_files_of_one_name_are_refused(written: Callable[[str], None]):
+    written("weekdays/afternoon.py")
+    written("holidays/afternoon.py")
+    with pytest.raises(AssertionError, match="both called 'afternoon'"):
+        named(Method)
 
 
 def test_every_file_is_a_method_and_the_seams_are_none():
-    files = {path.stem for path in Path(rayfl.methods.__path__[0]).glob("*.py")} - {"__init__", "base", "hook_types"}
-    assert set(named(Method)) == files
+    seams = {"__init__", "base", "capabilities", "hook_types"}
+    paths = [path for path in Path(rayfl.methods.__path__[0]).rglob("*.py") if path.parent.name != "shared"]
+    assert sorted(named(Method)) == sorted(path.stem for path in paths if path.stem not in seams)
     assert find(Method, "fedavg") is FedAvg
 
 

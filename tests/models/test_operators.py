@@ -17,7 +17,7 @@ from torch.nn.utils import parametrizations, prune, spectral_norm, weight_norm
 from rayfl import Experiment, tree
 from rayfl.errors import log_once
 from rayfl.experiment.prepare import prepare
-from rayfl.methods.fedavg import FedAvg
+from rayfl.methods.server.fedavg import FedAvg
 from rayfl.models import flops
 from rayfl.models.text import CharLSTM
 from rayfl.rounds.check_setup import check_setup
@@ -313,12 +313,13 @@ def test_counting_draws_nothing():
 
 PLUGIN = """
 import torch
-from rayfl.methods.fedavg import FedAvg
+from rayfl.methods.base import Capabilities
+from rayfl.methods.server.fedavg import FedAvg
 
 
 class Widths(FedAvg):
     paper = "a sub-model of the leading units, after HeteroFL (Diao, Ding, Tarokh, ICLR 2021)"
-    honours_retention = True
+    capabilities = Capabilities(honours_retention=True)
 
     def init_client(self, client, params, draws):
         return {"width": torch.tensor(client.retention_ratio)}

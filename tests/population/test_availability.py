@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayfl.methods.dpsgd import DPSGD
+from rayfl.methods.peers.dpsgd import DPSGD
 from rayfl.population.availability import Diurnal, Trace, available, read_trace
 from rayfl.population.sampling import DROPOUTS, Clients, Population
 from rayfl.testing.executors import Shuffled, play

@@ -125,11 +125,11 @@ def test_two_sides_are_compared_by_their_trends(tmp_path):
 
 def test_a_trend_may_be_among_some_values_and_a_side_may_be_a_number(tmp_path):
     ends = {"false": [0.9, 0.9], "0.5": [0.2, 0.3], "1": [0.4, 0.6], "2": [0.8, 1.2]}
-    runs = runs_of(tmp_path, ends, "method.elastic")
-    found = verdict(claim(trend="method.elastic", among=["0.5", 1, "2"]), runs)
+    runs = runs_of(tmp_path, ends, "method.tau")
+    found = verdict(claim(trend="method.tau", among=["0.5", 1, "2"]), runs)
     assert found["mean"] == pytest.approx((0.4 + 0.6) / 2) and found.first_runs.count(";") == 5
-    found = verdict(claim(better={"method": {"elastic": 2}}, than=0.75), runs)
-    assert found["mean"] == pytest.approx(0.25) and found.compared == "elastic=2 > 0.75"
+    found = verdict(claim(better={"method": {"tau": 2}}, than=0.75), runs)
+    assert found["mean"] == pytest.approx(0.25) and found.compared == "tau=2 > 0.75"
     assert found.second == 0.75 and found.second_runs == ""
 
 

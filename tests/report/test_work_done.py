@@ -9,11 +9,11 @@ import pytest
 import rayfl
 from rayfl.errors import RayflError
 from rayfl.experiment.report_options import ReportOptions
-from rayfl.methods.ditto import DittoHyper
-from rayfl.methods.dpsgd import DPSGDHyper
-from rayfl.methods.dpsgd_ft import DPSGDFTHyper
-from rayfl.methods.fedavg_ft import FedAvgFTHyper
-from rayfl.methods.perfedavg import PerFedAvgHyper
+from rayfl.methods.peers.dpsgd import DPSGDHyper
+from rayfl.methods.peers.dpsgd_ft import DPSGDFTHyper
+from rayfl.methods.personal.ditto import DittoHyper
+from rayfl.methods.personal.fedavg_ft import FedAvgFTHyper
+from rayfl.methods.personal.perfedavg import PerFedAvgHyper
 from rayfl.methods.shared.local_training import LocalTraining
 from rayfl.report.comparison import comparison
 from rayfl.report.groups import groups

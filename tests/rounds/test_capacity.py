@@ -26,9 +26,12 @@ CLIENTS = {"work": "capacity", "examples_per_s": SPEEDS}
     ],
 )
 def test_a_slow_client_measures_on_all_its_examples(name: str, measuring: str, engine: str):
-    hyper = {"name": name, "lr": 0.1, "batch_size": 10, **({"elastic": True} if measuring == "heldout" else {})}
+    hyper = {"name": name, "lr": 0.1, "batch_size": 10}
     runtime = {"engine": engine}
-    made = experiment(name, clients=CLIENTS, method=hyper, rounds=1, runtime=runtime, evaluation={"every": 0})
+    wrap = "elastic" if measuring == "heldout" else ()
+    made = experiment(
+        name, wrap=wrap, clients=CLIENTS, method=hyper, rounds=1, runtime=runtime, evaluation={"every": 0}
+    )
     here = prepare(made)
     assert here.population.traits(0).work_share == 0.1
     sizes, sizes_of_train = here.partition.split(measuring).sizes, here.partition.train.sizes

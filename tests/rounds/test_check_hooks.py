@@ -11,8 +11,8 @@ from rayfl.compress.scalar import count_packet
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare
 from rayfl.methods.base import Finished, Reply
-from rayfl.methods.dpsgd import DPSGD
-from rayfl.methods.fedavg import FedAvg
+from rayfl.methods.peers.dpsgd import DPSGD
+from rayfl.methods.server.fedavg import FedAvg
 from rayfl.rounds.errors import HookError, MethodError
 from rayfl.rounds.setup import Setup
 from rayfl.testing.executors import play
@@ -84,7 +84,7 @@ def test_a_wrong_answer_is_told_with_its_hook_and_line(hook: str, answer: Any, n
     if hook == "receive_reply":
         kind = type("Mine", (kind,), {"__module__": __name__, "reply": lambda self, *a: Reply({}, {})})
     if hook == "eval_begin":
-        kind.personalized = True  # pyright: ignore[reportAttributeAccessIssue]
+        kind.capabilities = kind.capabilities.but(personalized=True)
     with pytest.raises((MethodError, HookError)) as caught:
         play(setup(kind))
     text = str(caught.value)

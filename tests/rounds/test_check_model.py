@@ -4,10 +4,10 @@ import pytest
 from pydantic import Field
 
 from rayfl.methods.base import RayflError, Tree
-from rayfl.methods.fedavg import FedAvg
-from rayfl.methods.shared.elastic import Elastic
+from rayfl.methods.server.fedavg import FedAvg
 from rayfl.methods.shared.local_training import LocalTraining
 from rayfl.rounds.setup import Setup
+from rayfl.wrappers.elastic import Elastic
 from tests.contracts.seams.quadratic import Quadratic, setup
 from tests.refusals import refused
 

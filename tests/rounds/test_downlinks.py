@@ -10,8 +10,8 @@ from rayfl.compress.feedback import ErrorFeedback
 from rayfl.compress.sign import ScaledSign
 from rayfl.compress.sparse import TopK
 from rayfl.determinism.seeding import NOBODY
-from rayfl.methods.fedavg import FedAvg
-from rayfl.methods.l2gd import L2GD
+from rayfl.methods.personal.l2gd import L2GD
+from rayfl.methods.server.fedavg import FedAvg
 from rayfl.rounds import downlinks
 from rayfl.rounds.setup import Setup
 from rayfl.testing import contracts

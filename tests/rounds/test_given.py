@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare
 from rayfl.methods.base import Method, PeerHalf
-from rayfl.methods.ditto import Ditto
-from rayfl.methods.dpsgd import DPSGD
-from rayfl.methods.fedavg import FedAvg
-from rayfl.methods.fedpse import FedPSE
+from rayfl.methods.compressed.fedpse import FedPSE
+from rayfl.methods.peers.dpsgd import DPSGD
+from rayfl.methods.personal.ditto import Ditto
+from rayfl.methods.server.fedavg import FedAvg
 from rayfl.rounds.errors import MethodError
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.setup import Setup

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from rayfl.methods.fedavg import FedAvg
-from rayfl.methods.fedfomo import FedFomo
+from rayfl.methods.personal.fedfomo import FedFomo
+from rayfl.methods.server.fedavg import FedAvg
 from rayfl.rounds.ledger import ClientRow
 from rayfl.testing.comparison import assert_same_bits
 from tests.contracts.seams.quadratic import setup as quadratic

@@ -17,9 +17,11 @@ FORWARD = 2 * (64 * 12 + 12 * 10)
 """Operations of an example's forward pass: biases are not counted."""
 
 
-def first_round(name: str, uplink: Any = "dense", clients: Any = None, **hyper: Any) -> tuple[Setup, RoundRecord]:
+def first_round(
+    name: str, uplink: Any = "dense", clients: Any = None, wrap: Any = (), **hyper: Any
+) -> tuple[Setup, RoundRecord]:
     given = {"name": name, **hyper}
-    options: dict[str, Any] = {"method": given, "uplink": uplink, "rounds": 1, "evaluation": {"every": 0}}
+    options: dict[str, Any] = {"method": given, "wrap": wrap, "uplink": uplink, "rounds": 1, "evaluation": {"every": 0}}
     here = prepare(experiment(name, clients=clients or {}, **options))
     return here, play(here)[0][0]
 
@@ -121,7 +123,7 @@ def test_masks_and_elastic_count_what_they_do():
         2 * 4 * sum(int(m.sum()) for m in mask.values()) / 1e6
     )
     # Elastic runs over the held-out examples, forward and back, too.
-    here, record = first_round("fedavg", steps=1, batch_size=5, elastic=True)
+    here, record = first_round("fedavg", wrap="elastic", steps=1, batch_size=5)
     heldout = {client: len(here.partition.heldout[client]) for client in range(6)}
     assert flops_of(record) == {client: 3 * FORWARD * (5 + size) for client, size in heldout.items()}
 

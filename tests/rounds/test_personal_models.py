@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from rayfl.choices.kinds import find
-from rayfl.methods.base import Carry, Context, Finished, ModelState, State, Tree
-from rayfl.methods.fedavg import FedAvg
+from rayfl.methods.base import Capabilities, Carry, Context, Finished, ModelState, State, Tree
+from rayfl.methods.server.fedavg import FedAvg
 from rayfl.rounds.evaluate_round import personal_models
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.model_sums import model_sums, values
@@ -26,7 +26,7 @@ HYPER = {"lr": 0.5, "batch_size": 2}
 class SharedBody(FedAvg):
     """FedAvg whose clients keep their biases, as in FedRep: body from the server, head from the client."""
 
-    personalized = True
+    capabilities = Capabilities(personalized=True)
 
     def init_client(self, client: Any, params: Tree, draws: Any) -> State:
         return {"head": params["1.bias"]}

@@ -16,12 +16,12 @@ from rayfl.compress.sparse import TopK, kept_entries
 from rayfl.compress.structured import Structured
 from rayfl.compress.ternary import Ternary
 from rayfl.methods.base import Method
-from rayfl.methods.fedscr import FedSCR
-from rayfl.methods.shared.elastic import Elastic
+from rayfl.methods.compressed.fedscr import FedSCR
 from rayfl.rounds.setup import Setup
 from rayfl.testing.executors import play
 from rayfl.testing.watching import watched
 from rayfl.topology.graphs import Ring
+from rayfl.wrappers.elastic import Elastic
 from tests.contracts.seams.quadratic import Quadratic, setup
 from tests.refusals import refused
 
@@ -128,9 +128,9 @@ def test_what_uses_no_share_is_refused():
 
 
 def test_methods_that_honour_them_are_known():
-    honour = {name for name in named(Method) if find(Method, name)().honours_retention}
+    honour = {name for name in named(Method) if find(Method, name)().capabilities.honours_retention}
     masked = {"dispfl", "lottery_dsgd", "mcepl", "ind_mask", "ind_weipru", "avr_weipru", "par_weipru"}
     assert honour >= masked | {"fedpse", "fedstc", "fedscr"}
     assert not honour & {"fedavg", "scaffold", "dpsgd", "dsgdprox", "local", "fedavg_ft", "diana"}
-    assert Elastic(FedSCR(Quadratic())).honours_retention
+    assert Elastic(FedSCR(Quadratic())).capabilities.honours_retention
     assert np.isclose(kept_entries(8, 0.2), 2)

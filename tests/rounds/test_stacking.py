@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from rayfl.methods.base import Carry, Method, Stage
-from rayfl.methods.fedavg import FedAvg
+from rayfl.methods.server.fedavg import FedAvg
 from rayfl.models.base import Architecture
 from rayfl.models.convolutional import VGG11, AlexNetMCEPL, ConvNet2, ResNet18, ResNet20
 from rayfl.models.dense import MLP, Logistic

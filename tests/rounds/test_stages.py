@@ -11,8 +11,20 @@ import torch
 from rayfl import Experiment
 from rayfl.data.batches import Batch
 from rayfl.experiment.prepare import prepare
-from rayfl.methods.base import Context, Finished, FirstDraws, Message, Plan, Stage, State, Traits, Tree, Work
-from rayfl.methods.fedavg import FedAvg
+from rayfl.methods.base import (
+    Capabilities,
+    Context,
+    Finished,
+    FirstDraws,
+    Message,
+    Plan,
+    Stage,
+    State,
+    Traits,
+    Tree,
+    Work,
+)
+from rayfl.methods.server.fedavg import FedAvg
 from rayfl.methods.shared.local_training import LocalCarry
 from rayfl.rounds.engines import LocalTask
 from rayfl.rounds.errors import MethodError
@@ -62,8 +74,10 @@ class Counting(FedAvg):
         return replace(super().finish(state, carry, ctx), state={"counts": carry["counts"]})
 
 
-class Once(Counting, takes_stale=True):
+class Once(Counting):
     """Counts in a client's first round."""
+
+    capabilities = Capabilities(takes_stale=True)
 
     def stages(self, state: State, plan: Plan, ctx: Context) -> tuple[Stage, ...]:
         return tuple(stage for stage in plan.stages if stage.name != "count" or not state["counts"].any())

@@ -11,7 +11,7 @@ from torch import Tensor
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare
 from rayfl.methods.base import Context, Finished, State
-from rayfl.methods.fedavg import FedAvg
+from rayfl.methods.server.fedavg import FedAvg
 from rayfl.methods.shared.local_training import LocalCarry
 from rayfl.rounds import worker
 from rayfl.rounds.executor import InlineExecutor

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from rayfl.methods.local import Local
+from rayfl.methods.personal.local import Local
 from rayfl.population.sampling import Clients, Population
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.rounds import RunState

@@ -24,7 +24,7 @@ clients = {count = 4, availability = {trace = "trace.csv"}}
 method = {name = "mine.py:Mine", lr = 0.1}
 checkpoint = {every = 1}
 """
-PLUGIN = "from rayfl.methods.fedavg import FedAvg\n\nclass Mine(FedAvg):\n    paper = 'None'\n"
+PLUGIN = "from rayfl.methods.server.fedavg import FedAvg\n\nclass Mine(FedAvg):\n    paper = 'None'\n"
 SHAPES = {"1.weight": (8, 64), "1.bias": (8,), "3.weight": (10, 8), "3.bias": (10,)}
 
 

@@ -12,7 +12,7 @@ import pytest
 from jobs.single import run
 from rayfl.choices.kinds import find, named
 from rayfl.experiment.prepare import prepare
-from rayfl.methods.fedavg import FedAvg
+from rayfl.methods.server.fedavg import FedAvg
 from rayfl.report.figures import sections
 from rayfl.report.groups import groups
 from rayfl.rounds.errors import HookError, MethodError
@@ -309,7 +309,7 @@ def test_every_method_is_refused_or_runs():
     from rayfl.methods.base import Method, PeerHalf
 
     for name, kind in named(Method).items():
-        if kind.takes_stale and not issubclass(kind, PeerHalf):
+        if kind.capabilities.takes_stale and not issubclass(kind, PeerHalf):
             play(here("buffered", name, rounds=2, evaluation={"every": 0}))
         else:
             with refused(names=["schedule", kind.__name__]):

@@ -12,7 +12,7 @@ from tests.refusals import mentions
 ROOT = Path(__file__).resolve().parents[2]
 CARELESS = """
 from rayfl import tree
-from rayfl.methods.fedavg import FedAvg
+from rayfl.methods.server.fedavg import FedAvg
 
 
 class Careless(FedAvg):

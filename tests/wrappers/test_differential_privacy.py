@@ -157,7 +157,6 @@ REFUSED: list[tuple[str, dict[str, Any], list[str]]] = [
     ("central-dp", {"method": {"name": "fedmgda"}}, ["single messages"]),
     ("central-dp", {"method": {"name": "dpsgd"}, "selection": "uniform", "clients": {"count": 6}}, ["DPSGD", "server"]),
     ("central-dp", {"method": {"name": "signsgd"}}, ["SignSGD", "encodes"]),
-    ("central-dp", {"method": {**UNIFORM["method"], "elastic": True}}, ["central-dp", "encoded"]),
     ("central-dp", {"method": {"name": "lag"}}, ["LAG", "nothing in some rounds"]),
     ("local-dp", {"method": {"name": "marina"}}, ["MARINA", "nothing in some rounds"]),
 ]
@@ -172,6 +171,8 @@ def test_a_run_that_cannot_be_private_is_refused(name: str, options: dict[str, A
 def test_settings_that_do_not_go_together():
     with refused(names=["count_noise", "noise_multiplier", "0.5"]):
         here({"name": "central-dp", "quantile": 0.5, "count_noise": 0.4}, **POISSON)
+    with refused(names=["wrap", "central-dp", "encoded"]):
+        here("elastic", {"name": "central-dp"}, **POISSON)
     with refused(names=["wrap", "central-dp", "last"]):
         here({"name": "central-dp"}, "elastic", **POISSON)
     with refused(names=["quantile=0.5", "nothing"]):

@@ -127,7 +127,7 @@ def test_what_robust_means_refuse():
     with refused(names=["wrap", "krum", "other sums"]):
         here("clip", "krum", **UNIFORM)
     play(here("krum", "clip", rounds=1, **UNIFORM))
-    play(here("krum", rounds=1, method={**UNIFORM["method"], "elastic": True}))
+    play(here("elastic", "krum", rounds=1, **UNIFORM))
 
 
 RULE = """

@@ -54,10 +54,18 @@ def test_a_wrapper_is_a_table_and_comes_back(name: str):
     assert type(made)(**made.as_dict()) == made
 
 
-def test_elastic_in_the_list_is_its_short_form():
-    listed = play(here({"name": "elastic", "tau": 0.3}))[0]
-    short = play(prepare(experiment("fedavg", method={"name": "fedavg", "batch_size": 60, "elastic": {"tau": 0.3}})))[0]
-    assert rows(listed) == rows(short)
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        (True, 'wrap = [{name = "elastic"}]'),
+        ({"tau": 0.3}, 'wrap = [{name = "elastic", tau = 0.3}]'),
+        (False, "wrap = []"),
+    ],
+    ids=str,
+)
+def test_elastic_as_a_setting_of_the_method_is_refused_with_the_new_line(given: Any, line: str):
+    with refused(names=["method.elastic", line]):
+        experiment("fedavg", method={"name": "fedavg", "elastic": given})
 
 
 def test_what_wrappers_refuse():

@@ -11,6 +11,7 @@ import torch
 
 from rayfl.methods.base import (
     Batch,
+    Capabilities,
     Context,
     Field,
     Finished,
@@ -63,10 +64,9 @@ class GatedPruning(GradientMethod):
     """A client that trains what its mask keeps, and prunes if its accuracy passes the gate."""
 
     hyper: GateHyper
-    personalized = True
-    own_compression = True
-    honours_retention = True
-    own_retention = ("target_density",)
+    capabilities = Capabilities(
+        personalized=True, own_compression=True, honours_retention=True, own_retention=("target_density",)
+    )
     splits = {"validation": 0.2}
 
     def gate_stage(self) -> Stage:

@@ -13,8 +13,9 @@ from typing import NotRequired, TypedDict
 import numpy as np
 import torch
 
+from rayfl.compress.base import Codec, message_bits
+from rayfl.compress.sparse import sparse_packet
 from rayfl.methods.base import (
-    Codec,
     Compressor,
     Context,
     Dense,
@@ -26,8 +27,6 @@ from rayfl.methods.base import (
     State,
     Traits,
     Tree,
-    message_bits,
-    sparse_packet,
     tree,
 )
 from rayfl.methods.shared.stored_packets import buffers, packet_of

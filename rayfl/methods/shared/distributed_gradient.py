@@ -16,6 +16,7 @@ from rayfl.methods.base import (
     Aggregate,
     Batch,
     BoundTask,
+    Capabilities,
     Compressor,
     Context,
     Download,
@@ -114,7 +115,7 @@ class DistributedGradient(OneGradient, ModelServer):
     Metric: `train/loss`, the client's objective, l2 included, at the point that it received.
     """
 
-    judged_after_training = False
+    capabilities = Capabilities(judged_after_training=False)
     Hyper = GradientStep
     hyper: GradientWork
 
@@ -146,7 +147,7 @@ class CompressedSGD(DistributedGradient):
     """
 
     hyper: GradientStep
-    own_compression = True
+    capabilities = Capabilities(own_compression=True)
     gather = {"delta": WeightedMean()}
 
     @property
@@ -176,13 +177,13 @@ class ShiftState(UplinkMemory):
 class ShiftedGradient(DistributedGradient):
     """Clients keep shifts, at first 0, that approach their gradients."""
 
-    needs_one_omega = True
+    capabilities = Capabilities(needs_one_omega=True)
 
     # Any: see Method.
     def __init__(self, task: BoundTask | None = None, hyper: HyperParameters | None = None, **settings: Any) -> None:
         super().__init__(task, hyper, **settings)
         # The server does not know the examples of all clients, so it cannot weigh some of them among all.
-        self.needs_everyone = self.hyper.weighting == "samples"
+        self.capabilities = self.capabilities.but(needs_everyone=self.hyper.weighting == "samples")
 
     def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> ShiftState:
         return {"shift": tree.zeros_like(params)}
@@ -201,7 +202,7 @@ class SteppingServer(DistributedGradient):
     (rayfl/rounds/downlinks.py).
     """
 
-    own_feedback = ("uplink", "downlink")
+    capabilities = Capabilities(own_feedback=("uplink", "downlink"))
     num_held: ClassVar[int] = 1
     """Number of trees that clients keep, x among them."""
 

@@ -12,6 +12,7 @@ which moves by sum_j w_ij q_j.
 from typing import ClassVar, Literal, cast
 
 from rayfl.methods.base import (
+    Capabilities,
     Context,
     Field,
     Finished,
@@ -60,11 +61,9 @@ class Gossip(PeerHalf, Method):
     """A peer that sends its neighbours compressed differences. Copies agree at both ends if every message arrives."""
 
     hyper: GossipStep
-    personalized = True
-    symmetric = True
-    needs_everyone = True
-    needs_one_omega = True
-    own_feedback = ("uplink",)
+    capabilities = Capabilities(
+        personalized=True, symmetric=True, needs_everyone=True, needs_one_omega=True, own_feedback=("uplink",)
+    )
     gather = {"model": WeightedMean()}
     share: ClassVar[float] = 1.0
     """The default gamma, as a multiple of delta."""

@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 
 from rayfl.methods.base import (
     Batch,
+    Capabilities,
     Carry,
     Context,
     Difference,
@@ -147,7 +148,7 @@ class LocalWork(LearningRate):
             )
         if self.epochs is None and self.steps is None:
             # So comparisons of experiments, and others that read the settings, see the work that is done.
-            vars(self).update(self.default_work())
+            self.settle(**self.default_work())
         return self
 
     def default_work(self) -> dict[str, int]:
@@ -177,7 +178,7 @@ class FineTuning(LocalWork):
 
     @model_validator(mode="after")
     def _as_in_training(self) -> "FineTuning":
-        vars(self).update(ft_epochs=self.ft_epochs or self.epochs, ft_lr=self.ft_lr or self.lr)
+        self.settle(ft_epochs=self.ft_epochs or self.epochs, ft_lr=self.ft_lr or self.lr)
         return self
 
     def fine_tuning(self) -> Stage:
@@ -270,7 +271,7 @@ class GradientMethod(Method):
 class OwnModel(Method):
     """A client that keeps a model of its own, at first the common one."""
 
-    personalized = True
+    capabilities = Capabilities(personalized=True)
 
     def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> ModelState:
         return {"params": params}

@@ -1,6 +1,17 @@
 """Peers that take one minibatch a round and keep a share of the weights of each layer."""
 
-from rayfl.methods.base import Context, Field, Message, ModelState, PeerHalf, Plan, State, Tree, unused_with
+from rayfl.methods.base import (
+    Capabilities,
+    Context,
+    Field,
+    Message,
+    ModelState,
+    PeerHalf,
+    Plan,
+    State,
+    Tree,
+    unused_with,
+)
 from rayfl.methods.shared.distributed_gradient import GradientCarry, OneBatch, OneGradient
 from rayfl.methods.shared.local_training import LearningRate
 
@@ -28,10 +39,9 @@ class MaskedPeer(OneGradient, PeerHalf):
     """A peer that trains its `own_model` for one gradient; subclasses use it in `finish`."""
 
     hyper: MaskedPeerHyper
-    personalized = True
-    own_compression = True
-    honours_retention = True
-    own_retention = ("retention_ratio",)
+    capabilities = Capabilities(
+        personalized=True, own_compression=True, honours_retention=True, own_retention=("retention_ratio",)
+    )
 
     def plan(self, round: int, coin: float) -> Plan:
         return Plan(stages=(self.hyper.stage(self.hyper.rate(round)),))

@@ -6,6 +6,8 @@ the mask, so that positions are sent only in the rounds in which a client has ch
 
 import torch
 
+from rayfl.compress.masks import known_support_packet
+from rayfl.compress.sparse import sparse_packet
 from rayfl.methods.base import (
     Carry,
     Context,
@@ -19,8 +21,6 @@ from rayfl.methods.base import (
     Reply,
     Traits,
     Tree,
-    known_support_packet,
-    sparse_packet,
 )
 from rayfl.methods.shared import masks
 

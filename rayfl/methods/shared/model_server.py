@@ -5,7 +5,8 @@ from typing import TypedDict
 
 import torch
 
-from rayfl.methods.base import Context, KeptModel, ModelState, Reply, ServerHalf, Traits, Tree, encode_broadcast
+from rayfl.methods.base import Context, KeptModel, ModelState, Reply, ServerHalf, Traits, Tree
+from rayfl.methods.hook_types import encode_broadcast
 
 
 class Exchanges(TypedDict):

@@ -29,6 +29,7 @@ from pydantic import Field, model_validator
 
 from rayfl.methods.base import (
     Batch,
+    Capabilities,
     Carry,
     Context,
     Delivered,
@@ -40,7 +41,6 @@ from rayfl.methods.base import (
     Message,
     Method,
     Metrics,
-    Newcomer,
     PeerHalf,
     Plan,
     RayflError,
@@ -56,7 +56,7 @@ from rayfl.methods.base import (
 )
 from rayfl.methods.shared.local_training import clip
 from rayfl.methods.shared.optimizers import SGD, Optimizer
-from rayfl.methods.shared.wrapper import Wrapping, WrappingClients
+from rayfl.methods.shared.wrapper import Wrapping, WrappingClients, WrappingPeers
 from rayfl.task import NetworkTask, Objective, gradients, leaves
 
 KEPT, BUFFERS = "kept parts", "mean buffers"
@@ -163,10 +163,11 @@ class ClientTask(NetworkTask):
         return value.detach(), dict(zip(shared, found[: len(shared)], strict=True))
 
 
-class OwnParts(WrappingClients, on_device=True, keeps_parts=True):
+class OwnParts(WrappingClients):
     """The client's half around `inner`, whose task has the names and initial values of what is kept."""
 
     hyper: Parts
+    capabilities = Capabilities(on_device=True, keeps_parts=True)
     task: NetworkTask
     own_stages = (PERSONAL,)
     own_names = frozenset((KEPT, BUFFERS))
@@ -180,38 +181,44 @@ class OwnParts(WrappingClients, on_device=True, keeps_parts=True):
         self.averaged: tuple[str, ...] = ()
         if self.hyper.buffers == "average" and inner.gather:
             self.averaged = tuple(name for name in self.buffers if network.local[name].dtype.kind == "f")
-        if self.averaged and self.sees_all:
+        if self.averaged and self.capabilities.sees_all:
             raise RayflError(
                 "='average' sends buffers past a wrapper that must see all that clients send; give 'personal' or "
                 "'frozen'",
                 ("parts", "buffers"),
             )
-        keeps_buffers = not self.averaged or inner.personalized or isinstance(inner, PeerHalf)
+        can = inner.capabilities
+        keeps_buffers = not self.averaged or can.personalized or isinstance(inner, PeerHalf)
         trains_own = network.personal if self.hyper.order != "shared-only" else ()
         self.kept = (*trains_own, *(self.buffers if keeps_buffers else ()))
-        self.personalized = inner.personalized or bool(self.kept)
-        self.has_global_model = {*self.trains}.isdisjoint(self.kept) and not (
-            self.buffers and self.hyper.buffers == "personal"
-        )
-        self.gather = {**inner.gather, BUFFERS: WeightedMean()} if self.averaged else inner.gather
-        # A mean of buffers cannot be scaled.
-        self.takes_stale = self.takes_stale and not self.averaged
+        if self.averaged:
+            self.gather = {**inner.gather, BUFFERS: WeightedMean()}
         self.judging = [stage.name for stage in inner.eval_stages(0)]
+        # A client that comes for the first time gets parts of its own by fine-tuning, otherwise in a round.
+        needs_round = can.newcomer == "model" and self.kept and not self.judging
+        keeps_own_buffers = bool(self.buffers) and self.hyper.buffers == "personal"
+        self.capabilities = self.capabilities.but(
+            personalized=can.personalized or bool(self.kept),
+            has_global_model={*self.trains}.isdisjoint(self.kept) and not keeps_own_buffers,
+            # A mean of buffers cannot be scaled.
+            takes_stale=self.capabilities.takes_stale and not self.averaged,
+            newcomer="round" if needs_round else can.newcomer,
+        )
 
     @cached_property
     def optimizer(self) -> Optimizer:
         """The optimizer of personal parameters: the client's."""
-        return getattr(self.innermost.hyper, "make_optimizer", SGD)()
+        return getattr(self.trainer, "make_optimizer", SGD)()
+
+    @property
+    def trainer(self) -> HyperParameters:
+        """The settings of the clients' training, which only the method inside all wrappers has."""
+        return self.innermost.hyper
 
     @property
     def start(self) -> Tree:
         """What clients keep, before round 0."""
         return tree.to_tensors(dict(self.task.network.local))
-
-    def for_newcomers(self) -> Newcomer:  # pyright: ignore[reportIncompatibleMethodOverride] (of one wrapper)
-        """A client that comes for the first time gets parts of its own by fine-tuning, otherwise in a round."""
-        inner = self.inner.for_newcomers()
-        return "round" if inner == "model" and self.kept and not self.judging else inner
 
     def plan(self, round: int, coin: float) -> Plan:
         plan, hyper = super().plan(round, coin), self.hyper
@@ -250,8 +257,8 @@ class OwnParts(WrappingClients, on_device=True, keeps_parts=True):
         after = self.inner.with_task(task).step(self.inside(carry), batch, stage=stage)
         if task.num_gradients > 1:
             raise RayflError(
-                f"a step of {type(self.innermost).__name__} took {task.num_gradients} gradients; a method with "
-                "keeps_parts=True takes one, of the client's model"
+                f"a step of {self.title} took {task.num_gradients} gradients; a method with keeps_parts=True takes "
+                "one, of the client's model"
             )
         return {**after, KEPT: self._moved(kept, task.gradient, task, stage) if stage.lr else kept}
 
@@ -299,7 +306,7 @@ class OwnParts(WrappingClients, on_device=True, keeps_parts=True):
         """The wrapper's part of a carry after a step that moved buffers, and personal parameters along `gradient`."""
         local, optimizer = {**kept["local"], **task.moved}, kept["optimizer"]
         if gradient:
-            gradient = clip(gradient, getattr(self.innermost.hyper, "clip_norm", None))
+            gradient = clip(gradient, getattr(self.trainer, "clip_norm", None))
             own, optimizer = self.optimizer.update(
                 {name: local[name] for name in gradient}, gradient, optimizer, stage.lr
             )
@@ -311,8 +318,10 @@ class OwnParts(WrappingClients, on_device=True, keeps_parts=True):
         return {**state, KEPT: {name: local[name] for name in self.kept}} if self.kept else state
 
 
-class OwnPartsOfClients(OwnParts, Wrapping, on_device=True, keeps_parts=True, takes_stale=True):
+class OwnPartsOfClients(OwnParts, Wrapping):
     """`OwnParts` with a server; its model has the shared parameters, the initial personal ones and averaged buffers."""
+
+    capabilities = Capabilities(on_device=True, keeps_parts=True, takes_stale=True)
 
     def init_server(self, params: Tree) -> State:
         start = self.start
@@ -336,22 +345,23 @@ class OwnPartsOfClients(OwnParts, Wrapping, on_device=True, keeps_parts=True, ta
         return {**state, BUFFERS: buffers} if self.averaged else state
 
 
-class OwnPartsOfPeers(OwnParts, PeerHalf, on_device=True, keeps_parts=True):
+class OwnPartsOfPeers(OwnParts, WrappingPeers):
     """`OwnParts` among peers, who mix averaged buffers as they mix their models."""
+
+    capabilities = Capabilities(on_device=True, keeps_parts=True)
 
     # Any: see Method.
     def __init__(self, inner: Method, hyper: HyperParameters | None = None, **settings: Any) -> None:
         super().__init__(inner, hyper, **settings)
-        assert isinstance(inner, PeerHalf), "with_parts chooses this class for peers"
-        if inner.evaluated_from_mean or (self.averaged and (inner.weighs_links or not inner.include_self)):
+        can = inner.capabilities
+        if can.evaluated_from_mean or (self.averaged and (can.weighs_links or not can.include_self)):
             raise RayflError(
                 f"method {type(inner).__name__} needs the mean of whole models, or mixes differences of them, so its "
                 "peers cannot keep parts of a model; choose another method (with dpsgd_ft, ft_from='own')"
             )
 
     def mix(self, state: State, received: Received, ctx: Context) -> State:
-        assert isinstance(self.inner, PeerHalf), "see __init__"
-        mixed, kept = self.inner.mix(self.inside(state), self.inside(received), self.inside(ctx)), state.get(KEPT, {})
+        mixed, kept = super().mix(state, received, ctx), state.get(KEPT, {})
         return self._with_kept(mixed, {**kept, **(received[BUFFERS].result if BUFFERS in received else {})})
 
 
@@ -360,9 +370,8 @@ def with_parts(method: Method, parts: Parts) -> Method:
 
     Raise RayflError if the method does not train one model by one gradient per step, or exchanges nothing.
     """
-    trainer = method.innermost
-    name = trainer.name or type(trainer).__name__
-    if not method.keeps_parts:
+    name = method.innermost.name
+    if not method.capabilities.keeps_parts:
         what = "parts.personal" if parts.personal else "a model whose buffers change in training (BatchNorm)"
         cure = "" if parts.personal else ", parts.buffers='frozen', or a model with GroupNorm"
         raise RayflError(

@@ -12,7 +12,8 @@ After an exchange the mean replaces w at entries that somebody sent; at the othe
 
 import torch
 
-from rayfl.methods.base import Context, Field, Finished, FirstDraws, Traits, Tree, sparse_packet, tree
+from rayfl.compress.sparse import sparse_packet
+from rayfl.methods.base import Context, Field, Finished, FirstDraws, Traits, Tree, tree
 from rayfl.methods.shared import masks
 from rayfl.methods.shared.distributed_gradient import GradientCarry
 from rayfl.methods.shared.learned_masks import layer_masks, layer_ratios, masked_part

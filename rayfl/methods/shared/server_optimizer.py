@@ -6,7 +6,7 @@ The optimizer takes one step per round, and none in a round in which nothing arr
 from abc import abstractmethod
 
 from rayfl.methods.base import Context, Field, ModelState, Received, State, Tree
-from rayfl.methods.fedavg import FedAvg
+from rayfl.methods.server.fedavg import FedAvg
 from rayfl.methods.shared.local_training import LocalTraining
 from rayfl.methods.shared.optimizers import Optimizer
 

@@ -2,7 +2,8 @@
 
 import torch
 
-from rayfl.methods.base import Codec, Packet, Tree
+from rayfl.compress.base import Codec
+from rayfl.methods.base import Packet, Tree
 
 
 def buffers(packet: Packet) -> Tree:

@@ -1,49 +1,39 @@
 """Wrapping: a method around another one, to which it passes every call that it does not change.
 
 A wrapper adds stages of its own (`own_stages` names them), entries of states, carries and messages (`own_names`), or
-changes the arguments of the inner method. The inner method sees only its own stages, work and entries.
+changes the arguments of the inner method. The inner method sees only its own stages, work and entries: each hook here
+calls the inner method's hook of the same name with `inside` of its arguments.
 """
 
-import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar, Self, TypeVar, cast
+from typing import Any, ClassVar, Self
 
 from rayfl.methods.base import (
     BoundTask,
     Carry,
     Context,
+    Delivered,
+    Download,
+    Finished,
+    FirstDraws,
     HyperParameters,
     Message,
     Method,
+    Metrics,
+    PeerHalf,
     Plan,
     RayflError,
+    Received,
+    Reply,
     ServerHalf,
+    ServerHook,
     Stage,
     State,
+    Topology,
+    Traits,
+    Tree,
 )
-
-OF_INNER = (
-    *("gather", "personalized", "own_compression", "uses_graph", "hands_over_trees", "has_global_model", "difference"),
-    *("honours_retention", "needs_one_omega", "metrics_with_variance", "judged_after_training", "may_be_silent"),
-)
-"""Attributes that a wrapper takes from the inner method, unless its class changes them."""
-OF_BOTH = ("on_device", "keeps_parts", "takes_stale")
-"""Attributes that are true of a wrapper only if they are true of the inner method too."""
-Hook = TypeVar("Hook", bound=Callable[..., Any])
-
-
-def _passed(hook: Hook) -> Hook:
-    """A hook that calls the inner method's hook of the same name, with `inside` of its arguments."""
-
-    # Any: the arguments and the result are those of `hook`.
-    @functools.wraps(hook, updated=())
-    def call(self: "WrappingClients", *args: Any, **kwargs: Any) -> Any:
-        inside = [self.inside(value) for value in args]
-        named = {name: self.inside(value) for name, value in kwargs.items()}
-        return getattr(self.inner, hook.__name__)(*inside, **named)
-
-    return cast(Hook, call)
 
 
 class WrappingClients(Method):
@@ -51,21 +41,25 @@ class WrappingClients(Method):
 
     own_stages: ClassVar[tuple[str, ...]] = ()
     own_names: frozenset[str] = frozenset()
-    sees_all: bool = False
-    """Whether a wrapper inside must see all that clients send, so that none around it may add messages."""
     inner: Method
 
     # Any: see Method.
     def __init__(self, inner: Method, hyper: HyperParameters | None = None, **settings: Any) -> None:
-        super().__init__(vars(inner).get("task"), hyper, **settings)
+        """Take the declarations of `inner`: what `Capabilities` says field by field, and the rest here."""
+        super().__init__(getattr(inner, "task", None), hyper, **settings)
         self.inner = inner
-        self.splits, self.sees_all = {**inner.splits, **type(self).splits}, getattr(inner, "sees_all", False)
-        vars(self).update({name: getattr(inner, name) for name in OF_INNER})
-        vars(self).update({name: getattr(type(self), name) and getattr(inner, name) for name in OF_BOTH})
+        self.capabilities = self.capabilities.around(inner.capabilities)
+        self.splits = {**inner.splits, **type(self).splits}
+        self.gather = inner.gather
+        self.difference = inner.difference
 
     @property
     def innermost(self) -> Method:
         return self.inner.innermost
+
+    @property
+    def title(self) -> str:
+        return self.inner.title
 
     def with_task(self, task: BoundTask) -> Self:
         twin = super().with_task(task)
@@ -83,6 +77,20 @@ class WrappingClients(Method):
             return {name: entry for name, entry in value.items() if name not in self.own_names}
         return value
 
+    # Any: a state or a carry.
+    def beside(self, outer: Mapping[str, Any], inner: Mapping[str, Any]) -> dict[str, Any]:
+        """The inner method's new state or carry, and the wrapper's own entries of the old one."""
+        return {**inner, **{name: outer[name] for name in self.own_names if name in outer}}
+
+    def check(self, num_clients: int, topology: Topology | None, seed: int) -> None:
+        self.inner.check(num_clients, topology, seed)
+
+    def check_model(self, params: Tree) -> None:
+        self.inner.check_model(self.inside(params))
+
+    def plan(self, round: int, coin: float) -> Plan:
+        return self.inner.plan(round, coin)
+
     def stages(self, state: State, plan: Plan, ctx: Context) -> tuple[Stage, ...]:
         """The inner method's stages for the client. The wrapper's own ones stay before those that they preceded."""
         inside = self.inside(replace(ctx, plan=plan))
@@ -98,9 +106,17 @@ class WrappingClients(Method):
         """Whether the inner method, or the wrapper, gives clients stages of their own."""
         return self.inner.has_own_stages or type(self).stages is not WrappingClients.stages
 
-    plan = _passed(Method.plan)
-    begin = _passed(Method.begin)
-    finish = _passed(Method.finish)
+    def init_params(self, params: Tree, draws: FirstDraws) -> Tree:
+        return self.inner.init_params(self.inside(params), draws)
+
+    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> State:
+        return self.inner.init_client(client, self.inside(params), draws)
+
+    def has_work(self, received: Message, ctx: Context) -> bool:
+        return self.inner.has_work(self.inside(received), self.inside(ctx))
+
+    def begin(self, state: State, received: Message, ctx: Context) -> Carry:
+        return self.inner.begin(self.inside(state), self.inside(received), self.inside(ctx))
 
     # Any: see Method.
     def step(self, carry: Carry, batch: Any, *, stage: Stage) -> Carry:
@@ -109,21 +125,29 @@ class WrappingClients(Method):
     def end_stage(self, carry: Carry, *, stage: Stage) -> Carry:
         return self.beside(carry, self.inner.end_stage(self.inside(carry), stage=stage))
 
+    def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
+        return self.inner.finish(self.inside(state), self.inside(carry), self.inside(ctx))
+
     def receive_reply(self, state: State, received: Message, ctx: Context) -> State:
         return self.beside(state, self.inner.receive_reply(self.inside(state), self.inside(received), self.inside(ctx)))
 
-    # Any: a state or a carry.
-    def beside(self, outer: Mapping[str, Any], inner: Mapping[str, Any]) -> dict[str, Any]:
-        """The inner method's new state or carry, and the wrapper's own entries of the old one."""
-        return {**inner, **{name: outer[name] for name in self.own_names if name in outer}}
+    def gradients_per_example(self, stage: Stage, ctx: Context) -> float:
+        return self.inner.gradients_per_example(stage, self.inside(ctx))
 
+    def trains_under(self, state: State, stage: Stage) -> Tree | None:
+        return self.inner.trains_under(self.inside(state), stage)
 
-for _hook in (
-    *(Method.for_newcomers, Method.check, Method.check_model, Method.init_params, Method.init_client, Method.has_work),
-    *(Method.gradients_per_example, Method.trains_under, Method.eval_stages, Method.eval_begin, Method.final_model),
-    Method.mask,
-):
-    setattr(WrappingClients, _hook.__name__, _passed(_hook))
+    def eval_stages(self, round: int) -> tuple[Stage, ...]:
+        return self.inner.eval_stages(round)
+
+    def eval_begin(self, state: State, model: Tree | None, carry: Carry | None, ctx: Context) -> Carry:
+        return self.inner.eval_begin(self.inside(state), self.inside(model), self.inside(carry), self.inside(ctx))
+
+    def final_model(self, state: State, server: State) -> Tree | None:
+        return self.inner.final_model(self.inside(state), self.inside(server))
+
+    def mask(self, state: State) -> Tree | None:
+        return self.inner.mask(self.inside(state))
 
 
 class Wrapping(WrappingClients, ServerHalf):
@@ -135,12 +159,48 @@ class Wrapping(WrappingClients, ServerHalf):
         if not isinstance(inner, ServerHalf):
             raise RayflError(f"{type(self).__name__} wraps methods with a server, and {type(inner).__name__} has none")
 
-    init_server = _passed(ServerHalf.init_server)
-    model = _passed(ServerHalf.model)
+    @property
+    def server_half(self) -> ServerHalf:
+        """The inner method as a server."""
+        assert isinstance(self.inner, ServerHalf), "refused by the constructor"
+        return self.inner
+
+    def init_server(self, params: Tree) -> State:
+        return self.server_half.init_server(self.inside(params))
+
+    def init_server_memory(self, client: Traits, params: Tree) -> State:
+        return self.server_half.init_server_memory(client, self.inside(params))
+
+    def model(self, server: State) -> Tree:
+        return self.server_half.model(self.inside(server))
+
+    def download(self, server: State, ctx: Context) -> Download:
+        return self.server_half.download(self.inside(server), self.inside(ctx))
+
+    def personal_message(self, server: State, server_memory: State, ctx: Context) -> Reply:
+        return self.server_half.personal_message(self.inside(server), self.inside(server_memory), self.inside(ctx))
+
+    def store_uplink(self, server_memory: State, message: Message, ctx: Context) -> State:
+        return self.server_half.store_uplink(self.inside(server_memory), self.inside(message), self.inside(ctx))
+
+    def server_update(
+        self, server: State, received: Received, delivered: Delivered, ctx: Context
+    ) -> tuple[State, Metrics]:
+        return self.server_half.server_update(self.inside(server), self.inside(received), delivered, self.inside(ctx))
+
+    def update(self, server: State, received: Received, ctx: Context) -> State:
+        return self.server_half.update(self.inside(server), self.inside(received), self.inside(ctx))
+
+    def reply(self, server: State, server_memory: State, ctx: Context) -> Reply:
+        return self.server_half.reply(self.inside(server), self.inside(server_memory), self.inside(ctx))
+
+    def overrides(self, hook: ServerHook) -> bool:
+        return self.server_half.overrides(hook)
 
 
-for _hook in (
-    *(ServerHalf.init_server_memory, ServerHalf.download, ServerHalf.personal_message, ServerHalf.store_uplink),
-    *(ServerHalf.server_update, ServerHalf.update, ServerHalf.reply, ServerHalf.overrides),
-):
-    setattr(Wrapping, _hook.__name__, _passed(_hook))
+class WrappingPeers(WrappingClients, PeerHalf):
+    """Passes the peers' hook on, too."""
+
+    def mix(self, state: State, received: Received, ctx: Context) -> State:
+        assert isinstance(self.inner, PeerHalf), "whoever wraps chooses this class for peers"
+        return self.inner.mix(self.inside(state), self.inside(received), self.inside(ctx))

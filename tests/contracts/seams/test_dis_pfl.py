@@ -9,7 +9,7 @@ import pytest
 
 from rayfl import tree
 from rayfl.determinism import seeding
-from rayfl.methods.dispfl import DisPFL
+from rayfl.methods.masks.dispfl import DisPFL
 from rayfl.rounds.evaluate_round import personal_models
 from rayfl.rounds.setup import Setup
 from rayfl.testing.executors import play

@@ -5,13 +5,13 @@ import pytest
 
 from rayfl import tree
 from rayfl.determinism import seeding
-from rayfl.methods.dispfl import DisPFL
-from rayfl.methods.fedavg import FedAvg
-from rayfl.methods.fedfomo import FedFomo
-from rayfl.methods.scaffold import Scaffold
-from rayfl.methods.shared.elastic import Elastic
+from rayfl.methods.masks.dispfl import DisPFL
+from rayfl.methods.personal.fedfomo import FedFomo
+from rayfl.methods.server.fedavg import FedAvg
+from rayfl.methods.server.scaffold import Scaffold
 from rayfl.rounds.setup import Setup
 from rayfl.testing.executors import play
+from rayfl.wrappers.elastic import Elastic
 from tests.contracts.seams.closed_form import TENSORS, batches, flat, points, start
 from tests.contracts.seams.quadratic import HELDOUT, Quadratic, setup
 from tests.contracts.seams.ways import Way

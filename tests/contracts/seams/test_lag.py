@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from rayfl.methods.lag import LAG
+from rayfl.methods.compressed.lag import LAG
 from rayfl.rounds.setup import Setup
 from rayfl.testing.executors import play
 from tests.contracts.seams.closed_form import flat, points, start

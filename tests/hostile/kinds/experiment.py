@@ -132,7 +132,7 @@ CASES = [
     method("batch_size negative", "method.batch_size", batch_size=-1),
     method("momentum of adam", "method.momentum", optimizer="adam", momentum=0.9),
     method("an unknown schedule", "method.lr_schedule", lr_schedule="linear"),
-    method("elastic a number", "method.elastic", elastic=3),
+    method("elastic in the method", "method.elastic", elastic=3),
     # Clients.
     clients("count zero", "clients.count", count=0),
     clients("count a billion", "clients.count", count=10**9),

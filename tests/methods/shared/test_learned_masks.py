@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rayfl.data.batches import Batch
 from rayfl.determinism import seeding
-from rayfl.methods.ind_mask import IndMask
+from rayfl.methods.masks.ind_mask import IndMask
 from rayfl.methods.shared.learned_masks import (
     ScoredModel,
     first_scores,

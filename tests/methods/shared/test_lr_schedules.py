@@ -11,7 +11,7 @@ from rayfl.choices.kinds import named
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare
 from rayfl.methods.base import Method
-from rayfl.methods.dispfl import DisPFLHyper
+from rayfl.methods.masks.dispfl import DisPFLHyper
 from rayfl.methods.shared.distributed_gradient import GradientStep
 from rayfl.methods.shared.local_training import LearningRate
 from rayfl.rounds.rounds import RunState
@@ -74,7 +74,7 @@ def test_a_cosine_that_does_not_last():
         LearningRate(lr_schedule="cosine", lr_rounds=5).for_num_rounds(6)
 
 
-def experiment(**method: Any) -> Experiment:
+def experiment(wrap: tuple[str, ...] = (), **method: Any) -> Experiment:
     tables: dict[str, Any] = {
         "rounds": 4,
         "data": {"name": "synthetic"},
@@ -82,6 +82,7 @@ def experiment(**method: Any) -> Experiment:
         "clients": {"count": 30},
         "model": "logistic",
         "method": {"name": "fedavg", **method},
+        "wrap": wrap,
     }
     return Experiment(**tables)
 
@@ -102,7 +103,7 @@ def test_an_experiment_refuses_a_cosine_that_is_too_short():
 
 
 def test_elastic_around_a_method_keeps_its_schedule():
-    here = prepare(experiment(lr=0.2, lr_schedule="cosine-literal", elastic=True))
+    here = prepare(experiment(lr=0.2, lr_schedule="cosine-literal", wrap=("elastic",)))
     assert [here.plan(round).stages[-1].lr for round in (0, 2)] == pytest.approx([0.4, 0.2], rel=1e-12)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from rayfl.methods.fedmgda import COLUMNS, gram, minimum_norm_weights
+from rayfl.methods.server.fedmgda import COLUMNS, gram, minimum_norm_weights
 from tests.refusals import refused
 
 

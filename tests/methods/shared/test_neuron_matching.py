@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from rayfl.methods.pfnm import Layer, Matching, Prior, merge
+from rayfl.methods.server.pfnm import Layer, Matching, Prior, merge
 
 
 def network(widths: tuple[int, ...], seed: int) -> list[Layer]:

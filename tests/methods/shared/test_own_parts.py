@@ -16,8 +16,8 @@ from torch import nn
 import rayfl
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare
-from rayfl.methods.base import Batch, Stage
-from rayfl.methods.fedavg import FedAvg
+from rayfl.methods.base import Batch, Capabilities, Stage
+from rayfl.methods.server.fedavg import FedAvg
 from rayfl.methods.shared.local_training import LocalCarry
 from rayfl.methods.shared.own_parts import OwnParts
 from rayfl.rounds import downlinks
@@ -207,9 +207,9 @@ def test_unseen_clients_train_parts_of_their_own(parts: Mapping[str, Any]):
     contracts.unseen_clients_are_judged_and_leave_no_trace(make)
     for name in ("scaffold", "fedprox", "fedopt"):
         play(make(method={"name": name, "lr": LR}, clients={"unseen": 0.3}, rounds=2))
-    assert make().method.for_newcomers() == ("round" if parts else "model")
+    assert make().method.capabilities.newcomer == ("round" if parts else "model")
     tuned = make(method={"name": "fedavg_ft", "lr": LR})
-    assert tuned.method.for_newcomers() == "model"
+    assert tuned.method.capabilities.newcomer == "model"
 
 
 def test_a_model_that_nobody_has_is_judged_nowhere():
@@ -295,10 +295,11 @@ def test_the_global_model_is_judged_by_averaged_statistics(tmp_path: Path):
     assert results.frame["pooled/accuracy"].iloc[-1] == pytest.approx(right.mean())
 
 
-class Doubled(FedAvg, keeps_parts=True):
+class Doubled(FedAvg):
     """Says that it takes one gradient a step, and takes two."""
 
     paper = "none"
+    capabilities = Capabilities(keeps_parts=True)
 
     def step(self, carry: LocalCarry, batch: Batch, *, stage: Stage) -> LocalCarry:
         self.task.grad(carry["params"], batch)
@@ -310,10 +311,11 @@ def test_a_method_that_takes_two_gradients_is_named():
         play(made(method={**METHOD, "name": Doubled}))
 
 
-class Failing(FedAvg, keeps_parts=True):
+class Failing(FedAvg):
     """A method with a mistake."""
 
     paper = "none"
+    capabilities = Capabilities(keeps_parts=True)
 
     def finish(self, *given: Any) -> Any:
         return 1 / 0

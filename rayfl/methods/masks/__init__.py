@@ -1,0 +1,1 @@
+"""Subnetworks: each client trains, keeps or sends a part of the weights."""

@@ -1,0 +1,1 @@
+"""Without a server: peers mix their models along a graph."""
