@@ -9,7 +9,7 @@ import torch
 
 from rayfl.data.batches import Batch
 from rayfl.experiment.prepare import prepare
-from rayfl.methods.fedavg import FedAvg
+from rayfl.methods.server.fedavg import FedAvg
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.setup import Evaluation, Setup
 from rayfl.run_directory import checkpoint

@@ -8,7 +8,7 @@ from rayfl.choices.kinds import named
 from rayfl.errors import NotFinite
 from rayfl.gather import Aggregate
 from rayfl.methods.base import Context, Metrics, State
-from rayfl.methods.fedavg import FedAvg
+from rayfl.methods.server.fedavg import FedAvg
 from rayfl.rounds.collect import COLLECTORS
 from rayfl.rounds.errors import Diverged, HookError, MethodError, naming_round
 from rayfl.rounds.executor import InlineExecutor
