@@ -17,7 +17,7 @@ from typing import TypeAlias
 import ray
 from ray.exceptions import ObjectLostError
 
-from actors.errors import Loss, LostObjects, Setbacks, try_again
+from actors.errors import Failure, LostObjects, Setbacks, try_again
 from actors.machines import Machines
 from actors.placement import Placement
 from actors.ray_executor import RayExecutor
@@ -132,7 +132,7 @@ class Coordinator(OwnPackages):
                 output = replace(output, resumed=True)
                 # The end of a node that was announced does not count.
                 times = setbacks.add(self._reached) - len(executor.pool.leaving.announced)
-                try_again(Loss("objects", max(0, times), str(error)))
+                try_again(Failure("objects", max(0, times), str(error)))
 
     @ray.method(concurrency_group=_CONTROL)
     def progress(self, known: int, timeout_s: float) -> Progress:

@@ -13,7 +13,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.client import Actor
 from actors.coordinator import Coordinator, News, Progress, RunSpec
-from actors.errors import ClusterError, Loss, Setbacks, try_again, unwrapped
+from actors.errors import ClusterError, Failure, Setbacks, try_again, unwrapped
 from actors.placement import Placement
 from actors.supervision import stoppable
 from rayfl.determinism.process import trim
@@ -90,7 +90,7 @@ class _Following:
                 if self.asked:
                     return False
                 reason = " ".join(str(error).split())
-                try_again(Loss("coordinator", setbacks.add(self.reached), reason, spec.output.resume))
+                try_again(Failure("coordinator", setbacks.add(self.reached), reason, spec.output.resume))
                 spec = replace(spec, output=replace(spec.output, resumed=True))
             finally:
                 ray.kill(coordinator)

@@ -47,7 +47,7 @@ ADVICE = (
 
 
 @dataclass(frozen=True)
-class Loss:
+class Failure:
     """A loss, the `times`-th of its kind in a row.
 
     `reason`: the error of Ray or the actor. `about`: a call's round, step and clients, or the command that resumes a
@@ -78,14 +78,14 @@ class Setbacks:
         return self.count
 
 
-def try_again(loss: Loss, error: type[Exception] = ClusterError) -> None:
+def try_again(loss: Failure, error: type[Exception] = ClusterError) -> None:
     """Log that the run tries again. Raise `error` if this was the last loss that its cause allows."""
     if loss.times >= TRIES[loss.cause]:
         raise error(_error(loss))
     log.warning(_notice(loss))
 
 
-def _notice(loss: Loss) -> str:
+def _notice(loss: Failure) -> str:
     reason = textwrap.shorten(loss.reason.split("\n")[0], 120, placeholder="...")
     next_try = f"try {loss.times + 1} of {TRIES[loss.cause]}"
     notices = {
@@ -97,7 +97,7 @@ def _notice(loss: Loss) -> str:
     return notices.get(loss.cause, lost_call)
 
 
-def _error(loss: Loss) -> str:
+def _error(loss: Failure) -> str:
     errors = {
         "memory": f"{loss.reason}, {loss.times} times; {ADVICE}",
         "start": f"{loss.times} client actors died while they started; if memory ran out, use fewer (--actors); the "

@@ -1,7 +1,7 @@
 """Objects of Ray's store: several values share one, and jobs are done where their inputs lie.
 
 Every object costs its owner about a kilobyte and some time, so a million clients' states should not be a million
-objects. A `Part` is the reference to one value, which is read without the others. It stays the same when the value
+objects. A `ValueRef` is the reference to one value, which is read without the others. It stays the same when the value
 moves to another object, for example because most values of its object are no longer used.
 
 A client's state is stored on the node where its last call ran. The coordinator owns the state, so it knows that node,
@@ -30,11 +30,11 @@ class Stored:
 
     ref: ObjectRef
     size: int
-    parts: "WeakSet[Part]" = field(default_factory=WeakSet)
+    parts: "WeakSet[ValueRef]" = field(default_factory=WeakSet)
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
-class Part:
+class ValueRef:
     """A reference to one value of an object."""
 
     stored: Stored
@@ -43,7 +43,7 @@ class Part:
     def __post_init__(self) -> None:
         self.stored.parts.add(self)
 
-    def move(self, new: "Part") -> None:
+    def move(self, new: "ValueRef") -> None:
         """Refer to the value of another reference."""
         self.stored.parts.discard(self)
         self.stored, self.index = new.stored, new.index
@@ -107,13 +107,13 @@ def references(job: Job, refs: Iterable[ObjectRef]) -> list[Ref]:
     found: dict[int, Ref] = {}
     for group, ref in zip(objects(job), refs, strict=True):
         stored = Stored(ref, len(group)) if any(group[0] in column for column in job.kept) else None
-        found |= {at: ref if stored is None else Part(stored, index) for index, at in enumerate(group)}
+        found |= {at: ref if stored is None else ValueRef(stored, index) for index, at in enumerate(group)}
     return [found[at] for at in range(job.num_outputs)]
 
 
 def inputs(refs: Sequence[Ref]) -> tuple[list[Ref], list[tuple[int, int]]]:
     """The distinct objects behind references or None, and for each reference the object's place and its index in it."""
-    found = [(ref.stored.ref, ref.index) if isinstance(ref, Part) else (ref, 0) for ref in refs]
+    found = [(ref.stored.ref, ref.index) if isinstance(ref, ValueRef) else (ref, 0) for ref in refs]
     places = {ref: at for at, ref in enumerate(dict.fromkeys(ref for ref, _ in found))}
     return [*places], [(places[ref], index) for ref, index in found]
 

@@ -14,7 +14,7 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 
 from actors.client import Actor, ClientActor, Joined
-from actors.errors import ClusterError, Loss, try_again, unwrapped
+from actors.errors import ClusterError, Failure, try_again, unwrapped
 from actors.leaving_nodes import LeavingNodes
 from actors.machines import Machines
 from actors.placement import Placement, living_nodes
@@ -230,7 +230,7 @@ class ActorPool:
             if isinstance(error, RayTaskError) and not out_of_memory(cause := unwrapped(error)):
                 raise cause from None
             self._false_starts += not getattr(error, "preempted", False)
-            try_again(Loss("start", self._false_starts, " ".join(str(error).split())))
+            try_again(Failure("start", self._false_starts, " ".join(str(error).split())))
             self.start()
             return
         self._false_starts = 0

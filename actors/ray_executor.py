@@ -16,12 +16,12 @@ import ray
 from ray.exceptions import ObjectLostError, OutOfMemoryError, RayError, RayTaskError
 
 from actors.client import Actor
-from actors.errors import Cause, ClusterError, Loss, LostObjects, try_again, unwrapped
+from actors.errors import Cause, ClusterError, Failure, LostObjects, try_again, unwrapped
 from actors.machines import Machines
 from actors.object_store import (
     Packed,
-    Part,
     Stored,
+    ValueRef,
     WaitingJobs,
     bytes_by_node,
     homes,
@@ -154,12 +154,12 @@ class RayExecutor:
             for some in [[one] for one in group.values()] if alone else [[*group.values()]]:
                 stored = Stored(ray.put(Packed(some) if len(some) > 1 else some[0]), len(some))
                 self.stored.add(stored)
-                refs += [Part(stored, index) for index in range(len(some))]
+                refs += [ValueRef(stored, index) for index in range(len(some))]
         return refs
 
     def get(self, ref: Ref) -> Any:
         """Get a value from the object store; large arrays are read-only views of it."""
-        return value(ray.get(ref.stored.ref), ref.index) if isinstance(ref, Part) else ray.get(ref)
+        return value(ray.get(ref.stored.ref), ref.index) if isinstance(ref, ValueRef) else ray.get(ref)
 
     def handle(self, ref: Ref) -> Handle:
         """A packet's reference, which any worker can open."""
@@ -270,7 +270,7 @@ class RayExecutor:
         try:
             outputs = references(pending.jobs[call.index], call.objects)
             pending.done[call.index] = JobResult(ray.get(ref), outputs)
-            self.stored |= {one.stored for one in outputs if isinstance(one, Part)}
+            self.stored |= {one.stored for one in outputs if isinstance(one, ValueRef)}
             self._together = max(self._together, pending.jobs[call.index].together)
             self._on_wave(pending.wave)
         except RayTaskError as error:
@@ -298,7 +298,7 @@ class RayExecutor:
         """
         pending.losses[call.index, cause] += not self.pool.is_leaving(call.actor)
         pid = self.pool.replace(call.actor)
-        loss = Loss(cause, pending.losses[call.index, cause], reason, pending.about(call), pid)
+        loss = Failure(cause, pending.losses[call.index, cause], reason, pending.about(call), pid)
         try:
             try_again(loss, ClientError)
         except ClientError as error:

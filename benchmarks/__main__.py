@@ -11,7 +11,7 @@ import click
 from benchmarks.figures import Results
 from jobs.failures import sentences
 from jobs.printing import serve_any_reader
-from rayfl.determinism.process import Precision
+from rayfl.determinism.process import ArithmeticPrecision
 from rayfl.errors import RayflError
 
 FILE = click.Path(path_type=Path)
@@ -271,7 +271,7 @@ def gpu(
     results: Results,
     workloads: Sequence[str],
     device: str,
-    precision: Precision,
+    precision: ArithmeticPrecision,
     engine: Literal["auto", "loop", "vmap"],
     rounds: int | None,
     scale: float,

@@ -34,7 +34,7 @@ from rayfl.rounds.executor import Executor, Job, JobResult, Ref
 from rayfl.rounds.ledger import Ledger
 from rayfl.rounds.peer_exchange import mix
 from rayfl.rounds.rounds import RunState
-from rayfl.rounds.run_state import Round
+from rayfl.rounds.run_state import CurrentRound
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.worker_jobs import ClientResult, RoundInputs
 from rayfl.tree import State
@@ -91,7 +91,7 @@ def figures(graph: str, peers: int, parameters: int) -> dict[str, float]:
         executor = Counting(pool)
         states, messages, ledger = filled(setup, executor)
         inputs = RoundInputs(round=0, plan=setup.plan(0))
-        round = Round(setup, executor, RunState(states=states), inputs, ledger)
+        round = CurrentRound(setup, executor, RunState(states=states), inputs, ledger)
         begun, worked = time.perf_counter(), cpu_seconds(os.getpid())
         mix(round, messages)
         seconds, worked = time.perf_counter() - begun, cpu_seconds(os.getpid()) - worked

@@ -21,7 +21,7 @@ from benchmarks.figures import Column, Figures, Results, gigabytes
 from benchmarks.gpu_program import CLIENTS, CODECS, GPU_WORKLOADS, MODELS, Task, experiment, samples_of_client
 from benchmarks.rounds import PEERS, files_of, installed, lend, rival
 from jobs.printing import print_table
-from rayfl.determinism.process import Precision
+from rayfl.determinism.process import ArithmeticPrecision
 from rayfl.errors import RayflError, did_you_mean
 from rayfl.experiment.prepare import prepare
 
@@ -85,7 +85,7 @@ def bench_gpu(
     results: Results,
     *,
     device: str = "auto",
-    precision: Precision = "fp32",
+    precision: ArithmeticPrecision = "fp32",
     engine: Literal["auto", "loop", "vmap"] = "auto",
     rounds: int | None = None,
     scale: float = 1.0,
@@ -134,7 +134,7 @@ def bench_gpu(
     return 0 if all(bits.values()) and all(row["same_bytes"] for row in codecs.rows) else 1
 
 
-def check(precision: Precision, device: str, rounds: int | None, scale: float) -> None:
+def check(precision: ArithmeticPrecision, device: str, rounds: int | None, scale: float) -> None:
     """Raise RayflError for options that are not allowed."""
     if precision == "tf32" and device == "cpu":
         raise RayflError("--precision tf32 is for GPUs, and the device is 'cpu'; give fp32 or bf16")
@@ -144,7 +144,7 @@ def check(precision: Precision, device: str, rounds: int | None, scale: float) -
         raise RayflError(f"--scale {scale:g} is outside (0, 1]; 1 takes all of the workloads' examples")
 
 
-def check_peer(python: str | None, precision: Precision) -> None:
+def check_peer(python: str | None, precision: ArithmeticPrecision) -> None:
     """Raise RayflError if pfl-research is not there, or would compute in another precision."""
     if python and precision != "fp32":
         raise RayflError(f"--peers-python is for --precision fp32, and that is {precision}; leave one of them out")

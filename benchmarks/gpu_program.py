@@ -23,7 +23,7 @@ from torch import Tensor, nn, optim
 
 from benchmarks.workloads import WORKLOADS, Workload
 from rayfl.compress.base import Compressor
-from rayfl.compress.natural import Natural
+from rayfl.compress.natural import NaturalCompression
 from rayfl.compress.quantize import QSGD, TernGrad
 from rayfl.compress.sign import OneBit, ScaledSign
 from rayfl.compress.sparse import TopK
@@ -72,7 +72,7 @@ CODECS: dict[str, Compressor] = {
     "onebit": OneBit(),
     "qsgd": QSGD(),
     "terngrad": TernGrad(),
-    "natural": Natural(),
+    "natural": NaturalCompression(),
 }
 """Compressors whose encoding is measured on a tensor of the device; topk and sign encode on the device itself."""
 

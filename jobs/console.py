@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from logging import INFO, Handler, LogRecord
 from pathlib import Path
 
-from jobs.display import STOPPING, Display, Line
+from jobs.display import STOPPING, Display, ProgressLine
 from jobs.failures import INTERRUPTED, LIMIT
 from jobs.printing import say
 from rayfl.errors import RayflError, log
@@ -75,7 +75,7 @@ class Follower:
     value that is evaluated.
     """
 
-    def __init__(self, line: Line, rounds: int, prints: bool, facts: Mapping[str, Facts]) -> None:
+    def __init__(self, line: ProgressLine, rounds: int, prints: bool, facts: Mapping[str, Facts]) -> None:
         self.line, self.rounds, self.prints, self.facts = line, rounds, prints, facts
         self.done, self.stops = 0, False
         self.means: dict[str, float] = {}

@@ -30,7 +30,7 @@ _WIDE = 70
 
 
 @dataclass(frozen=True)
-class Line:
+class ProgressLine:
     """A bar with a title and words beside it.
 
     update: changes the completed part and the words; two spaces separate the parts of the words, the most important
@@ -71,7 +71,7 @@ class Display(AbstractContextManager["Display"]):
         self._stage = self._progress.add_task("", total=None, words=one_line(words))
         self._progress.start()
 
-    def line(self, title: str, total: float | None) -> Line:
+    def line(self, title: str, total: float | None) -> ProgressLine:
         """Add a bar; total: None if it is unknown."""
         self._end_stage()
         # Bars that have ended go: a sweep has many runs.
@@ -84,7 +84,7 @@ class Display(AbstractContextManager["Display"]):
         def update(completed: float, words: str) -> None:
             self._progress.update(task, completed=completed, words=one_line(words))
 
-        return Line(update, partial(self._progress.stop_task, task))
+        return ProgressLine(update, partial(self._progress.stop_task, task))
 
     def close(self) -> None:
         """End the live area. Bars remain visible, a stage does not."""

@@ -35,12 +35,12 @@ from rayfl.run_directory.object_storage import is_url, require_path
 from rayfl.run_directory.record import read_run
 from rayfl.settings import shown
 
-Given = str | Path | Experiment | None
+ExperimentInput = str | Path | Experiment | None
 """A file, the name of one that comes with rayfl, an experiment, or nothing but settings."""
 
 
 @dataclass(frozen=True)
-class Round(RoundRow):
+class RoundReport(RoundRow):
     """A round that has ended. A run that went back to its last checkpoint reports some rounds again, with equal values.
 
     round: from 0 on; planned: rounds of the whole run; metrics: the round's own values by name, such as
@@ -63,11 +63,11 @@ class SweepFailed(RuntimeError):
 
 # Any: settings as in an experiment file, and objects from Python.
 def run(
-    experiment: Given = None,
+    experiment: ExperimentInput = None,
     *overrides: str,
     directory: str | Path | None = None,
     overwrite: bool = False,
-    on_round: Callable[[Round], object] | None = None,
+    on_round: Callable[[RoundReport], object] | None = None,
     progress: bool = True,
     **settings: Any,
 ) -> RunResults:
@@ -90,7 +90,7 @@ def run(
 def resume(
     directory: str | Path,
     *overrides: str,
-    on_round: Callable[[Round], object] | None = None,
+    on_round: Callable[[RoundReport], object] | None = None,
     progress: bool = True,
     **settings: Any,
 ) -> RunResults:
@@ -110,7 +110,7 @@ def resume(
 
 # Any: settings as in an experiment file, and objects from Python.
 def sweep(
-    experiment: Given = None,
+    experiment: ExperimentInput = None,
     *overrides: str,
     directory: str | Path | None = None,
     parallel: int = 1,
@@ -147,13 +147,13 @@ def sweep(
 
 
 @contextmanager
-def _audience(planned: int, on_round: Callable[[Round], object] | None, progress: bool) -> Iterator[Audience]:
+def _audience(planned: int, on_round: Callable[[RoundReport], object] | None, progress: bool) -> Iterator[Audience]:
     if on_round is not None and not callable(on_round):
         raise RayflError(f"on_round={shown(on_round)} is not allowed; it must be a function of a Round")
     enough = threading.Event()
 
     def report_round(row: RoundRow, means: Mapping[str, float]) -> None:
-        if on_round and on_round(Round(**vars(row), planned=planned, metrics=dict(means))) is True:
+        if on_round and on_round(RoundReport(**vars(row), planned=planned, metrics=dict(means))) is True:
             enough.set()
 
     with Display(hidden=not progress) as display:
@@ -172,7 +172,7 @@ def _place(directory: str | Path | None) -> Path | str | None:
     return directory if isinstance(directory, str) and is_url(directory) else _path(directory)
 
 
-def _experiment(given: Given, overrides: Sequence[str], settings: Mapping[str, Any]) -> Experiment:
+def _experiment(given: ExperimentInput, overrides: Sequence[str], settings: Mapping[str, Any]) -> Experiment:
     """The one experiment that the arguments describe. Raise RayflError if they describe a sweep, or none."""
     if isinstance(given, Experiment) and not overrides and not settings:
         return given
@@ -183,7 +183,7 @@ def _experiment(given: Given, overrides: Sequence[str], settings: Mapping[str, A
 
 
 # Any: a table of settings.
-def _table(given: Given) -> dict[str, Any]:
+def _table(given: ExperimentInput) -> dict[str, Any]:
     """All settings as a table."""
     if isinstance(given, str | Path):
         return read_table(experiment_file(path_of(given, "experiment")))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from rayfl import tree
 from rayfl.data.batches import Batch
 from rayfl.determinism.global_draws import drawn_by, seeded
-from rayfl.determinism.process import Precision
+from rayfl.determinism.process import ArithmeticPrecision
 from rayfl.errors import RayflError
 from rayfl.models import batch_norm, flops
 from rayfl.models.base import MemoryFormat, laid_out
@@ -45,13 +45,13 @@ class Network:
         build: Callable[[], nn.Module],
         input_shape: tuple[int, ...] | None = None,
         memory_format: MemoryFormat = "contiguous",
-        precision: Precision = "fp32",
+        precision: ArithmeticPrecision = "fp32",
         seed: int = 0,
     ) -> None:
         self.build = build
         self.input_shape = input_shape
         self.memory_format: MemoryFormat = memory_format
-        self.precision: Precision = precision
+        self.precision: ArithmeticPrecision = precision
         self.seed = seed
         self.constants: Mapping[str, np.ndarray] = {}
         self.local: Mapping[str, np.ndarray] = {}

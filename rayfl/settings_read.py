@@ -21,7 +21,7 @@ _read: set[tuple[str, str]] = set()
 
 
 @dataclass(frozen=True)
-class Given:
+class ThirdPartySetting:
     """A setting that an experiment gives to a third-party class. `of`: that class, with its file."""
 
     table: str
@@ -47,7 +47,7 @@ def class_id(kind: type) -> str:
 
 
 def read_here() -> frozenset[tuple[str, str]]:
-    """What code in this process has read, as `Given.id` has it."""
+    """What code in this process has read, as `ThirdPartySetting.id` has it."""
     return frozenset(_read)
 
 
@@ -77,7 +77,7 @@ def _reader(frame: FrameType | None) -> str:
     return "" if frame is None else package
 
 
-def require_read(given: Iterable[Given], read: frozenset[tuple[str, str]], round: int) -> None:
+def require_read(given: Iterable[ThirdPartySetting], read: frozenset[tuple[str, str]], round: int) -> None:
     """Raise UnusedSetting for the first of the settings that is not among those that code has `read` by now."""
     for one in given:
         if one.id not in read:

@@ -22,7 +22,7 @@ Tree = dict[str, Tensor]
 State = Mapping[str, Any]
 """A nested dictionary of tensors, e.g. {"residual": {"fc.weight": tensor}, "count": tensor}; or a TypedDict of them."""
 # Any: the same nesting with numpy arrays and PackedBits as leaves.
-Arrays = dict[str, Any]
+ArrayTree = dict[str, Any]
 
 # Arrays in Ray's object store are read-only, and rayfl, which is pure, writes into no tensor over them. torch warns of
 # the first such tensor in a process: this one, whose warning is silenced.
@@ -180,7 +180,7 @@ class PackedBits:
     shape: tuple[int, ...]
 
 
-def to_arrays(state: Mapping[str, Any]) -> Arrays:
+def to_arrays(state: Mapping[str, Any]) -> ArrayTree:
     """A state as numpy: views of the tensors' memory, booleans packed; handles of packets pass through."""
     return {name: _to_array(leaf) for name, leaf in state.items()}
 
@@ -192,7 +192,7 @@ def num_bytes(arrays: Mapping[str, Any]) -> int:
 
 
 # Any: see State.
-def to_tensors(arrays: Arrays) -> dict[str, Any]:
+def to_tensors(arrays: ArrayTree) -> dict[str, Any]:
     """The inverse of `to_arrays`: aligned arrays are not copied, so the result must not be changed."""
     return {name: _to_tensor(leaf) for name, leaf in arrays.items()}
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from torch import nn
 
-from rayfl.determinism.process import Precision
+from rayfl.determinism.process import ArithmeticPrecision
 from rayfl.models.base import MemoryFormat
 from rayfl.network import Network
 from rayfl.task import NetworkTask
@@ -15,7 +15,7 @@ def classification(
     build: Callable[[], nn.Module],
     input_shape: tuple[int, ...] | None = None,
     memory_format: MemoryFormat = "contiguous",
-    precision: Precision = "fp32",
+    precision: ArithmeticPrecision = "fp32",
 ) -> NetworkTask:
     """Classification by the network that `build` makes."""
     return NetworkTask(Network(build, input_shape, memory_format, precision), Classification())

@@ -27,7 +27,7 @@ from rayfl.metrics.base import Metric
 from rayfl.metrics.fairness import is_summary
 from rayfl.models.base import Architecture
 from rayfl.population.availability import Diurnal, PerClient, Trace
-from rayfl.population.distributions import LogNormal, Uniform
+from rayfl.population.distributions import LogNormal, UniformValues
 from rayfl.report import wording
 from rayfl.run_directory.run_files import PARTS
 from rayfl.run_directory.tables import SCHEMAS
@@ -174,7 +174,7 @@ def experiment_section() -> str:
         text = as_markdown(inspect.getdoc(kind) or "")
         parts.append(f"## [{key}]\n\n{text}\n\n{settings_table(kind)}")
         if key == "clients":
-            parts += [_inner(one) for one in (PerClient, Diurnal, Trace, LogNormal, Uniform)]
+            parts += [_inner(one) for one in (PerClient, Diurnal, Trace, LogNormal, UniformValues)]
     return "\n".join(parts)
 
 

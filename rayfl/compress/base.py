@@ -20,7 +20,7 @@ from rayfl.tree import ALIGNMENT_BYTES, Difference, Tree, pack_bits, tensor_over
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 """Names and shapes of a tree's tensors in order; both ends know them, so they are not billed."""
 
-Parts = Mapping[str, np.ndarray]
+Buffers = Mapping[str, np.ndarray]
 """A packet's encoded buffers by name."""
 
 LARGE = 1 << 20
@@ -37,19 +37,19 @@ class Codec(Protocol):
     """Turns a packet's buffers into tensors, with what both ends know beforehand (shapes, settings)."""
 
     @abstractmethod
-    def decode(self, parts: Parts) -> Tree:
+    def decode(self, parts: Buffers) -> Tree:
         """The tensors that the receiver sees: new tensors that own their memory, or for dense fp32 read-only views."""
 
     @abstractmethod
-    def support(self, parts: Parts) -> Tree:
+    def support(self, parts: Buffers) -> Tree:
         """Boolean tensors: which entries were sent (all of them for a dense packet)."""
 
     @abstractmethod
-    def add_to(self, parts: Parts, total: Tree, weight: float) -> None:
+    def add_to(self, parts: Buffers, total: Tree, weight: float) -> None:
         """total += weight * decoded, in place, if possible without building the decoded tree."""
 
     @abstractmethod
-    def num_values(self, parts: Parts) -> int:
+    def num_values(self, parts: Buffers) -> int:
         """Entries whose value the packet carries, at any width; positions, scales and seeds are not counted."""
 
 
@@ -60,7 +60,7 @@ class Divisible(Protocol):
     shapes: Shapes
 
     @abstractmethod
-    def pieces(self, parts: Parts) -> "Iterator[Packet]":
+    def pieces(self, parts: Buffers) -> "Iterator[Packet]":
         """The packets of the pieces of `cuts(self.shapes)`; each decodes to {name: [last - first]}."""
 
 
@@ -71,20 +71,20 @@ class WholeTensorCodec(ABC):
     shapes: Shapes
 
     @abstractmethod
-    def read(self, parts: Parts, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    def read(self, parts: Buffers, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """The decoded tensor `name`, with its entries row by row in any shape."""
 
-    def decode(self, parts: Parts) -> Tree:
+    def decode(self, parts: Buffers) -> Tree:
         return {name: self.read(parts, name, shape).view(shape) for name, shape in self.shapes}
 
-    def support(self, parts: Parts) -> Tree:
+    def support(self, parts: Buffers) -> Tree:
         """True everywhere."""
         return masks_of(self.shapes, True)
 
-    def num_values(self, parts: Parts) -> int:
+    def num_values(self, parts: Buffers) -> int:
         return sum(math.prod(shape) for _, shape in self.shapes)
 
-    def add_to(self, parts: Parts, total: Tree, weight: float) -> None:
+    def add_to(self, parts: Buffers, total: Tree, weight: float) -> None:
         _add(self.decode(parts), total, weight)
 
 
@@ -95,25 +95,25 @@ class PositionedCodec(ABC):
     shapes: Shapes
 
     @abstractmethod
-    def read(self, parts: Parts) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    def read(self, parts: Buffers) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
         """Each tensor's name, int64 positions [count] without repetition, and float32 values [count]."""
 
-    def decode(self, parts: Parts) -> Tree:
+    def decode(self, parts: Buffers) -> Tree:
         decoded = zeros_of(self.shapes)
         for name, positions, values in self.read(parts):
             decoded[name].view(-1).scatter_(0, positions, values)
         return decoded
 
-    def support(self, parts: Parts) -> Tree:
+    def support(self, parts: Buffers) -> Tree:
         masks = masks_of(self.shapes, False)
         for name, positions, _ in self.read(parts):
             masks[name].view(-1)[positions] = True
         return masks
 
-    def num_values(self, parts: Parts) -> int:
+    def num_values(self, parts: Buffers) -> int:
         return sum(positions.numel() for _, positions, _ in self.read(parts))
 
-    def add_to(self, parts: Parts, total: Tree, weight: float) -> None:
+    def add_to(self, parts: Buffers, total: Tree, weight: float) -> None:
         """Add at the sent positions only; every tensor of `total` must be contiguous."""
         for name, positions, values in self.read(parts):
             tensor = total[name]
@@ -127,7 +127,7 @@ class Packet:
     `parts` are the real buffers (int32 positions, packed bits, fp16 values, ...), each a one-dimensional array.
     """
 
-    parts: Parts
+    parts: Buffers
     codec: Codec
 
     @property

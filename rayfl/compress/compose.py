@@ -9,7 +9,7 @@ import torch
 from pydantic import Field, model_validator
 
 from rayfl.choices.kinds import TO_TABLE, from_table
-from rayfl.compress.base import Compressor, Packet, Parts, PositionedCodec, Quantizer, RayflError, Tree, shapes_of
+from rayfl.compress.base import Buffers, Compressor, Packet, PositionedCodec, Quantizer, RayflError, Tree, shapes_of
 from rayfl.compress.positions import decode_counted, encode_counted
 from rayfl.compress.quantize import QSGD
 from rayfl.compress.sparse import SEED, Draw, Sparsifier, TopK, seed_of, sizes_of
@@ -29,17 +29,17 @@ class ComposeCodec(PositionedCodec):
     # Any: the codec of a Quantizer, a dataclass with the field `shapes`, which is () here.
     inner: Any
 
-    def read(self, parts: Parts) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    def read(self, parts: Buffers) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
         positions = self._positions(parts)
         codec = replace(self.inner, shapes=tuple((name, (kept.size,)) for name, kept in positions.items()))
         inner = {name.removeprefix(INNER): part for name, part in parts.items() if name.startswith(INNER)}
         for name, values in codec.decode(inner).items():
             yield name, torch.from_numpy(positions[name]), values
 
-    def num_values(self, parts: Parts) -> int:
+    def num_values(self, parts: Buffers) -> int:
         return sum(kept.size for kept in self._positions(parts).values())
 
-    def _positions(self, parts: Parts) -> dict[str, np.ndarray]:
+    def _positions(self, parts: Buffers) -> dict[str, np.ndarray]:
         sizes = sizes_of(self.shapes)
         if self.draw is not None:
             return self.draw(seed_of(parts, OUTER + SEED), sizes)

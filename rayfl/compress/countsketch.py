@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from rayfl.compress.base import Compressor, Field, Packet, Parts, PositionedCodec, Tree, entries, shapes_of
+from rayfl.compress.base import Buffers, Compressor, Field, Packet, PositionedCodec, Tree, entries, shapes_of
 from rayfl.compress.dense import Dense
 from rayfl.compress.largest import top_k_mask
 from rayfl.compress.sparse import SEED, KeepRatio, kept_entries, seed_of, sizes_of
@@ -66,7 +66,7 @@ class CountSketchCodec(PositionedCodec):
     rows: int
     keep_ratio: float
 
-    def read(self, parts: Parts) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    def read(self, parts: Buffers) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
         """The largest estimates that are not 0."""
         if parts:
             sizes = sizes_of(self.shapes)

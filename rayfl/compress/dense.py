@@ -12,10 +12,10 @@ import torch
 from rayfl import tree
 from rayfl.compress.base import (
     BLOCK,
+    Buffers,
     Difference,
     Field,
     Packet,
-    Parts,
     Quantizer,
     Tree,
     WholeTensorCodec,
@@ -41,10 +41,10 @@ class DenseCodec(WholeTensorCodec):
 
     dtype: ValueType
 
-    def read(self, parts: Parts, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    def read(self, parts: Buffers, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         return decode_values(parts[name], self.dtype)
 
-    def pieces(self, parts: Parts) -> Iterator[Packet]:
+    def pieces(self, parts: Buffers) -> Iterator[Packet]:
         """See `Divisible`."""
         for name, first, last in cuts(self.shapes):
             yield Packet({name: parts[name][first:last]}, DenseCodec(((name, (last - first,)),), self.dtype))
@@ -78,7 +78,7 @@ class UnwrittenDense(Packet):
         return self.like
 
     @cached_property
-    def parts(self) -> Parts:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def parts(self) -> Buffers:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The buffers. ValueError on NaN and infinity."""
         tensors = to_memory(self.tree(), device_of(self.like))
         return {name: encode_values(name, entries(name, tensor), "fp32") for name, tensor in tensors.items()}

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from rayfl.compress import bits as packed
-from rayfl.compress.base import Field, Packet, Parts, Quantizer, Tree, WholeTensorCodec, entries, shapes_of
+from rayfl.compress.base import Buffers, Field, Packet, Quantizer, Tree, WholeTensorCodec, entries, shapes_of
 from rayfl.compress.sparse import SEED
 
 NUMBERS = [
@@ -65,7 +65,7 @@ class EdenCodec(WholeTensorCodec):
             yield slice(start, start + (1 << power)), np.float32(1) - np.float32(2) * flips
             start += 1 << power
 
-    def read(self, parts: Parts, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    def read(self, parts: Buffers, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         size = math.prod(shape)
         codes = parts[f"{name}.codes"]
         decoded = NUMBERS[self.bits - 1][packed.unpack(codes, self.bits, 8 * codes.size // self.bits)]

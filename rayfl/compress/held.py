@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from rayfl import tree
-from rayfl.compress.base import Codec, Packet, Parts, Shapes, WholeTensorCodec, shapes_of
+from rayfl.compress.base import Buffers, Codec, Packet, Shapes, WholeTensorCodec, shapes_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -16,12 +16,12 @@ class HeldCodec:
     """
 
     shapes: Shapes
-    held: Parts
+    held: Buffers
     inner: Codec
     factor: float = 1.0
     num_whole: int = 1
 
-    def decode(self, parts: Parts) -> tree.Tree:
+    def decode(self, parts: Buffers) -> tree.Tree:
         """held + factor * difference: what the receivers hold from then on."""
         difference = self.inner.decode(parts)
         return {
@@ -29,7 +29,7 @@ class HeldCodec:
             for name, _ in self.shapes
         }
 
-    def num_values(self, parts: Parts) -> int:
+    def num_values(self, parts: Buffers) -> int:
         """Entries of the difference that were sent."""
         return self.inner.num_values(parts)
 

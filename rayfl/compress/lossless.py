@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rayfl.compress.base import Codec, Packet, Parts, RayflError, Shapes, Tree, WholeTensorCodec, shapes_of
+from rayfl.compress.base import Buffers, Codec, Packet, RayflError, Shapes, Tree, WholeTensorCodec, shapes_of
 from rayfl.compress.feedback import Around
 from rayfl.tree import num_entries
 
@@ -21,17 +21,17 @@ class LosslessCodec:
     inner: Codec
     most: int
 
-    def raw(self, parts: Parts) -> dict[str, np.ndarray]:
+    def raw(self, parts: Buffers) -> dict[str, np.ndarray]:
         """The buffers of `inner`. RayflError if one has more than `most` bytes."""
         return {name: expanded(name, part, self.most) for name, part in parts.items()}
 
-    def decode(self, parts: Parts) -> Tree:
+    def decode(self, parts: Buffers) -> Tree:
         return self.inner.decode(self.raw(parts))
 
-    def support(self, parts: Parts) -> Tree:
+    def support(self, parts: Buffers) -> Tree:
         return self.inner.support(self.raw(parts))
 
-    def num_values(self, parts: Parts) -> int:
+    def num_values(self, parts: Buffers) -> int:
         return self.inner.num_values(self.raw(parts))
 
     add_to = WholeTensorCodec.add_to

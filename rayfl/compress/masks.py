@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 
 from rayfl.compress.base import (
+    Buffers,
     Packet,
-    Parts,
     PositionedCodec,
     Tree,
     WholeTensorCodec,
@@ -24,10 +24,10 @@ from rayfl.compress.base import (
 class MaskCodec(WholeTensorCodec):
     """Reads one bit buffer a tensor, under the tensor's name; decodes to boolean tensors, which add up as 0 and 1."""
 
-    def read(self, parts: Parts, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    def read(self, parts: Buffers, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         return unpack_bits(parts[name], shape)
 
-    def pieces(self, parts: Parts) -> Iterator[Packet]:
+    def pieces(self, parts: Buffers) -> Iterator[Packet]:
         """See `Divisible`."""
         for name, first, last in cuts(self.shapes):
             yield Packet({name: parts[name][first // 8 : -(-last // 8)]}, MaskCodec(((name, (last - first,)),)))
@@ -42,16 +42,16 @@ def mask_packet(mask: Tree) -> Packet:
 class KnownSupportCodec(PositionedCodec):
     """Reads "<name>.values" of each tensor; `bits`: the support, packed by `pack_bits`; both ends remember it."""
 
-    bits: Parts
+    bits: Buffers
 
-    def support(self, parts: Parts) -> Tree:
+    def support(self, parts: Buffers) -> Tree:
         return {name: unpack_bits(self.bits[name], shape) for name, shape in self.shapes}
 
-    def read(self, parts: Parts) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    def read(self, parts: Buffers) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
         for name, mask in self.support(parts).items():
             yield name, torch.nonzero(mask.view(-1)).view(-1), decode_values(parts[f"{name}.values"], "fp32")
 
-    def num_values(self, parts: Parts) -> int:
+    def num_values(self, parts: Buffers) -> int:
         return sum(parts[f"{name}.values"].size for name, _ in self.shapes)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from rayfl.compress import bits
-from rayfl.compress.base import Packet, Parts, Quantizer, Tree, WholeTensorCodec, entries, shapes_of
+from rayfl.compress.base import Buffers, Packet, Quantizer, Tree, WholeTensorCodec, entries, shapes_of
 
 MANTISSA_BITS = 23
 MANTISSA = np.uint32((1 << MANTISSA_BITS) - 1)
@@ -20,7 +20,7 @@ LARGEST = np.uint32(0x7F7FFFFF)
 class NaturalCodec(WholeTensorCodec):
     """Reads "<name>.exponents" (the biased exponent, a byte; 0 is zero) and "<name>.signs" (a bit, 1 is negative)."""
 
-    def read(self, parts: Parts, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    def read(self, parts: Buffers, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         size = math.prod(shape)
         numbers = parts[f"{name}.exponents"].astype(np.uint32)
         numbers <<= np.uint32(MANTISSA_BITS)
@@ -31,7 +31,7 @@ class NaturalCodec(WholeTensorCodec):
         return torch.from_numpy(numbers.view(np.float32))
 
 
-class Natural(Quantizer, on_device=True):
+class NaturalCompression(Quantizer, on_device=True):
     """2^a <= |v| < 2^(a + 1) becomes 2^(a + 1) with probability (|v| - 2^a) / 2^a, else 2^a, with the sign of v.
 
     Unbiased to the last bit, omega = 1/8 for numbers that are normal in float32 (|v| >= 2^-126) or zero; 9 bits per

@@ -4,10 +4,10 @@ import numpy as np
 import torch
 
 from rayfl.compress.base import (
+    Buffers,
     Compressor,
     Field,
     Packet,
-    Parts,
     Tree,
     WholeTensorCodec,
     decode_values,
@@ -20,7 +20,7 @@ from rayfl.compress.base import (
 class PowerCodec(WholeTensorCodec):
     """Reads one fp32 buffer a tensor, under its name: P [n, r] and then Q [m, r], or all entries of the tensor."""
 
-    def read(self, parts: Parts, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    def read(self, parts: Buffers, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         buffer = decode_values(parts[name], "fp32")
         columns = torch.Size(shape[1:]).numel()
         if buffer.numel() == torch.Size(shape).numel():

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from rayfl.compress import bits
-from rayfl.compress.base import Field, Packet, Parts, Quantizer, Tree, WholeTensorCodec, entries, shapes_of
+from rayfl.compress.base import Buffers, Field, Packet, Quantizer, Tree, WholeTensorCodec, entries, shapes_of
 
 Norm = Literal["1", "2", "inf"]
 Coding = Literal["fixed", "elias"]
@@ -61,7 +61,7 @@ class QuantizeCodec(WholeTensorCodec):
             parts[f"{name}.levels"] = bits.pack(codes, 1 + self.levels.bit_length())
         return parts
 
-    def read(self, parts: Parts, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    def read(self, parts: Buffers, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         size = math.prod(shape)
         norms = parts[f"{name}.norms"]
         levels = self._read_levels(parts, name, size)
@@ -73,7 +73,7 @@ class QuantizeCodec(WholeTensorCodec):
             values *= norms[buckets, None]
         return torch.from_numpy(decoded)
 
-    def _read_levels(self, parts: Parts, name: str, size: int) -> np.ndarray:
+    def _read_levels(self, parts: Buffers, name: str, size: int) -> np.ndarray:
         """Signed levels [size], int8 or int16."""
         if self.coding == "elias":
             gaps, magnitudes = np.split(bits.decode_gamma(parts[f"{name}.prefixes"], parts[f"{name}.digits"]), 2)
@@ -164,7 +164,7 @@ class TernGrad(Quantizer, on_device=True):
         return None if self.clip else _omega("inf", 1, max(1, num_entries))
 
 
-def _packet(flats: Parts, norm: Norm, codec: QuantizeCodec, generator: np.random.Generator) -> Packet:
+def _packet(flats: Buffers, norm: Norm, codec: QuantizeCodec, generator: np.random.Generator) -> Packet:
     parts = {}
     for name, flat in flats.items():
         norms = _norms(flat, norm, codec.levels, codec.bucket)

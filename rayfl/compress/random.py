@@ -7,8 +7,16 @@ from typing import Literal
 import numpy as np
 import torch
 
-from rayfl.compress.base import Compressor, Field, Packet, Parts, Tree, WholeTensorCodec, masks_of, shapes_of
-from rayfl.compress.sparse import KeptShare, Scope, Selection, Sparsifier, kept_entries, kept_share, split_positions
+from rayfl.compress.base import Buffers, Compressor, Field, Packet, Tree, WholeTensorCodec, masks_of, shapes_of
+from rayfl.compress.sparse import (
+    KeptShare,
+    Scope,
+    SelectedEntries,
+    Sparsifier,
+    kept_entries,
+    kept_share,
+    split_positions,
+)
 from rayfl.compress.values import (
     UNIT_ROUNDOFF,
     decode_values,
@@ -71,16 +79,20 @@ class RandK(KeptShare, Sparsifier, on_device=True):
     )
     scope: Scope = "tensor"
 
-    def choose(self, flats: Tree, generator: np.random.Generator) -> Selection:
+    def choose(self, flats: Tree, generator: np.random.Generator) -> SelectedEntries:
         """Random positions, the same for both kinds of `positions`."""
         sizes = {name: flat.numel() for name, flat in flats.items()}
         if not sum(sizes.values()):
-            return Selection({name: np.empty(0, np.int64) for name in sizes})
+            return SelectedEntries({name: np.empty(0, np.int64) for name in sizes})
         seed = generator.integers(0, 1 << 64, 1, dtype=np.uint64)
         rule = UniformDraw(self.keep_ratio, self.scope)
         positions = rule(int(seed[0]), sizes)
         scales = self._scales(sizes) if self.scale else {}
-        return Selection(positions, scales, seed, rule) if self.positions == "seed" else Selection(positions, scales)
+        return (
+            SelectedEntries(positions, scales, seed, rule)
+            if self.positions == "seed"
+            else SelectedEntries(positions, scales)
+        )
 
     def omega(self, num_entries: int) -> float | None:
         """n / k - 1 if scaled, with fp32 values: an entry is kept with probability k / n, at n / k times its value."""
@@ -107,22 +119,22 @@ class RandK(KeptShare, Sparsifier, on_device=True):
 class BernoulliCodec(WholeTensorCodec):
     """Reads "sent", one uint8 (1 or 0), and if it is 1 "<name>.values", fp32, of each tensor."""
 
-    def read(self, parts: Parts, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    def read(self, parts: Buffers, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         if not self._sent(parts):
             return torch.zeros(shape)
         return decode_values(parts[f"{name}.values"], "fp32")
 
-    def support(self, parts: Parts) -> Tree:
+    def support(self, parts: Buffers) -> Tree:
         return masks_of(self.shapes, self._sent(parts))
 
-    def add_to(self, parts: Parts, total: Tree, weight: float) -> None:
+    def add_to(self, parts: Buffers, total: Tree, weight: float) -> None:
         if self._sent(parts):
             super().add_to(parts, total, weight)
 
-    def num_values(self, parts: Parts) -> int:
+    def num_values(self, parts: Buffers) -> int:
         return super().num_values(parts) if self._sent(parts) else 0
 
-    def _sent(self, parts: Parts) -> bool:
+    def _sent(self, parts: Buffers) -> bool:
         return bool(self.shapes) and bool(parts[FLAG][0])
 
 

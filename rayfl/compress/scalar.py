@@ -3,17 +3,17 @@
 import numpy as np
 import torch
 
-from rayfl.compress.base import Packet, Parts, WholeTensorCodec, encode_values, entries
+from rayfl.compress.base import Buffers, Packet, WholeTensorCodec, encode_values, entries
 from rayfl.compress.dense import DenseCodec
 
 
 class CountCodec(WholeTensorCodec):
     """Reads one int64; decodes to a float64 tensor of shape [], which holds counts and their sums exactly."""
 
-    def read(self, parts: Parts, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    def read(self, parts: Buffers, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         return torch.tensor(float(parts[name][0]), dtype=torch.float64)
 
-    def num_values(self, parts: Parts) -> int:
+    def num_values(self, parts: Buffers) -> int:
         """0: papers count the numbers of models and updates, not how many examples a client has."""
         return 0
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from rayfl.compress import bits
-from rayfl.compress.base import Packet, Parts, Quantizer, Tree, WholeTensorCodec, pack_bits, shapes_of
+from rayfl.compress.base import Buffers, Packet, Quantizer, Tree, WholeTensorCodec, pack_bits, shapes_of
 from rayfl.compress.values import entries, entries_on_device, is_on_device
 from rayfl.data.device import upload
 
@@ -24,7 +24,7 @@ NUMBERS = np.array([1, -1, 0, 0], np.float32)
 class SignCodec(WholeTensorCodec):
     """Reads "<name>.signs", one bit per entry in row order (1: negative), and "<name>.scale", one fp32."""
 
-    def read(self, parts: Parts, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    def read(self, parts: Buffers, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         size = math.prod(shape)
         scale = parts[f"{name}.scale"]
         if not scale.any():
@@ -66,7 +66,7 @@ class OneBitCodec(WholeTensorCodec):
     The first half of the means is that of the nonnegative entries of each group, the second that of the negative ones.
     """
 
-    def read(self, parts: Parts, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    def read(self, parts: Buffers, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         num_groups, size = _groups(shape)
         upper, lower = parts[f"{name}.means"].reshape(2, num_groups, 1)
         negative = np.unpackbits(parts[f"{name}.signs"], count=num_groups * size).view(np.bool_)
@@ -107,7 +107,7 @@ class VotesCodec(WholeTensorCodec):
 
     width: int
 
-    def read(self, parts: Parts, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    def read(self, parts: Buffers, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         return torch.from_numpy(NUMBERS[bits.unpack(parts[name], self.width, math.prod(shape))])
 
 

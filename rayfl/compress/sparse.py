@@ -13,10 +13,10 @@ import torch
 
 from rayfl.compress.base import (
     PIECE,
+    Buffers,
     Compressor,
     Field,
     Packet,
-    Parts,
     PositionedCodec,
     RayflError,
     Shapes,
@@ -60,13 +60,13 @@ positions in each tensor. A dataclass of settings that both ends know, so that i
 
 
 @dataclass(frozen=True)
-class Selection:
+class SelectedEntries:
     """The entries to send: increasing int64 `positions` in each tensor, and `scales` of the values (1 if absent).
 
     With `draw`, which gives the same positions from `seed`, uint64 [1], the seed is sent instead of the positions.
     """
 
-    positions: Parts
+    positions: Buffers
     scales: Mapping[str, float] = field(default_factory=dict)
     seed: np.ndarray | None = None
     draw: Draw | None = None
@@ -90,7 +90,7 @@ class SparseCodec(PositionedCodec):
     dtype: ValueType
     draw: Draw | None = None
 
-    def support(self, parts: Parts) -> Tree:
+    def support(self, parts: Buffers) -> Tree:
         """See `Codec`. Bitmaps are not turned into positions first."""
         if self.draw is not None:
             return super().support(parts)
@@ -100,7 +100,7 @@ class SparseCodec(PositionedCodec):
             for name, shape in self.shapes
         }
 
-    def pieces(self, parts: Parts) -> Iterator[Packet]:
+    def pieces(self, parts: Buffers) -> Iterator[Packet]:
         """See `Divisible`."""
         sizes = sizes_of(self.shapes)
         drawn_positions = self._drawn(parts, sizes)
@@ -116,7 +116,7 @@ class SparseCodec(PositionedCodec):
                 yield Packet(piece, SparseCodec(((name, shape),), self.dtype))
                 read += count
 
-    def read(self, parts: Parts) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    def read(self, parts: Buffers) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
         sizes = sizes_of(self.shapes)
         drawn_positions = self._drawn(parts, sizes)
         for name, size in sizes.items():
@@ -126,15 +126,15 @@ class SparseCodec(PositionedCodec):
                 positions = decode_positions(parts[f"{name}.positions"], size, values.numel())
             yield name, torch.from_numpy(positions), values
 
-    def num_values(self, parts: Parts) -> int:
+    def num_values(self, parts: Buffers) -> int:
         return sum(parts[f"{name}.values"].size for name, _ in self.shapes)
 
-    def _drawn(self, parts: Parts, sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
+    def _drawn(self, parts: Buffers, sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
         """The positions drawn from the shared seed; empty if the packet has its own positions."""
         return self.draw(seed_of(parts, SEED), sizes) if self.draw else {}
 
 
-def seed_of(parts: Parts, name: str) -> int:
+def seed_of(parts: Buffers, name: str) -> int:
     """The shared seed in the buffer `name`."""
     return int(parts[name][0])
 
@@ -152,7 +152,7 @@ def sparse_packet(values: Tree, support: Tree) -> Packet:
             actual = "missing" if mask is None else f"{mask.dtype} of shape {tuple(mask.shape)}"
             raise RayflError(f"support of {name!r} is {actual}; it must be bool of shape {tuple(tensor.shape)}")
         positions[name] = np.flatnonzero(mask.cpu().numpy())
-    selection = Selection(positions)
+    selection = SelectedEntries(positions)
     return _packet(selection.values(flats), selection, shapes_of(values), "fp32")
 
 
@@ -200,10 +200,10 @@ class Sparsifier(Compressor):
     values: ValueType = Field(default="fp32", description="type of the values that are sent")
 
     @abstractmethod
-    def choose(self, flats: Tree, generator: np.random.Generator) -> Selection:
+    def choose(self, flats: Tree, generator: np.random.Generator) -> SelectedEntries:
         """Choose the entries to send; `flats` are finite float32 tensors [numel] in main memory."""
 
-    def select(self, x: Tree, generator: np.random.Generator) -> tuple[Tree, Selection]:
+    def select(self, x: Tree, generator: np.random.Generator) -> tuple[Tree, SelectedEntries]:
         """The values to send, float32 [count] of each tensor in main memory, and their positions.
 
         ValueError on NaN and infinity.
@@ -245,11 +245,11 @@ class TopK(KeptShare, Sparsifier, on_device=True):
     name = "topk"
     scope: Scope = "tensor"
 
-    def choose(self, flats: Tree, generator: np.random.Generator) -> Selection:
+    def choose(self, flats: Tree, generator: np.random.Generator) -> SelectedEntries:
         """The positions of the largest entries; draws nothing."""
-        return Selection(_top_k(flats, self.keep_ratio, self.scope))
+        return SelectedEntries(_top_k(flats, self.keep_ratio, self.scope))
 
-    def select(self, x: Tree, generator: np.random.Generator) -> tuple[Tree, Selection]:
+    def select(self, x: Tree, generator: np.random.Generator) -> tuple[Tree, SelectedEntries]:
         """See `Sparsifier`. Of tensors on a GPU only the values and their positions are copied to main memory."""
         if not any(map(is_on_device, x.values())):
             return super().select(x, generator)
@@ -265,7 +265,7 @@ class TopK(KeptShare, Sparsifier, on_device=True):
         narrow_positions, values = download([largest.to(narrow), flat.index_select(0, largest)])
         positions = split_positions(narrow_positions.numpy().astype(np.int64), sizes)
         kept = values.split([len(of_tensor) for of_tensor in positions.values()])
-        return dict(zip(sizes, kept, strict=True)), Selection(positions)
+        return dict(zip(sizes, kept, strict=True)), SelectedEntries(positions)
 
     def delta(self, num_entries: int) -> float | None:
         """(1 - u^2) k / n with unit roundoff u of `values`; with scope "tensor" k / n is the smallest of any tensor."""
@@ -274,7 +274,7 @@ class TopK(KeptShare, Sparsifier, on_device=True):
         return kept_share(num_entries, self.keep_ratio, self.scope) * (1 - UNIT_ROUNDOFF[self.values] ** 2)
 
 
-def _packet(values: Tree, selection: Selection, shapes: Shapes, dtype: ValueType) -> Packet:
+def _packet(values: Tree, selection: SelectedEntries, shapes: Shapes, dtype: ValueType) -> Packet:
     parts = {} if selection.seed is None else {SEED: selection.seed}
     sizes = sizes_of(shapes)
     for name, kept in values.items():

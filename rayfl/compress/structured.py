@@ -9,9 +9,9 @@ import torch
 from pydantic import Field, model_validator
 
 from rayfl.compress.base import (
+    Buffers,
     Compressor,
     Packet,
-    Parts,
     RayflError,
     Shapes,
     Tree,
@@ -35,12 +35,12 @@ class StructuredCodec:
 
     shapes: Shapes
 
-    def decode(self, parts: Parts) -> Tree:
+    def decode(self, parts: Buffers) -> Tree:
         decoded = zeros_of(self.shapes)
         self.add_to(parts, decoded, 1.0)
         return decoded
 
-    def support(self, parts: Parts) -> Tree:
+    def support(self, parts: Buffers) -> Tree:
         masks = {}
         for name, shape in self.shapes:
             filters, channels = self._kept(parts, name, shape)
@@ -48,7 +48,7 @@ class StructuredCodec:
             masks[name] = mask.expand(_cube(shape)).reshape(shape)
         return masks
 
-    def add_to(self, parts: Parts, total: Tree, weight: float) -> None:
+    def add_to(self, parts: Buffers, total: Tree, weight: float) -> None:
         """Adds at the sent positions only; every tensor of `total` must be contiguous."""
         for name, shape in self.shapes:
             cube = total[name].view(_cube(shape))
@@ -59,10 +59,10 @@ class StructuredCodec:
                 block = block.view(filters.numel(), channels.numel(), -1) * weight
                 cube[filters.view(-1, 1), channels] += block.to(cube)
 
-    def num_values(self, parts: Parts) -> int:
+    def num_values(self, parts: Buffers) -> int:
         return sum(parts[f"{name}.values"].size for name, _ in self.shapes)
 
-    def _kept(self, parts: Parts, name: str, shape: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _kept(self, parts: Buffers, name: str, shape: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
         """The kept filters and channels, boolean [O] and [I]; all of a tensor of one dimension."""
         num_filters, num_channels, _ = _cube(shape)
         if len(shape) < 2:

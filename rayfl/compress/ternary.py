@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from rayfl.compress.base import Packet, Parts, PositionedCodec, Tree, entries, shapes_of
+from rayfl.compress.base import Buffers, Packet, PositionedCodec, Tree, entries, shapes_of
 from rayfl.compress.golomb import decode_golomb, encode_golomb, low_bits
 from rayfl.compress.largest import top_k_positions
 from rayfl.compress.sign import ROUNDING
@@ -25,7 +25,7 @@ class TernaryCodec(PositionedCodec):
     keep_ratio: float
     scope: Scope
 
-    def read(self, parts: Parts) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    def read(self, parts: Buffers) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
         sizes = sizes_of(self.shapes)
         if self.scope == "tensor":
             for name, size in sizes.items():
@@ -38,18 +38,18 @@ class TernaryCodec(PositionedCodec):
         for name, start, first, last in zip(sizes, starts, cuts, cuts[1:], strict=False):
             yield name, torch.from_numpy(positions[first:last] - start), torch.from_numpy(values[first:last])
 
-    def num_values(self, parts: Parts) -> int:
+    def num_values(self, parts: Buffers) -> int:
         """See `Codec`: the nonzeros, each of which has a sign."""
         sizes = sizes_of(self.shapes)
         runs = sizes if self.scope == "tensor" else {"": sum(sizes.values())}
         return sum(self._count(parts, name, size) for name, size in runs.items())
 
-    def _count(self, parts: Parts, name: str, size: int) -> int:
+    def _count(self, parts: Buffers, name: str, size: int) -> int:
         """The number of nonzeros in a run of `size` entries."""
         count_buffer = parts.get(f"{name}.count")
         return kept_entries(size, self.keep_ratio) if count_buffer is None else int(count_buffer[0])
 
-    def _run(self, parts: Parts, name: str, size: int) -> tuple[np.ndarray, np.ndarray]:
+    def _run(self, parts: Buffers, name: str, size: int) -> tuple[np.ndarray, np.ndarray]:
         count = self._count(parts, name, size)
         if count == 0:
             return np.empty(0, np.int64), np.empty(0, np.float32)

@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from rayfl.compress.base import UNIT_ROUNDOFF, RayflError, Tree
 from rayfl.compress.largest import at_least
-from rayfl.compress.sparse import Selection, Sparsifier
+from rayfl.compress.sparse import SelectedEntries, Sparsifier
 
 
 class Threshold(Sparsifier, on_device=True):
@@ -33,9 +33,9 @@ class Threshold(Sparsifier, on_device=True):
             )
         return self
 
-    def choose(self, flats: Tree, generator: np.random.Generator) -> Selection:
+    def choose(self, flats: Tree, generator: np.random.Generator) -> SelectedEntries:
         """The positions of the entries that reach the threshold; draws nothing."""
-        return Selection({name: self._positions(flat) for name, flat in flats.items()})
+        return SelectedEntries({name: self._positions(flat) for name, flat in flats.items()})
 
     def most_kept(self, num_entries: int) -> int:
         return num_entries

@@ -14,13 +14,13 @@ from rayfl.data.device import download, upload
 from rayfl.tree import private
 
 # Any: tensors in dictionaries and lists.
-Nested = TypeVar("Nested", bound=Any)
+TensorsT = TypeVar("Nested", bound=Any)
 
 PAGE = 256
 """Each tensor begins in the buffer at a multiple of this number of bytes, as in CUDA's own allocations."""
 
 
-def to_device(nested: Nested, device: torch.device) -> Nested:
+def to_device(nested: TensorsT, device: torch.device) -> TensorsT:
     """The same on the device. Tensors in main memory are copied as one buffer; the others stay as they are."""
     if device.type == "cpu":
         return nested
@@ -32,7 +32,7 @@ def to_device(nested: Nested, device: torch.device) -> Nested:
     )
 
 
-def to_memory(nested: Nested, device: torch.device) -> Nested:
+def to_memory(nested: TensorsT, device: torch.device) -> TensorsT:
     """The same in main memory, from the device that local work runs on; waits for the device once."""
     if device.type == "cpu":
         return nested
@@ -45,7 +45,7 @@ def to_memory(nested: Nested, device: torch.device) -> Nested:
     return tree_unflatten([next(copies)[0] if leaf.device.type != "cpu" else leaf for leaf in leaves], spec)
 
 
-def stack(nested: Sequence[Nested], width: int, device: torch.device) -> Nested:
+def stack(nested: Sequence[TensorsT], width: int, device: torch.device) -> TensorsT:
     """Stack `nested` on the device: every leaf becomes [width, ...]. Missing rows are copies of the first one."""
     spec = tree_flatten(nested[0])[1]
     missing = width - len(nested)
@@ -61,7 +61,7 @@ def stack(nested: Sequence[Nested], width: int, device: torch.device) -> Nested:
     return tree_unflatten(leaves, spec)
 
 
-def unstack(stacked: Nested, count: int) -> list[Nested]:
+def unstack(stacked: TensorsT, count: int) -> list[TensorsT]:
     """The first `count` rows of a stack, on its device. In main memory each row owns its memory.
 
     On a GPU all rows are views of one copy of the stack, in which each tensor is aligned as in CUDA's own allocations:
@@ -82,7 +82,7 @@ def unstack(stacked: Nested, count: int) -> list[Nested]:
     return [tree_unflatten(list(row), spec) for row, _ in zip(rows, range(count), strict=False)]
 
 
-# Any: as `Nested`.
+# Any: as `TensorsT`.
 def _leaves(nested: Any) -> list[torch.Tensor]:
     """The leaves in the order of `tree_flatten`, which takes ten times as long."""
     if isinstance(nested, torch.Tensor):

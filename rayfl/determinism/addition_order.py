@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeVar
 
-Node = tuple[int, int]
+SumNode = tuple[int, int]
 """The first leaf, and the leaf after the last one."""
 
 T = TypeVar("T")
@@ -22,14 +22,14 @@ def runs(items: Sequence[int], num_spans: int) -> list[tuple[int, ...]]:
     return [tuple(items[first:last]) for first, last in itertools.pairwise(bounds)]
 
 
-def halves(node: Node) -> tuple[Node, Node]:
+def halves(node: SumNode) -> tuple[SumNode, SumNode]:
     """The two children of a node with at least two leaves; the first is the larger one."""
     first, last = node
     middle = (first + last + 1) // 2
     return (first, middle), (middle, last)
 
 
-def cut(num_leaves: int, num_calls: int, stack_width: int = 1, at_most: bool = False) -> list[Node]:
+def cut(num_leaves: int, num_calls: int, stack_width: int = 1, at_most: bool = False) -> list[SumNode]:
     """The span of each call, in order: at least `num_calls` calls, if there are that many leaves.
 
     Every span is a node of the tree, and none is longer than an even share. `at_most`: at most `num_calls` calls, none
@@ -37,7 +37,7 @@ def cut(num_leaves: int, num_calls: int, stack_width: int = 1, at_most: bool = F
     are not cut: if `stack_width` is above 1, there are at most `num_calls` spans of whole stacks, which need not be
     nodes.
     """
-    nodes: list[Node] = [(0, num_leaves)] if num_leaves else []
+    nodes: list[SumNode] = [(0, num_leaves)] if num_leaves else []
     while nodes and stack_width == 1:
         widest = max(last - first for first, last in nodes)
         if widest == 1 or ((at_most or len(nodes) >= num_calls) and widest <= -(-num_leaves // num_calls)):
@@ -50,7 +50,7 @@ def cut(num_leaves: int, num_calls: int, stack_width: int = 1, at_most: bool = F
     return nodes
 
 
-def nodes_within(span: Node, root: Node) -> list[Node]:
+def nodes_within(span: SumNode, root: SumNode) -> list[SumNode]:
     """The largest nodes below `root` that lie inside a span of its leaves, in order."""
     if span[0] <= root[0] and root[1] <= span[1]:
         return [root]
@@ -59,7 +59,7 @@ def nodes_within(span: Node, root: Node) -> list[Node]:
     return [node for half in halves(root) for node in nodes_within(span, half)]
 
 
-def add_up(node: Node, empty: Callable[[], T], add: Callable[[T, int], T], merge: Callable[[T, T], T]) -> T:
+def add_up(node: SumNode, empty: Callable[[], T], add: Callable[[T, int], T], merge: Callable[[T, T], T]) -> T:
     """The sum of `node`. Adds its leaves in order, with at most ceil(log2(leaves)) + 1 sums in memory.
 
     `add` adds a leaf to a sum, `merge` the second sum to the first; both may change the first. A right half of one leaf
@@ -74,7 +74,7 @@ def add_up(node: Node, empty: Callable[[], T], add: Callable[[T, int], T], merge
     return merge(total, add_up(right, empty, add, merge))
 
 
-def total(root: Node, sums: Mapping[Node, T], join: Callable[[T, T], T], merge: Callable[[T, T], T]) -> T:
+def total(root: SumNode, sums: Mapping[SumNode, T], join: Callable[[T, T], T], merge: Callable[[T, T], T]) -> T:
     """The sum of `root` from the sums of nodes that cover it, which are not changed.
 
     `merge` adds the second sum to the first, which it changes; `join` makes a new sum of both.
@@ -86,11 +86,11 @@ def total(root: Node, sums: Mapping[Node, T], join: Callable[[T, T], T], merge: 
     return join(sums[left], below) if left in sums else merge(total(left, sums, join, merge), below)
 
 
-def ready_nodes(root: Node, known: Collection[Node], most: int = 2) -> dict[Node, tuple[Node, ...]]:
+def ready_nodes(root: SumNode, known: Collection[SumNode], most: int = 2) -> dict[SumNode, tuple[SumNode, ...]]:
     """The largest nodes at and below `root`, in order, that two to `most` nodes of `known` cover, each with these."""
-    ready: dict[Node, tuple[Node, ...]] = {}
+    ready: dict[SumNode, tuple[SumNode, ...]] = {}
 
-    def cover(node: Node) -> tuple[Node, ...]:
+    def cover(node: SumNode) -> tuple[SumNode, ...]:
         """The known nodes that cover a node, in order; () if they do not, or are more than `most`."""
         if node in known or node[1] - node[0] == 1:
             return (node,) if node in known else ()

@@ -29,7 +29,7 @@ _spare: list[np.random.MT19937] = []
 """Generators of numpy that no `apart` uses now; making one takes as long as six keys."""
 
 
-class Drawn(Exception):
+class UnkeyedDraw(Exception):
     """Work that was watched has drawn from global generators, which had no key."""
 
 
@@ -57,7 +57,7 @@ class Watch:
         """Raise Drawn if a generator was ever drawn from."""
         self.look()
         if self.has_seen:
-            raise Drawn
+            raise UnkeyedDraw
 
     def _begin(self) -> None:
         _seed(_PROBE)

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-Precision = Literal["fp32", "tf32", "bf16"]
+ArithmeticPrecision = Literal["fp32", "tf32", "bf16"]
 """How a model multiplies and convolves: in float32; on a GPU in TF32; or under autocast to bfloat16."""
 
 ALLOCATOR = {

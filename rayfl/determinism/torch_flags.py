@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 
-from rayfl.determinism.process import Precision
+from rayfl.determinism.process import ArithmeticPrecision
 
 # Any: torch's types do not name its flag.
 _filling: Any = torch.utils.deterministic
 
 
-def fix(threads: int, device: torch.device, precision: Precision = "fp32") -> None:
+def fix(threads: int, device: torch.device, precision: ArithmeticPrecision = "fp32") -> None:
     """Set the thread count; on a GPU also deterministic algorithms, without cudnn's search for the fastest one.
 
     With deterministic algorithms torch would also fill every empty tensor; this is switched off, since nothing reads
@@ -92,7 +92,7 @@ def own_flags() -> Iterator[None]:
 
 
 @contextmanager
-def fixed(threads: int, device: torch.device, precision: Precision = "fp32") -> Iterator[None]:
+def fixed(threads: int, device: torch.device, precision: ArithmeticPrecision = "fp32") -> Iterator[None]:
     """`own_flags` and `fix` for a while; the caller's flags and thread count are restored afterwards."""
     before = torch.get_num_threads()
     with own_flags():

@@ -36,7 +36,7 @@ from rayfl.rounds.errors import HookError, error_text, out_of_memory
 from rayfl.rounds.setup import Setup
 from rayfl.run_directory.trackers.tracker import require_installed
 from rayfl.settings import Settings, shown
-from rayfl.settings_read import Given, class_id, is_ours
+from rayfl.settings_read import ThirdPartySetting, class_id, is_ours
 from rayfl.task import NetworkTask
 from rayfl.tasks.check import check_task
 from rayfl.tasks.supervised import task_for
@@ -114,9 +114,9 @@ def with_task(table: Mapping[str, object], dataset: Dataset) -> dict[str, object
     return {**table, "task": table.get("task") or task_for(dataset).to_table()}
 
 
-def given_elsewhere(experiment: Experiment) -> list[Given]:
+def given_elsewhere(experiment: Experiment) -> list[ThirdPartySetting]:
     """The settings that the experiment gives to third-party classes and that no class of ours declares."""
-    found: list[Given] = []
+    found: list[ThirdPartySetting] = []
     listed = [("evaluation.metrics", metric) for metric in experiment.evaluation.metrics or ()]
     listed += [("wrap", one) for one in experiment.wrap]
     for table, settings in (*experiment, ("method", experiment.method.hyper), *listed):
@@ -127,7 +127,9 @@ def given_elsewhere(experiment: Experiment) -> list[Given]:
             for name in type(settings).model_fields:
                 if settings.is_given(name) and not any(name in fields for fields in declared):
                     of = f"{kind.__name__} ({plugins.place_of(kind)})"
-                    found.append(Given(table, name, shown(getattr(settings, name)), class_id(type(settings)), of))
+                    found.append(
+                        ThirdPartySetting(table, name, shown(getattr(settings, name)), class_id(type(settings)), of)
+                    )
     return found
 
 

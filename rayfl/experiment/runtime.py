@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from rayfl.determinism.process import Precision
+from rayfl.determinism.process import ArithmeticPrecision
 from rayfl.errors import refuse_if
 from rayfl.settings import Settings, shown, unused_with
 
@@ -52,7 +52,7 @@ class Runtime(Settings):
         description="clients that the engine vmap trains at once; default: by the model's size",
         json_schema_extra=unused_with(engine=["loop"]),
     )
-    precision: Precision = Field(
+    precision: ArithmeticPrecision = Field(
         default="fp32", description="of a model's products: fp32; tf32 (GPUs only); bf16: autocast, weights stay fp32"
     )
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto: cuda if num_gpus > 0")

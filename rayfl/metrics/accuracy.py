@@ -21,7 +21,7 @@ class Accuracy(PerExample):
         return over_example(outputs.argmax(dim=-1) == targets, targets >= 0)
 
 
-class TopK(Accuracy):
+class TopKAccuracy(Accuracy):
     """The share of answers that are among the `k` largest logits. Of equal logits the first class counts as larger."""
 
     name = "top-k"

@@ -2,7 +2,7 @@
 
 import torch
 
-from rayfl.metrics.base import Facts, Field, Metric, Sums, Values, are_labels, flat
+from rayfl.metrics.base import Facts, Field, Metric, MetricSums, MetricValues, are_labels, flat
 
 RANGE = 16.0
 """Logits are clipped to +-RANGE; a probability of 1e-7 lies beyond."""
@@ -27,7 +27,7 @@ class Auroc(Metric):
 
     bins: int = Field(default=4096, ge=2, le=1 << 16, description="number of bins of the logits")
 
-    def measure(self, outputs: torch.Tensor, targets: torch.Tensor) -> Sums:
+    def measure(self, outputs: torch.Tensor, targets: torch.Tensor) -> MetricSums:
         if are_labels(outputs, targets):
             odds = outputs.double()
             positive = targets > 0
@@ -44,7 +44,7 @@ class Auroc(Metric):
             for name, indices in sides.items()
         }
 
-    def value(self, sums: Sums) -> Values:
+    def value(self, sums: MetricSums) -> MetricValues:
         positive, negative = sums["positive"].double(), sums["negative"].double()
         pairs = positive.sum(dim=1) * negative.sum(dim=1)
         if not bool((pairs > 0).any()):

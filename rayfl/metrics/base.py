@@ -12,14 +12,14 @@ from torch import Tensor
 
 from rayfl.choices.kinds import Choice
 from rayfl.errors import RayflError
-from rayfl.metrics.facts import Drawn, Facts
+from rayfl.metrics.facts import Facts, FigureKind
 
 Targets = Literal["classes", "labels", "numbers"]
 """The kind of targets. classes: integers, one for each row of logits, where negative ones are left out (padding);
 labels: 0 or 1 for each output (multi-label); numbers: one for each output (regression)."""
-Sums = Mapping[str, Tensor]
+MetricSums = Mapping[str, Tensor]
 """Sums of fixed shapes by name, int64 or float64."""
-Values = Mapping[str, float | None]
+MetricValues = Mapping[str, float | None]
 """Values by name; None where the value is undefined (0 divided by 0)."""
 
 
@@ -51,7 +51,7 @@ class Metric(Choice, ABC):
     """Whether larger values are better; None: neither direction is."""
     ranks: ClassVar[bool] = True
     """Whether reports compare runs by it. It needs `higher_is_better`."""
-    drawn: ClassVar[Drawn] = ""
+    drawn: ClassVar[FigureKind] = ""
     """The figure that the report draws of its parts. They are recorded for all clients together and not for each."""
     judges: ClassVar[tuple[Targets, ...]] = ("classes", "labels", "numbers")
     """The kinds of targets that it accepts."""
@@ -59,7 +59,7 @@ class Metric(Choice, ABC):
     """More classes or labels are refused."""
 
     @abstractmethod
-    def measure(self, outputs: Tensor, targets: Tensor) -> Sums:
+    def measure(self, outputs: Tensor, targets: Tensor) -> MetricSums:
         """The sums of a batch, int64 or float64, on any device, of shapes that do not depend on the batch's size.
 
         outputs: the network's, float32 [batch, ...]; targets: [batch, ...]. Batches of a client are added up, then
@@ -67,7 +67,7 @@ class Metric(Choice, ABC):
         """
 
     @abstractmethod
-    def value(self, sums: Sums) -> Values:
+    def value(self, sums: MetricSums) -> MetricValues:
         """The values of sums, by names that are always the same; None for one that is undefined.
 
         NaN for the first examples, or for none, is refused before a run. Later NaN is recorded as None; of sums that
@@ -140,16 +140,16 @@ class PerExample(Metric):
         """The value of a mean; the mean itself by default."""
         return mean
 
-    def measure(self, outputs: Tensor, targets: Tensor) -> Sums:
+    def measure(self, outputs: Tensor, targets: Tensor) -> MetricSums:
         sums, counts = self.each(outputs, targets)
         return {"sum": sums.double().sum(), "count": counts.double().sum()}
 
-    def value(self, sums: Sums) -> Values:
+    def value(self, sums: MetricSums) -> MetricValues:
         mean = ratio(float(sums["sum"]), float(sums["count"]))
         return {self.value_name: None if mean is None else self.of_mean(mean)}
 
 
-def measured(metric: Metric, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Sums:
+def measured(metric: Metric, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> MetricSums:
     """A metric's sums of a batch. Rows with weight 0 are padding and add nothing."""
     if weights is not None:
         kept = weights > 0

@@ -2,7 +2,7 @@
 
 import torch
 
-from rayfl.metrics.base import Field, Metric, Sums, Values, are_labels, flat, ratio
+from rayfl.metrics.base import Field, Metric, MetricSums, MetricValues, are_labels, flat, ratio
 
 
 class CalibrationError(Metric):
@@ -24,7 +24,7 @@ class CalibrationError(Metric):
 
     bins: int = Field(default=15, ge=1, le=1000, description="number of bins of equal width")
 
-    def measure(self, outputs: torch.Tensor, targets: torch.Tensor) -> Sums:
+    def measure(self, outputs: torch.Tensor, targets: torch.Tensor) -> MetricSums:
         if are_labels(outputs, targets):
             yes = outputs.double().flatten().sigmoid()
             confidence = torch.maximum(yes, 1 - yes)
@@ -43,7 +43,7 @@ class CalibrationError(Metric):
             ),
         }
 
-    def value(self, sums: Sums) -> Values:
+    def value(self, sums: MetricSums) -> MetricValues:
         count, right, confidence = (sums[name].double() for name in ("count", "right", "confidence"))
         rows = enumerate(zip(count.tolist(), right.tolist(), confidence.tolist(), strict=True))
         bins = {

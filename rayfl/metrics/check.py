@@ -6,7 +6,7 @@ from numbers import Real
 import torch
 
 from rayfl.errors import RayflError, one_line, plugin_line
-from rayfl.metrics.base import Facts, Metric, PerExample, Sums, Values, kind_of
+from rayfl.metrics.base import Facts, Metric, MetricSums, MetricValues, PerExample, kind_of
 from rayfl.settings import shown
 
 
@@ -31,7 +31,7 @@ def checked_facts(metrics: Sequence[Metric], outputs: torch.Tensor, targets: tor
     return facts
 
 
-def _values(metric: Metric, outputs: torch.Tensor, targets: torch.Tensor) -> Values:
+def _values(metric: Metric, outputs: torch.Tensor, targets: torch.Tensor) -> MetricValues:
     """The values of a few examples."""
     what = f"metric {type(metric).__name__!r}"
     try:
@@ -65,5 +65,5 @@ def _values(metric: Metric, outputs: torch.Tensor, targets: torch.Tensor) -> Val
     return values
 
 
-def _shapes(sums: Sums) -> Mapping[str, list[int]]:
+def _shapes(sums: MetricSums) -> Mapping[str, list[int]]:
     return {name: list(total.shape) for name, total in sums.items()}

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from rayfl.settings import Settings
 
-Drawn = Literal["", "matrix", "calibration"]
+FigureKind = Literal["", "matrix", "calibration"]
 """The figure that the report draws of a metric's values; "": none."""
 
 
@@ -33,7 +33,7 @@ class Facts(Settings):
     high: float | None = Field(default=None, description="the largest value; None: there is none")
     higher_is_better: bool | None = Field(default=None, description="None: neither direction is better")
     ranks: bool = Field(default=False, description="whether runs are compared by it, in tables and targets")
-    drawn: Drawn = ""
+    drawn: FigureKind = ""
 
     @property
     def is_percent(self) -> bool:

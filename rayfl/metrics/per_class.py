@@ -8,7 +8,7 @@ from typing import ClassVar, Self
 import torch
 from pydantic import PrivateAttr
 
-from rayfl.metrics.base import Metric, Sums, Values, are_labels, flat, ratio
+from rayfl.metrics.base import Metric, MetricSums, MetricValues, are_labels, flat, ratio
 
 
 class ByName(Metric):
@@ -39,7 +39,7 @@ class PerClass(ByName):
     """Whether the value of each class is recorded too."""
     judges = ("classes", "labels")
 
-    def measure(self, outputs: torch.Tensor, targets: torch.Tensor) -> Sums:
+    def measure(self, outputs: torch.Tensor, targets: torch.Tensor) -> MetricSums:
         if are_labels(outputs, targets):
             said, true = outputs > 0, targets > 0
             return {"right": (said & true).sum(dim=0), "support": true.sum(dim=0), "predicted": said.sum(dim=0)}
@@ -53,7 +53,7 @@ class PerClass(ByName):
     def of_class(self, right: int, support: int, predicted: int) -> float | None:
         """The value of one class from its counts."""
 
-    def value(self, sums: Sums) -> Values:
+    def value(self, sums: MetricSums) -> MetricValues:
         """The mean over the classes for which it is defined, and each class as a part."""
         counts = (sums[name].tolist() for name in ("right", "support", "predicted"))
         values = [self.of_class(*counted) for counted in zip(*counts, strict=True)]
@@ -111,13 +111,13 @@ class Confusion(ByName):
     # Each number of the matrix is a row of the records at each evaluation.
     most_classes = 50
 
-    def measure(self, outputs: torch.Tensor, targets: torch.Tensor) -> Sums:
+    def measure(self, outputs: torch.Tensor, targets: torch.Tensor) -> MetricSums:
         outputs, targets = flat(outputs, targets)
         size = outputs.shape[-1]
         cells = torch.bincount(targets * size + outputs.argmax(dim=-1), minlength=size * size)
         return {"cells": cells.reshape(size, size)}
 
-    def value(self, sums: Sums) -> Values:
+    def value(self, sums: MetricSums) -> MetricValues:
         cells = sums["cells"].tolist()
         names = self.names(len(cells))
         return {

@@ -7,7 +7,7 @@ import torch
 from pydantic import PrivateAttr
 
 from rayfl.metrics.accuracy import in_rows, over_example
-from rayfl.metrics.base import Metric, PerExample, Sums, Values
+from rayfl.metrics.base import Metric, MetricSums, MetricValues, PerExample
 
 
 class MeanAbsoluteError(PerExample):
@@ -55,7 +55,7 @@ class R2(Metric):
         bound._centre = targets.double().mean(dim=0)
         return bound
 
-    def measure(self, outputs: torch.Tensor, targets: torch.Tensor) -> Sums:
+    def measure(self, outputs: torch.Tensor, targets: torch.Tensor) -> MetricSums:
         around = in_rows(targets.double() - self._centre.to(targets.device))
         return {
             "count": torch.tensor(len(targets)),
@@ -64,7 +64,7 @@ class R2(Metric):
             "squares": around.square().sum(dim=0),
         }
 
-    def value(self, sums: Sums) -> Values:
+    def value(self, sums: MetricSums) -> MetricValues:
         spread = sums["squares"] - sums["around"].square() / max(float(sums["count"]), 1.0)
         # As the centre is not the mean, the variance of equal targets may be a rounding error instead of 0.
         defined = spread > 1e-12 * sums["squares"]

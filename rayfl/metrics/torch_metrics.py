@@ -12,7 +12,7 @@ from pydantic import Field
 
 from rayfl.data.torchvision import torchvision
 from rayfl.errors import RayflError, one_line
-from rayfl.metrics.base import Facts, Sums, Targets, Values
+from rayfl.metrics.base import Facts, MetricSums, MetricValues, Targets
 from rayfl.metrics.per_class import ByName
 
 _NEW_WORD = r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])"
@@ -72,7 +72,7 @@ class TorchMetrics(ByName):
     def check(self, targets: Targets, outputs: torch.Tensor) -> None:
         self.made.reset()
 
-    def measure(self, outputs: torch.Tensor, targets: torch.Tensor) -> Sums:
+    def measure(self, outputs: torch.Tensor, targets: torch.Tensor) -> MetricSums:
         metric = self.made.to(outputs.device)
         metric.reset()
         # Sums in float32 would depend on how examples are divided into batches.
@@ -84,7 +84,7 @@ class TorchMetrics(ByName):
             for name, state in states.items()
         }
 
-    def value(self, sums: Sums) -> Values:
+    def value(self, sums: MetricSums) -> MetricValues:
         metric = self.made.to("cpu")
         metric.reset()
         for name, total in sums.items():

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from rayfl.data.datasets import Dataset
-from rayfl.determinism.process import Precision
+from rayfl.determinism.process import ArithmeticPrecision
 from rayfl.models.base import MemoryFormat, RayflError, laid_out
 
 WHITEST = 255
@@ -25,13 +25,13 @@ class Predictor(nn.Module):
         network: nn.Module,
         data: Dataset,
         memory_format: MemoryFormat = "contiguous",
-        precision: Precision = "fp32",
+        precision: ArithmeticPrecision = "fp32",
     ) -> None:
         super().__init__()
         self.network = network
         self.data = data
         self.memory_format: MemoryFormat = memory_format
-        self.precision: Precision = precision
+        self.precision: ArithmeticPrecision = precision
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return logits [n, num_classes] for raw inputs [n, *input_shape]: pixels before any scaling, numbers, tokens.

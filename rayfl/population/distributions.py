@@ -24,7 +24,7 @@ class LogNormal(Settings):
         return self.median * np.exp(self.sigma * generator.standard_normal(count))
 
 
-class Uniform(Settings):
+class UniformValues(Settings):
     """Values uniform in [low, high)."""
 
     low: Speed = Field(description="the least value")
@@ -40,14 +40,14 @@ class Uniform(Settings):
         return generator.uniform(self.low, self.high, count)
 
 
-class UniformShare(Uniform):
+class UniformShare(UniformValues):
     """Shares uniform in [low, high)."""
 
     low: Share = Field(description="the least share")
     high: Share = Field(description="the shares are below it")
 
 
-Speeds = Speed | Annotated[tuple[Speed, ...], Field(min_length=1)] | LogNormal | Uniform
+Speeds = Speed | Annotated[tuple[Speed, ...], Field(min_length=1)] | LogNormal | UniformValues
 """One speed for all, a list whose values are taken in turn, or a distribution."""
 Shares = Share | Annotated[tuple[Share, ...], Field(min_length=1)] | UniformShare
 """The same for shares in (0, 1], which a log-normal draw need not be."""
@@ -55,7 +55,7 @@ Shares = Share | Annotated[tuple[Share, ...], Field(min_length=1)] | UniformShar
 
 def values(trait: Speeds | Shares, count: int, seed: int, name: str) -> np.ndarray:
     """A trait's value for each client, float64 [count]; draws depend on the seed and the trait's name alone."""
-    if isinstance(trait, LogNormal | Uniform):
+    if isinstance(trait, LogNormal | UniformValues):
         return trait.draw(count, seeding.generator(seed, purpose=name))
     listed = np.atleast_1d(np.asarray(trait, dtype=np.float64))
     return listed[np.arange(count) % len(listed)]

@@ -28,7 +28,7 @@ from rayfl.untyped import Json, Table, Value
 
 Choices = Mapping[str, str]
 """The label, or else the value in words, of each swept key: {"case": "FedAvg", "seed": "1"}."""
-Side = Table | float
+ClaimSide = Table | float
 
 _RULE = (
     "The rule, fixed before the runs: a claim is reproduced if the 95 % interval of the mean paired difference over "
@@ -52,7 +52,7 @@ class Claim(Settings):
     relative: bool = Field(default=False, description="divide each difference by the value of `than`")
     where: Table = Field(default={}, description="values of swept keys that both sides have")
     better: Table | None = Field(default=None, description="values of swept keys of the one side")
-    than: Side | None = Field(default=None, description="values of swept keys of the other side, or a number")
+    than: ClaimSide | None = Field(default=None, description="values of swept keys of the other side, or a number")
     order: tuple[Table, ...] = Field(default=(), description="sides, of which each exceeds the next")
     trend: str | None = Field(default=None, description="a swept key: a side's value is the slope over it")
     among: tuple[Value, ...] = Field(default=(), description="the values of `trend` that count; default: all")
@@ -77,7 +77,7 @@ class Claim(Settings):
         return self
 
     @property
-    def pairs(self) -> list[tuple[Side, ...]]:
+    def pairs(self) -> list[tuple[ClaimSide, ...]]:
         """The sides that are compared with each other; of a trend one side may be alone."""
         sides = self.order or [side for side in (self.better, self.than) if side is not None] or [{}]
         return [*itertools.pairwise(sides)] or [(sides[0],)]
@@ -86,7 +86,7 @@ class Claim(Settings):
         """The values that a side and `where` give to swept keys, in the words of the sweep."""
         return {key: _word(value) for key, value in dotted({**self.where, **side}).items()}
 
-    def words(self, pair: Sequence[Side]) -> str:
+    def words(self, pair: Sequence[ClaimSide]) -> str:
         """The claim about a pair: "Elastic > FedAvg", "slope over method.lr of FedAvg, wrap=elastic > 0"."""
         names = [
             ", ".join(one if isinstance(one, str) else f"{key.rpartition('.')[2]}={_word(one)}" for key, one in fixed)
@@ -139,7 +139,7 @@ def judge(claims: Sequence[Claim], runs: Mapping[str, Sequence[tuple[Choices, Ru
 
 def _judge(
     claim: Claim,
-    pair: Sequence[Side],
+    pair: Sequence[ClaimSide],
     planned: Sequence[tuple[Choices, Run | None]],
     together: Sequence[Group],
     metric: str | None,
@@ -176,7 +176,7 @@ def _judge(
 
 
 def _side(
-    claim: Claim, side: Side, table: pd.DataFrame, column: str, axis: Sequence[str]
+    claim: Claim, side: ClaimSide, table: pd.DataFrame, column: str, axis: Sequence[str]
 ) -> "tuple[pd.Series, list[str]]":
     """The value of a side by seed, and its runs: the number of one run, or the slope over the runs of a trend, whose
     values in the sweep are `axis`; NaN if one of them has not finished."""

@@ -18,7 +18,7 @@ from rayfl.rounds.mask_comparison import CORRELATION, HAMMING, SIMILARITY
 from rayfl.run_directory.record import Run
 from rayfl.run_directory.saved_models import CONSTANTS, model_files
 
-Parts = Mapping[tuple[str, ...], float]
+LastValues = Mapping[tuple[str, ...], float]
 """The last values of a metric's parts by the words after its name; NaN where they are undefined."""
 
 _MOST_CLIENTS = 40
@@ -59,7 +59,7 @@ def _drawn(run: Run) -> dict[str, dict[tuple[str, ...], float]]:
     return found
 
 
-def _matrix(title: str, parts: Parts) -> list[Figure]:
+def _matrix(title: str, parts: LastValues) -> list[Figure]:
     """Rows are true classes, columns predicted ones; each row is in shares of its class."""
     names = [*dict.fromkeys(true for true, _ in parts)]
     counts = np.array([[parts[true, said] for said in names] for true in names])
@@ -73,7 +73,7 @@ def _matrix(title: str, parts: Parts) -> list[Figure]:
     return [Figure(title, caption, chart)]
 
 
-def _calibration(title: str, parts: Parts) -> list[Figure]:
+def _calibration(title: str, parts: LastValues) -> list[Figure]:
     """Accuracy over confidence, a point for each bin that has examples, beside the diagonal."""
     bins = sorted({int(place) for place, _ in parts})
     rows = [[parts[str(place), part] for part in ("examples", "confidence", "accuracy")] for place in bins]

@@ -13,7 +13,7 @@ from rayfl.report.series import MEGABYTE_BITS, facts, ranking_names, run_name, s
 from rayfl.run_directory.disk import is_locked
 from rayfl.run_directory.record import Run, read_run
 
-State = Literal["finished", "running", "stopped", "unfinished", "damaged"]
+RunStatus = Literal["finished", "running", "stopped", "unfinished", "damaged"]
 """`unfinished`: a copy in object storage, which does not say whether a process is continuing the run."""
 PLACES = ("pooled", "own", "unseen")
 """The models that a list of runs shows: the global one, the clients', and those of clients that no round asks."""
@@ -49,7 +49,7 @@ def _overview(directory: Path) -> list[str]:
     return [state_of(run), f"{len(run.rounds)}/{run.experiment.get('rounds')}", *values]
 
 
-def state_of(run: Run) -> State:
+def state_of(run: Run) -> RunStatus:
     """Whether a run is finished, is running in a process of this machine, or was stopped."""
     return "running" if is_locked(run.directory) else "finished" if run.finished else "stopped"
 

@@ -14,12 +14,12 @@ import torch
 from rayfl import tree
 from rayfl.compress.base import Packet, shapes_of
 from rayfl.compress.dense import DenseCodec
-from rayfl.determinism.addition_order import Node, cut, nodes_within, ready_nodes
+from rayfl.determinism.addition_order import SumNode, cut, nodes_within, ready_nodes
 from rayfl.gather import CENTER, Aggregate, Collect, Handle, RobustMean
 from rayfl.rounds.check_hooks import checked
 from rayfl.rounds.executor import Job, Ref
 from rayfl.rounds.partial_sums import Summing
-from rayfl.rounds.run_state import Round
+from rayfl.rounds.run_state import CurrentRound
 from rayfl.rounds.worker_jobs import AddJob, ClientOutputs, MergeJob, RobustJob
 
 FEW_BYTES = 32_000_000
@@ -37,7 +37,7 @@ workers."""
 
 
 def aggregates(
-    round: Round, sums: dict[Node, Ref], sum_bytes: int, delivered: Mapping[int, ClientOutputs]
+    round: CurrentRound, sums: dict[SumNode, Ref], sum_bytes: int, delivered: Mapping[int, ClientOutputs]
 ) -> dict[str, Aggregate]:
     """What arrived in a server round, by message name; empties `sums`.
 
@@ -57,8 +57,8 @@ def aggregates(
 
 
 def add_messages(
-    round: Round, messages: Mapping[int, Ref], scales: Mapping[int, float] | None = None
-) -> tuple[dict[Node, Ref], int]:
+    round: CurrentRound, messages: Mapping[int, Ref], scales: Mapping[int, float] | None = None
+) -> tuple[dict[SumNode, Ref], int]:
     """Add up messages that were kept until the server knew which of them count, times `scales` by client (None: 1).
 
     The sum is the same as if only these clients had been selected. Returns the sums of nodes that cover the tree, and
@@ -75,7 +75,7 @@ def add_messages(
     return sums, sum(answer.result.sum_bytes for answer in answers)
 
 
-def merge_sums(round: Round, sums: dict[Node, Ref], sum_bytes: int) -> dict[str, Aggregate]:
+def merge_sums(round: CurrentRound, sums: dict[SumNode, Ref], sum_bytes: int) -> dict[str, Aggregate]:
     """The aggregates by message name, from the sums of nodes that cover the tree; empties `sums`."""
     setup, executor = round.setup, round.executor
     if not sums:
@@ -86,7 +86,7 @@ def merge_sums(round: Round, sums: dict[Node, Ref], sum_bytes: int) -> dict[str,
     return Summing(setup).summed(root, {node: executor.get(sums.pop(node)) for node in sorted(sums)})
 
 
-def added_by_calls(round: Round, num_sums: int, sum_bytes: int) -> bool:
+def added_by_calls(round: CurrentRound, num_sums: int, sum_bytes: int) -> bool:
     """Whether calls add the sums: with more than two workers, more than two sums, and more than FEW_BYTES bytes.
 
     Collected messages are not added: the round loop needs all of them, and every call would copy them again.
@@ -96,7 +96,7 @@ def added_by_calls(round: Round, num_sums: int, sum_bytes: int) -> bool:
     return min(num_workers, num_sums) > MOST_ALONE and sum_bytes > FEW_BYTES and not collects
 
 
-def merge(round: Round, sums: dict[Node, Ref], root: Node) -> None:
+def merge(round: CurrentRound, sums: dict[SumNode, Ref], root: SumNode) -> None:
     """Add sums by calls until only `root` is left; each wave adds the two halves of every node that has both.
 
     If there are many workers, a call adds up to MOST_PARTS sums, because one process sends all calls.
@@ -109,7 +109,7 @@ def merge(round: Round, sums: dict[Node, Ref], root: Node) -> None:
         sums |= {work.node: answer.outputs[0] for work, answer in zip(works, answers, strict=True)}
 
 
-def robust_mean(round: Round, name: str, received: Aggregate, messages: Mapping[int, Ref]) -> Aggregate:
+def robust_mean(round: CurrentRound, name: str, received: Aggregate, messages: Mapping[int, Ref]) -> Aggregate:
     """What arrived under `name`, with the robust mean of the messages of those who delivered as its result."""
     rule, executor, refs = received.gather, round.executor, list(messages.values())
     assert isinstance(rule, RobustMean)
@@ -130,7 +130,7 @@ def robust_mean(round: Round, name: str, received: Aggregate, messages: Mapping[
     return replace(received, known=tree.unvector(torch.from_numpy(np.concatenate(parts)), like))
 
 
-def relayed(round: Round, name: str, delivered: Mapping[int, ClientOutputs]) -> Aggregate:
+def relayed(round: CurrentRound, name: str, delivered: Mapping[int, ClientOutputs]) -> Aggregate:
     """The packets of one message name that the server sends on unopened, by sender."""
     sent: dict[int, tree.Tree | Handle] = {
         client: round.executor.handle(one.packets[name])

@@ -1,7 +1,7 @@
 """Checks what the hooks of a method return, and names the hook and the line if one fails.
 
 An error says in one sentence which hook of which class returned the wrong type, and which type it must return.
-`Given` finds hooks that write to what several clients read.
+`HookInputs` finds hooks that write to what several clients read.
 """
 
 import functools
@@ -269,10 +269,10 @@ the type is enough. A carry is checked at every step."""
 
 
 # Any: trees, states and memories.
-Nested = TypeVar("Nested", bound=Mapping[str, Any])
+TreeT = TypeVar("Nested", bound=Mapping[str, Any])
 
 
-class Given:
+class HookInputs:
     """What the hooks of `method` are given in one call, with the number of writes to it so far.
 
     A tensor counts the writes to it, so one look at the end of a call is enough. It does not count writes through
@@ -284,7 +284,7 @@ class Given:
         self._trees: list[tuple[str, Mapping[str, Any], int]] = []
         self._messages: list[Message] = []
 
-    def note(self, what: str, nested: Nested) -> Nested:
+    def note(self, what: str, nested: TreeT) -> TreeT:
         """Note the tensors of a tree, which is called `what`, and return the tree."""
         noted = _numbers(nested)
         self._trees.append((what, noted, _writes(noted)))

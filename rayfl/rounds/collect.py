@@ -6,7 +6,7 @@ from typing import NamedTuple
 from rayfl.errors import RayflError
 from rayfl.gather import Aggregate
 from rayfl.rounds import downlinks, flights
-from rayfl.rounds.run_state import Round
+from rayfl.rounds.run_state import CurrentRound
 from rayfl.rounds.select_clients import ask
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.train import server_participants, train
@@ -20,12 +20,12 @@ class Collector(NamedTuple):
     way cannot use; it takes the name of the method's class.
     """
 
-    collect: Callable[[Round], dict[str, Aggregate]]
-    replied: Callable[[Round], None]
+    collect: Callable[[CurrentRound], dict[str, Aggregate]]
+    replied: Callable[[CurrentRound], None]
     check: Callable[[Setup, str], None]
 
 
-def ask_and_wait(round: Round) -> dict[str, Aggregate]:
+def ask_and_wait(round: CurrentRound) -> dict[str, Aggregate]:
     """Ask the clients that the selection chooses, and wait until all are back, gone or too late."""
     ask(round)
     participants = server_participants(round.setup, round.inputs.plan, round.ledger.participation)

@@ -16,7 +16,7 @@ from rayfl.rounds.executor import Executor, Job
 from rayfl.rounds.ledger import Ledger
 from rayfl.rounds.mask_comparison import compared
 from rayfl.rounds.model_sums import BATCH, ModelSums, joined, values
-from rayfl.rounds.run_state import Round, RunState
+from rayfl.rounds.run_state import CurrentRound, RunState
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.worker_jobs import (
     EvaluateJob,
@@ -33,7 +33,7 @@ AT_ONCE = 4
 """Personal models made per worker in one wave of calls; all models together can be larger than memory."""
 
 
-def evaluate(round: Round) -> None:
+def evaluate(round: CurrentRound) -> None:
     """Evaluate the global model and the models of `Setup.judged`, if this round evaluates."""
     setup, settings, ledger = round.setup, round.setup.evaluation, round.ledger
     if not round.inputs.evaluated:
@@ -61,7 +61,7 @@ def evaluate(round: Round) -> None:
         compare_masks(round)
 
 
-def evaluate_unseen(round: Round, pooled: ModelSums | None) -> None:
+def evaluate_unseen(round: CurrentRound, pooled: ModelSums | None) -> None:
     """Evaluate the unseen clients; if each has a model of its own, the workers do it.
 
     `pooled`: the global model's sums on the pooled test set, None without a global model.
@@ -84,7 +84,7 @@ def evaluate_unseen(round: Round, pooled: ModelSums | None) -> None:
         round.ledger.add(answer.result)
 
 
-def ship_model(round: Round) -> tree.Tree:
+def ship_model(round: CurrentRound) -> tree.Tree:
     """Give the workers the model that an evaluation needs; returns the server's model, {} among peers.
 
     The workers get the server's model, or among peers the mean of all models if the method asks for it.
@@ -97,7 +97,7 @@ def ship_model(round: Round) -> tree.Tree:
     return model
 
 
-def evaluate_pooled(round: Round, split: Literal["test", "train"], by_client: bool = False) -> ModelSums:
+def evaluate_pooled(round: CurrentRound, split: Literal["test", "train"], by_client: bool = False) -> ModelSums:
     """The metric sums of the global model on the pooled test set, or on the train splits of `Setup.judged`.
 
     by_client: whether clients' own splits are measured too.
@@ -109,7 +109,7 @@ def evaluate_pooled(round: Round, split: Literal["test", "train"], by_client: bo
     return joined([answer.result for answer in round.run(jobs)])
 
 
-def compare_masks(round: Round) -> None:
+def compare_masks(round: CurrentRound) -> None:
     """Compare the clients' masks pair by pair, beside their labels."""
     setup, masks = round.setup, {}
     for answer in round.run(round.client_jobs(MaskJob, range(setup.num_clients), setup.state_slots)):
@@ -118,7 +118,7 @@ def compare_masks(round: Round) -> None:
     round.ledger.metrics |= metrics
 
 
-def mean_model(round: Round) -> tree.Arrays:
+def mean_model(round: CurrentRound) -> tree.ArrayTree:
     """The mean of all peers' models."""
     everyone = tuple(range(round.setup.num_clients))
     inputs = round.run_state.inputs(round.setup.state_slots, everyone)
@@ -133,7 +133,7 @@ def personal_models(setup: Setup, executor: Executor, run_state: RunState) -> It
     """
     number = setup.rounds - 1
     inputs = RoundInputs(number, setup.plan(number))
-    round = Round(setup, executor, run_state, inputs, Ledger(setup.population.sample_round(number)))
+    round = CurrentRound(setup, executor, run_state, inputs, Ledger(setup.population.sample_round(number)))
     keeps_own = setup.method.capabilities.personalized and setup.stateful
     with naming_round(number), keyed(setup.seed, number, purpose="models"):
         ship_model(round)

@@ -40,7 +40,7 @@ from rayfl.rounds.downlinks import broadcast
 from rayfl.rounds.engines import LocalTask
 from rayfl.rounds.errors import HookError
 from rayfl.rounds.executor import Job, Ref
-from rayfl.rounds.run_state import Air, Flight, Round, server_inputs
+from rayfl.rounds.run_state import Air, CurrentRound, Flight, server_inputs
 from rayfl.rounds.select_clients import clients_named
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.simulated_clock import arrival_s, example_costs, moment, reply_s
@@ -49,7 +49,7 @@ from rayfl.rounds.worker_jobs import ClientOutputs, ClientResult, EvaluateTraine
 from rayfl.schedules.base import AT_ONCE, NOT_YET, Now
 
 
-def fly(round: Round) -> dict[str, Aggregate]:
+def fly(round: CurrentRound) -> dict[str, Aggregate]:
     """Simulate flights until the schedule's next update. Returns the aggregates of what arrived, by message name."""
     before = round.run_state.air
     window = Window(round, before.second, before.next_number, dict(before.flights))
@@ -61,7 +61,7 @@ def fly(round: Round) -> dict[str, Aggregate]:
             return window.close()
 
 
-def await_replies(round: Round) -> None:
+def await_replies(round: CurrentRound) -> None:
     """Mark clients that get a reply after the update as busy until they have downloaded it."""
     traits, air = round.setup.population.traits, round.run_state.air
     results = sorted(round.ledger.results.items())
@@ -74,7 +74,7 @@ def await_replies(round: Round) -> None:
 class Window:
     """The time between two updates while it is simulated: the flights under way, and those that have ended."""
 
-    round: Round
+    round: CurrentRound
     second: float
     next_number: int
     flights: dict[int, Flight]

@@ -12,11 +12,11 @@ import torch
 
 from rayfl.data.batches import Batch
 from rayfl.data.transfer import to_device
-from rayfl.metrics.base import PerExample, Sums, are_finite
+from rayfl.metrics.base import MetricSums, PerExample, are_finite
 from rayfl.rounds.setup import Setup
-from rayfl.rounds.worker_jobs import Split, SplitSums
+from rayfl.rounds.worker_jobs import EvaluatedSplit, SplitSums
 from rayfl.task import NetworkTask
-from rayfl.tree import Arrays, Tree
+from rayfl.tree import ArrayTree, Tree
 
 BATCH = 1000
 """Number of examples evaluated at once."""
@@ -42,7 +42,9 @@ class ModelSums(NamedTuple):
         return SplitSums(self.others.num_examples, {**sums, **self.others.sums})
 
 
-def model_sums(setup: Setup, params: Tree, split: Split, indices: np.ndarray, keep_outputs: bool = False) -> ModelSums:
+def model_sums(
+    setup: Setup, params: Tree, split: EvaluatedSplit, indices: np.ndarray, keep_outputs: bool = False
+) -> ModelSums:
     """The metric sums of the model `params` on the examples `indices` of a split, batch by batch."""
     params = to_device(params, setup.device)
     with torch.no_grad():
@@ -57,7 +59,7 @@ def mean_loss(setup: Setup, params: Tree, indices: np.ndarray) -> float:
     return total / count
 
 
-def batches(setup: Setup, split: Split, indices: np.ndarray) -> Iterator[Batch]:
+def batches(setup: Setup, split: EvaluatedSplit, indices: np.ndarray) -> Iterator[Batch]:
     """The examples `indices` of a split, in batches for evaluation."""
     held = setup.device_data.split(split)
     for rows in held.order(indices).split(BATCH):
@@ -71,7 +73,7 @@ def _of_batch(setup: Setup, params: Tree, batch: Batch, keep_outputs: bool) -> M
         rows = torch.stack(task.losses(params, batch)).double().cpu().numpy()
         return ModelSums({0: rows}, SplitSums(len(batch.labels), {}))
     outputs = task.evaluated(params, batch)
-    rows, sums = dict[int, np.ndarray](), dict[int, Arrays]()
+    rows, sums = dict[int, np.ndarray](), dict[int, ArrayTree]()
     for place, metric in enumerate(setup.metrics):
         if isinstance(metric, PerExample):
             each = metric.each(outputs, batch.labels)
@@ -129,7 +131,7 @@ def _of_outputs(setup: Setup, found: ModelSums, outputs: np.ndarray, rows: np.nd
     return SplitSums(len(rows), {place: as_arrays(setup.metrics[place].measure(*given)) for place in found.others.sums})
 
 
-def values(setup: Setup, sums: Mapping[int, Arrays], of_client: bool = False) -> dict[str, float | None]:
+def values(setup: Setup, sums: Mapping[int, ArrayTree], of_client: bool = False) -> dict[str, float | None]:
     """The values of metrics by name. `of_client`: leave out values that the report draws for all clients together.
 
     A NaN made of finite sums is undefined, and becomes None; a NaN made of others says that the model has diverged.
@@ -146,12 +148,12 @@ def values(setup: Setup, sums: Mapping[int, Arrays], of_client: bool = False) ->
     return found
 
 
-def as_arrays(sums: Sums) -> Arrays:
+def as_arrays(sums: MetricSums) -> ArrayTree:
     """A metric's sums as arrays in main memory."""
     return {name: value.detach().cpu().numpy() for name, value in sums.items()}
 
 
-def _of_rows(rows: np.ndarray) -> Arrays:
+def _of_rows(rows: np.ndarray) -> ArrayTree:
     """The sums of `PerExample.measure`."""
     total, count = rows.sum(axis=1)
     return {"sum": total, "count": count}

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple, Self
 from rayfl import gather, tree
 from rayfl.compress.base import Message, Opened, message_bits
 from rayfl.data.transfer import to_memory
-from rayfl.determinism.addition_order import Node, add_up, total
+from rayfl.determinism.addition_order import SumNode, add_up, total
 from rayfl.gather import Aggregate
 from rayfl.rounds.errors import naming_round_and_client
 from rayfl.rounds.setup import Setup
 
-Sums = dict[str, Aggregate]
+NodeAggregates = dict[str, Aggregate]
 """The aggregates of a node, by message name."""
 
 
@@ -78,7 +78,9 @@ class Summing:
         self.rules = setup.method.gather
         self.relayed, self.device = setup.relayed, setup.device
 
-    def sent(self, node: Node, next_sent: Callable[[], FromClient | None], round: int, packets: bool = False) -> Sent:
+    def sent(
+        self, node: SumNode, next_sent: Callable[[], FromClient | None], round: int, packets: bool = False
+    ) -> Sent:
         """The messages of a node's clients; `next_sent` returns the next leaf's message, or None if it has none.
 
         `packets`: return packets instead of sums if the packets are smaller. They are held until they are no longer
@@ -99,7 +101,7 @@ class Summing:
         if are_smaller:
             return Packets({leaf: written(one, round) for leaf, one in held.items()}, sum(sizes.values()))
 
-        def add(sums: Sums, leaf: int) -> Sums:
+        def add(sums: NodeAggregates, leaf: int) -> NodeAggregates:
             one = held.pop(leaf, None) if leaf < asked else next_sent()
             if one is None:
                 return sums
@@ -108,21 +110,21 @@ class Summing:
 
         return on_wire(self._in_memory(add_up(node, self._empty, add, merged)))
 
-    def summed(self, root: Node, parts: Mapping[Node, Sent]) -> Sums:
+    def summed(self, root: SumNode, parts: Mapping[SumNode, Sent]) -> NodeAggregates:
         """The sums of a node, from those of nodes that cover it; `parts` is not changed."""
         return total(root, {node: self._opened(node, part) for node, part in parts.items()}, joined, merged)
 
-    def _opened(self, node: Node, part: Sent) -> Sums:
+    def _opened(self, node: SumNode, part: Sent) -> NodeAggregates:
         if isinstance(part, Added):
             return {name: gather.from_wire(one) for name, one in part.sums.items()}
 
-        def add(sums: Sums, leaf: int) -> Sums:
+        def add(sums: NodeAggregates, leaf: int) -> NodeAggregates:
             one = part.by_leaf.get(leaf)
             return sums if one is None else self._add(sums, one)
 
         return add_up(node, self._empty, add, merged)
 
-    def _in_memory(self, sums: Sums) -> Sums:
+    def _in_memory(self, sums: NodeAggregates) -> NodeAggregates:
         """The sums in main memory; those on the device are copied together."""
         if self.device.type == "cpu":
             return sums
@@ -133,10 +135,10 @@ class Summing:
         """The packets that are added up; the others are only billed, or forwarded."""
         return {name: packet for name, packet in message.items() if name in self.rules and name not in self.relayed}
 
-    def _empty(self) -> Sums:
+    def _empty(self) -> NodeAggregates:
         return {name: rule.empty() for name, rule in self.rules.items()}
 
-    def _add(self, sums: Sums, one: FromClient) -> Sums:
+    def _add(self, sums: NodeAggregates, one: FromClient) -> NodeAggregates:
         """Add a client's message to the sums."""
         for name, packet in self._gathered(one.message).items():
             sums[name] = self.rules[name].add(sums[name], packet, one.weight, one.client)
@@ -149,17 +151,17 @@ def written(one: FromClient, round: int) -> FromClient:
         return one._replace(message={name: packet.written() for name, packet in one.message.items()})
 
 
-def merged(a: Sums, b: Sums) -> Sums:
+def merged(a: NodeAggregates, b: NodeAggregates) -> NodeAggregates:
     """Two nodes' sums by message name, in the memory of the first."""
     return {name: a[name].gather.merge(a[name], b[name]) for name in a}
 
 
-def joined(a: Sums, b: Sums) -> Sums:
+def joined(a: NodeAggregates, b: NodeAggregates) -> NodeAggregates:
     """Two nodes' sums by message name, in new memory."""
     return {name: a[name].gather.joined(a[name], b[name]) for name in a}
 
 
-def on_wire(sums: Sums) -> Added:
+def on_wire(sums: NodeAggregates) -> Added:
     """Sums with numpy arrays in place of tensors."""
     trees = [part for one in sums.values() for part in (one.sum, one.weights, *one.items.values())]
     sum_bytes = sum(tensor.nbytes for part in trees if isinstance(part, dict) for tensor in part.values())

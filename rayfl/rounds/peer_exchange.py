@@ -9,7 +9,7 @@ from rayfl import tree
 from rayfl.determinism.addition_order import runs
 from rayfl.rounds.executor import Job, Ref
 from rayfl.rounds.ledger import Ledger, paper_comm
-from rayfl.rounds.run_state import Round
+from rayfl.rounds.run_state import CurrentRound
 from rayfl.rounds.worker_jobs import MixJob
 from rayfl.topology.graphs import Sparse, graph_of, link_weights, mixing_weights, without_diagonal
 from rayfl.topology.statistics import round_metrics
@@ -21,7 +21,7 @@ Results are freed while the new states go to the object store, so both together 
 """
 
 
-def mix(round: Round, messages: Mapping[int, Ref]) -> None:
+def mix(round: CurrentRound, messages: Mapping[int, Ref]) -> None:
     """The exchange among peers: every peer that is present reads its neighbours' messages and mixes them in.
 
     Both ends of a link are billed for it.

@@ -20,14 +20,14 @@ from rayfl.methods.base import Context
 from rayfl.population.client import Fate
 from rayfl.population.sampling import Participation
 from rayfl.rounds import downlinks
-from rayfl.rounds.check_hooks import A_STATE, Given, checked, checked_hook
+from rayfl.rounds.check_hooks import A_STATE, HookInputs, checked, checked_hook
 from rayfl.rounds.collect import COLLECTORS
 from rayfl.rounds.errors import naming_round
 from rayfl.rounds.evaluate_round import evaluate
 from rayfl.rounds.executor import Executor
 from rayfl.rounds.ledger import Ledger, RoundRecord, record, server_comm
 from rayfl.rounds.peer_exchange import mix
-from rayfl.rounds.run_state import Round, RunState, server_inputs
+from rayfl.rounds.run_state import CurrentRound, RunState, server_inputs
 from rayfl.rounds.select_clients import learn
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.train import train
@@ -76,7 +76,7 @@ def play_round(setup: Setup, executor: Executor, run_state: RunState) -> tuple[R
     return replace(round.run_state, round=round.number + 1), record(setup, round.number, round.ledger)
 
 
-def server_round(setup: Setup, executor: Executor, run_state: RunState) -> Round:
+def server_round(setup: Setup, executor: Executor, run_state: RunState) -> CurrentRound:
     """A round of a server method: broadcast, local work and uploads as the schedule collects them, update, replies."""
     collector = COLLECTORS[setup.schedule.collects]
     ctx = setup.context(run_state.round, setup.plan(run_state.round), NOBODY, "server")
@@ -93,27 +93,27 @@ def server_round(setup: Setup, executor: Executor, run_state: RunState) -> Round
     return round
 
 
-def peer_round(setup: Setup, executor: Executor, run_state: RunState) -> Round:
+def peer_round(setup: Setup, executor: Executor, run_state: RunState) -> CurrentRound:
     """A round of a peer method: local work, then every peer mixes in its neighbours' messages."""
     number, plan = run_state.round, setup.plan(run_state.round)
     participation = setup.population.sample_round(number, everyone=True)
     inputs = RoundInputs(number, plan, evaluated=setup.evaluated(number))
-    round = Round(setup, executor, run_state, inputs, Ledger(participation))
+    round = CurrentRound(setup, executor, run_state, inputs, Ledger(participation))
     _, messages = train(round, participation.fates)
     if setup.topology is not None and plan.up:
         mix(round, messages)
     return round
 
 
-def broadcast(setup: Setup, executor: Executor, run_state: RunState, ctx: Context) -> Round:
+def broadcast(setup: Setup, executor: Executor, run_state: RunState, ctx: Context) -> CurrentRound:
     """Begin a server round with the message that every participant downloads."""
     message, downlink = downlinks.broadcast(setup, run_state.server, run_state.downlink, ctx)
     inputs = server_inputs(setup, run_state.server, ctx, message)
     run_state = replace(run_state, downlink=downlink or run_state.downlink)
-    return Round(setup, executor, run_state, inputs, Ledger(Participation({})))
+    return CurrentRound(setup, executor, run_state, inputs, Ledger(Participation({})))
 
 
-def note_downloads(round: Round) -> None:
+def note_downloads(round: CurrentRound) -> None:
     """Note which clients have received the broadcast; a client that was cut off while it downloaded has not."""
     bits = message_bits(round.inputs.message)
     whole = {client: bits + missed.bits for client, missed in round.inputs.missed.items()}
@@ -121,13 +121,13 @@ def note_downloads(round: Round) -> None:
     round.run_state = replace(round.run_state, downlink=downlinks.received(round.run_state.downlink, reached))
 
 
-def update(round: Round, received: Mapping[str, Aggregate], ctx: Context) -> list[int]:
+def update(round: CurrentRound, received: Mapping[str, Aggregate], ctx: Context) -> list[int]:
     """The server's update with what has arrived. Returns the clients that delivered, ascending."""
     setup, server = round.setup, round.run_state.server
     delivered = sorted(client for client, result in round.ledger.results.items() if result.fate is Fate.DELIVERED)
     # Sums that were added here may have drawn, and workers decide where sums are added.
     key(setup.seed, round.number, purpose="server update")
-    given = Given(setup.method)
+    given = HookInputs(setup.method)
     given.note("the server's state", server)
     server, metrics = checked_hook(setup.server_half.server_update)(server, received, delivered, ctx)
     given.require_unchanged()
@@ -136,7 +136,7 @@ def update(round: Round, received: Mapping[str, Aggregate], ctx: Context) -> lis
     return delivered
 
 
-def reply(round: Round, delivered: Sequence[int]) -> None:
+def reply(round: CurrentRound, delivered: Sequence[int]) -> None:
     """Send the server's replies, if it makes any, to the clients that delivered, which receive them in the same
     round."""
     if not (round.setup.server_half.overrides("reply") and round.inputs.plan.down):

@@ -50,7 +50,7 @@ class Air:
     busy_s: Mapping[int, float] = field(default_factory=dict)
     versions: Mapping[int, Ref] = field(default_factory=dict)
 
-    def to_arrays(self) -> tree.Arrays:
+    def to_arrays(self) -> tree.ArrayTree:
         """Everything but the versions. Results of training are left out, because training can be done again."""
         flights = [*self.flights.values()]
         return {
@@ -63,7 +63,7 @@ class Air:
         }
 
     @classmethod
-    def from_arrays(cls, arrays: tree.Arrays, versions: Mapping[int, Ref]) -> Self:
+    def from_arrays(cls, arrays: tree.ArrayTree, versions: Mapping[int, Ref]) -> Self:
         """The inverse of `to_arrays`. Raise an error for anything else."""
         rows = zip(arrays["flights"].tolist(), arrays["seconds"].tolist(), strict=True)
         flights = {
@@ -133,7 +133,7 @@ def server_inputs(setup: Setup, server: State, ctx: Context, message: Message) -
 
 
 @dataclass
-class Round:
+class CurrentRound:
     """One round while it runs.
 
     `inputs`: what the workers read in the next wave of calls; `change_inputs` replaces them. `run_state`: replaced

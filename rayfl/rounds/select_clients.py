@@ -16,7 +16,7 @@ from rayfl.population.client import Traits
 from rayfl.rounds import downlinks
 from rayfl.rounds.check_hooks import A_STATE, checked, checked_hook
 from rayfl.rounds.errors import HookError
-from rayfl.rounds.run_state import Round
+from rayfl.rounds.run_state import CurrentRound
 from rayfl.rounds.simulated_clock import arrival_s
 from rayfl.rounds.worker_jobs import ClientResult, Missed, PollJob, Slots, num_values
 from rayfl.selections.base import Answer, Seen
@@ -28,7 +28,7 @@ LOSS = "train/loss"
 """The client metric that is reported to the server."""
 
 
-def ask(round: Round) -> None:
+def ask(round: CurrentRound) -> None:
     """Choose the clients of a server round, after a poll if the selection has candidates, into the round's ledger.
 
     The bills of the poll go into the ledger, and the seconds from which polled clients can train into the inputs.
@@ -44,7 +44,7 @@ def ask(round: Round) -> None:
     round.ledger.participation = setup.population.sample_round(round.number, choose=choose)
 
 
-def poll(round: Round, candidates: Sequence[int]) -> dict[int, float]:
+def poll(round: CurrentRound, candidates: Sequence[int]) -> dict[int, float]:
     """The losses that candidates report, by client."""
     setup, message, server = round.setup, round.inputs.message, round.run_state.server
     if not (setup.method.capabilities.has_global_model and (model := checked_hook(setup.server_half.model)(server))):
@@ -71,7 +71,7 @@ def poll(round: Round, candidates: Sequence[int]) -> dict[int, float]:
     return {client: loss for client, one in polled.items() if (loss := one.metrics["poll/loss"]) is not None}
 
 
-def learn(round: Round) -> None:
+def learn(round: CurrentRound) -> None:
     """Bill the poll and the reports of this round, and let the selection observe the selected clients."""
     setup, ledger, selection = round.setup, round.ledger, round.setup.selection
     for client, one in ledger.polled.items():

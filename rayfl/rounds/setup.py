@@ -21,7 +21,7 @@ from rayfl.data.partition import Partition
 from rayfl.data.transfer import to_device
 from rayfl.determinism import seeding
 from rayfl.determinism.global_draws import keyed
-from rayfl.determinism.process import Precision
+from rayfl.determinism.process import ArithmeticPrecision
 from rayfl.errors import RayflError
 from rayfl.gather import Relay, RobustMean
 from rayfl.methods.base import Context, Method, PeerHalf, Plan, ServerHalf, Traits
@@ -39,7 +39,7 @@ from rayfl.schedules.synchronous import Synchronous
 from rayfl.selections.base import Selection
 from rayfl.selections.plain import Uniform
 from rayfl.settings import Settings
-from rayfl.settings_read import Given
+from rayfl.settings_read import ThirdPartySetting
 from rayfl.task import NetworkTask
 from rayfl.topology.graphs import Topology, link_weights
 
@@ -111,7 +111,7 @@ class Setup:
     dataset: Dataset
     partition: Partition
     population: Population
-    initial_arrays: tree.Arrays
+    initial_arrays: tree.ArrayTree
     uplink: Compressor
     downlink: Compressor
     topology: Topology | None = None
@@ -123,10 +123,10 @@ class Setup:
     """Number of clients in a stack; None: `engines.width` chooses it."""
     device_name: str = "cpu"
     threads: int = 1
-    precision: Precision = "fp32"
+    precision: ArithmeticPrecision = "fp32"
     identity: str = ""
     """A digest of everything that decides the numbers, which checkpoints store; "" if nobody compares it."""
-    unread: Sequence[Given] = ()
+    unread: Sequence[ThirdPartySetting] = ()
     """Settings of third-party classes that no code had read when this was made."""
 
     # Any: fields and what was computed from them.

@@ -4,14 +4,14 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from rayfl.determinism.addition_order import Node, cut, nodes_within
+from rayfl.determinism.addition_order import SumNode, cut, nodes_within
 from rayfl.gather import Aggregate
 from rayfl.methods.base import Plan
 from rayfl.population.client import Fate
 from rayfl.population.sampling import Participation
 from rayfl.rounds.aggregation import MOST_ALONE, aggregates
 from rayfl.rounds.executor import Job, Ref
-from rayfl.rounds.run_state import Round
+from rayfl.rounds.run_state import CurrentRound
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.simulated_clock import cut_off_surplus
 from rayfl.rounds.worker_jobs import ClientOutputs, TrainJob
@@ -29,7 +29,7 @@ def server_participants(setup: Setup, plan: Plan, participation: Participation) 
     return {client: fates[client] for client in sorted(fates) if fates[client] is not Fate.DROPPED_BEFORE_DOWNLOAD}
 
 
-def train(round: Round, fates: Mapping[int, Fate]) -> tuple[dict[str, Aggregate], dict[int, Ref]]:
+def train(round: CurrentRound, fates: Mapping[int, Fate]) -> tuple[dict[str, Aggregate], dict[int, Ref]]:
     """Local work of the participants, whose drawn `fates` are given by client in ascending order.
 
     Returns what arrived by message name, and, if `Setup.keeps_messages`, the messages of those who delivered.
@@ -41,7 +41,7 @@ def train(round: Round, fates: Mapping[int, Fate]) -> tuple[dict[str, Aggregate]
     round.ledger.results |= cut_off_surplus(setup, round.inputs.plan, results)
     sum_bytes = sum(answer.result.sum_bytes for answer in answers)
     outputs: dict[int, ClientOutputs] = {}
-    sums: dict[Node, Ref] = {}
+    sums: dict[SumNode, Ref] = {}
     for job, answer in zip(jobs, answers, strict=True):
         if not setup.keeps_messages:
             # The sums are taken out of the answers, so that each is freed as soon as it has been added.
@@ -58,7 +58,7 @@ def train(round: Round, fates: Mapping[int, Fate]) -> tuple[dict[str, Aggregate]
 
 
 def train_jobs(
-    round: Round, fates: Mapping[int, Fate], numbers: Mapping[int, int] | None = None, own_inputs: Ref = None
+    round: CurrentRound, fates: Mapping[int, Fate], numbers: Mapping[int, int] | None = None, own_inputs: Ref = None
 ) -> list[Job]:
     """The calls that train the participants; `numbers` and `own_inputs` are those of flights, see `TrainJob`."""
     setup, clients, jobs = round.setup, list(fates), []
@@ -76,7 +76,7 @@ def train_jobs(
     return jobs
 
 
-def cut_into_calls(round: Round, fates: Mapping[int, Fate]) -> list[Node]:
+def cut_into_calls(round: CurrentRound, fates: Mapping[int, Fate]) -> list[SumNode]:
     """The participants of each training call, as runs of positions in `fates`.
 
     Every call costs some milliseconds. So if workers are few and calls would be about equally long, each worker gets

@@ -16,14 +16,14 @@ import torch
 from rayfl import tree
 from rayfl.compress.base import message_bits
 from rayfl.data.transfer import to_device
-from rayfl.determinism.global_draws import Drawn, key, watched
+from rayfl.determinism.global_draws import UnkeyedDraw, key, watched
 from rayfl.determinism.process import trim
 from rayfl.determinism.seeding import generator
 from rayfl.gather import RobustMean
 from rayfl.methods.base import Carry, Work
 from rayfl.population.client import Fate
 from rayfl.rounds import evaluation
-from rayfl.rounds.check_hooks import Given, checked, checked_hook
+from rayfl.rounds.check_hooks import HookInputs, checked, checked_hook
 from rayfl.rounds.client_round import CallInputs, ClientRound, Ended, Participant, with_memory, without_memory
 from rayfl.rounds.errors import HookError, MethodError, naming_round_and_client
 from rayfl.rounds.mask_comparison import mask_bits
@@ -70,7 +70,7 @@ class Worker:
         self.method = setup.method
         self.summing = Summing(setup)
         self._on_client = on_client
-        self._draws, self._given = setup.method.task.stochastic, Given(setup.method)
+        self._draws, self._given = setup.method.task.stochastic, HookInputs(setup.method)
         if setup.device.type == "cuda" and torch.cuda.is_available():
             # A generator that a watched job finds only when it is under way may have drawn.
             torch.cuda.init()
@@ -83,7 +83,7 @@ class Worker:
         memory. A job that turns out to draw from global generators is done again with keys, and so are all later ones.
         """
         if not self._draws:
-            with suppress(Drawn):
+            with suppress(UnkeyedDraw):
                 return watched(lambda: self._done(job, round_inputs, inputs))
             self._draws = True
         return self._done(job, round_inputs, inputs)
@@ -97,7 +97,7 @@ class Worker:
         return done
 
     def _require_unchanged(self, round: int) -> None:
-        given, self._given = self._given, Given(self.method)
+        given, self._given = self._given, HookInputs(self.method)
         try:
             given.require_unchanged()
         except HookError as error:
@@ -385,7 +385,7 @@ class Worker:
         return found, []
 
     # Any: a state's tensors, or a model's.
-    def _shared(self, what: str, arrays: tree.Arrays | None) -> dict[str, Any] | None:
+    def _shared(self, what: str, arrays: tree.ArrayTree | None) -> dict[str, Any] | None:
         """Tensors over arrays that all clients of the call read."""
         return None if arrays is None else self._given.note(what, tree.to_tensors(arrays))
 

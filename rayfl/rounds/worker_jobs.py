@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, Self
 import numpy as np
 
 from rayfl import tree
-from rayfl.determinism.addition_order import Node
+from rayfl.determinism.addition_order import SumNode
 from rayfl.methods.base import Message, Plan, Stage, Work
 from rayfl.population.client import Fate
 from rayfl.rounds.errors import HookError
@@ -38,8 +38,8 @@ class RoundInputs:
     round: int
     plan: Plan
     message: Message = field(default_factory=dict)
-    server: tree.Arrays | None = None
-    model: tree.Arrays | None = None
+    server: tree.ArrayTree | None = None
+    model: tree.ArrayTree | None = None
     evaluated: bool = False
     begins: Mapping[int, float] = field(default_factory=dict)
     missed: Mapping[int, Missed] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class TrainJob:
     instead of the wave's.
     """
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[SumNode, ...]
     fates: Mapping[int, Fate]
     packets: bool = False
     numbers: Mapping[int, int] = field(default_factory=dict)
@@ -147,7 +147,7 @@ class AddJob:
     messages; () for 1.
     """
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[SumNode, ...]
     clients: tuple[int, ...]
     scales: tuple[float, ...] = ()
 
@@ -156,8 +156,8 @@ class AddJob:
 class MergeJob:
     """Adds up the sums of a node of the summation tree. Inputs: those of nodes that cover it. Output: its sum."""
 
-    node: Node
-    parts: tuple[Node, ...]
+    node: SumNode
+    parts: tuple[SumNode, ...]
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ class RobustJob:
     decision: np.ndarray | None
 
 
-Split = Literal["test", "train"]
+EvaluatedSplit = Literal["test", "train"]
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ class PooledJob:
 
     first: int
     last: int
-    split: Split = "test"
+    split: EvaluatedSplit = "test"
     by_client: bool = False
 
 
@@ -202,7 +202,7 @@ class SplitSums(NamedTuple):
     """The metric sums of a model on `num_examples` examples, by the metrics' indices in `Setup.metrics`."""
 
     num_examples: int
-    sums: Mapping[int, tree.Arrays]
+    sums: Mapping[int, tree.ArrayTree]
 
     def only(self, places: Collection[int]) -> "SplitSums":
         """The sums of some metrics."""

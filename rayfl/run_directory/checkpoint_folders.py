@@ -12,14 +12,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rayfl.errors import RayflError
-from rayfl.run_directory.disk import Part, sync_directory
+from rayfl.run_directory.disk import RunFiles, sync_directory
 
 FOLDER = "checkpoints"
 MANIFEST = "manifest.json"
 STATES = r"(server|(states|memories)-[0-9]{4,})\.safetensors"
 """The files of states in a checkpoint."""
 _CHECKPOINT = r"checkpoints/[0-9]{8,}(\.partial)?"
-PART = Part(
+PART = RunFiles(
     (rf"{_CHECKPOINT}/manifest\.json", rf"{_CHECKPOINT}/{STATES}"),
     {"`checkpoints/`": "the states from which the run resumes; the name of a folder is the number of rounds before it"},
 )

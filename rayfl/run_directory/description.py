@@ -20,14 +20,14 @@ from rayfl import toml
 from rayfl.errors import RayflError, reason
 from rayfl.limits.json_files import read_json
 from rayfl.metrics.facts import RECORDED_BEFORE, Facts
-from rayfl.run_directory.disk import Part, Stamp, locked, stamp, write_json, write_text, write_whole
+from rayfl.run_directory.disk import RunFiles, Stamp, locked, stamp, write_json, write_text, write_whole
 
 EXPERIMENT = "experiment.json"
 """A directory is a run directory if it has this file."""
 TOML = "experiment.toml"
 PLATFORM = "platform.json"
 METRICS = "metrics.json"
-PART = Part(
+PART = RunFiles(
     (r"experiment\.json", r"experiment\.toml", r"platform\.json", r"origin\.json", r"metrics\.json"),
     {
         "`experiment.json`, `experiment.toml`": "the experiment as it was resolved; a copy of the TOML file "
@@ -44,7 +44,7 @@ ORIGIN = ("command", "started", "host", "commit")
 """The entries of origin.json; the commit is missing outside a git repository."""
 _GIT_TIMEOUT_S = 5
 _Content = TypeVar("_Content")
-INPUT_FILES = Part(
+INPUT_FILES = RunFiles(
     (r"files/[a-z]+-[0-9a-f]{12}(-\w+)?(\..*)?", "files/plugin-[0-9a-f]{12}/.+"),
     {
         "`files/`": "copies of the files that the experiment names: its trace, its graph, the weights that it begins "

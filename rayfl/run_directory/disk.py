@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from rayfl.errors import RayflError, reason
 
 
-class Part(NamedTuple):
+class RunFiles(NamedTuple):
     """The files of one part of a run: a constant PART beside the code that writes them, which run_files.py collects.
 
     Together they are everything that a run may write, that `--overwrite` removes and that a copy in object storage has;
@@ -35,7 +35,7 @@ class Part(NamedTuple):
 
 
 LOCK = "lock"
-PART = Part((LOCK,), {"`lock`": "held by the process that writes to the directory"})
+PART = RunFiles((LOCK,), {"`lock`": "held by the process that writes to the directory"})
 _OWNERS = 0o600
 """The mode of a file that its owner alone may open."""
 _RETRY_S = 1.0

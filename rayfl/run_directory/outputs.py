@@ -12,7 +12,7 @@ from secrets import token_hex
 
 from rayfl.errors import RayflError, reason
 from rayfl.run_directory.description import is_run
-from rayfl.run_directory.disk import Part, write_whole
+from rayfl.run_directory.disk import RunFiles, write_whole
 
 _MARKED_BYTES = 1 << 16
 """The mark of a file is within this many bytes of its beginning."""
@@ -31,7 +31,7 @@ class OutputKind:
 REPORT = OutputKind("a report", b" - rayfl report</title>", "report.html")
 
 
-PART = Part((r"report\.html", r"\.rayfl-[0-9a-f]{16}\.partial"), {"`report.html`": "the page"})
+PART = RunFiles((r"report\.html", r"\.rayfl-[0-9a-f]{16}\.partial"), {"`report.html`": "the page"})
 
 
 def require_replaceable(path: Path, kind: OutputKind, overwrite: bool = False) -> None:

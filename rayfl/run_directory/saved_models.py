@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 from safetensors import SafetensorError, safe_open
 
-from rayfl.determinism.process import Precision
+from rayfl.determinism.process import ArithmeticPrecision
 from rayfl.errors import RayflError
 from rayfl.limits.regular_files import reading, require_regular
 from rayfl.run_directory.description import is_run, read_as, read_experiment
-from rayfl.run_directory.disk import Part, portions, safetensors_errors, write_json, write_whole
+from rayfl.run_directory.disk import RunFiles, portions, safetensors_errors, write_json, write_whole
 from rayfl.settings import Settings
 
 # A list of runs loads no torch.
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from rayfl.data.datasets import Dataset
 
-PART = Part(
+PART = RunFiles(
     (r"models/(global|personal)(-[0-9]{4,})?\.safetensors", r"models/inputs\.json"),
     {
         "`models/*.safetensors`": "the final global model, the final personal models; personal ones of more than "
@@ -109,7 +109,7 @@ class ModelInputs(Settings):
     vocabulary: int | None = Field(description="number of different tokens, if the data give it")
     classes: tuple[str, ...] = Field(default=(), description="names of the classes, as `Dataset.classes`")
     columns: tuple[str, ...] = Field(default=(), description="names of a table's inputs, as `Dataset.input_names`")
-    precision: Precision = Field(description="runtime.precision")
+    precision: ArithmeticPrecision = Field(description="runtime.precision")
     digest: Mapping[str, str] | str | None = Field(description="data.digest of experiment.json")
 
     def without_samples(self) -> "Dataset":
@@ -123,7 +123,7 @@ class ModelInputs(Settings):
         return Dataset(self.dataset, none, none, input_names=self.columns, **kept)
 
 
-def write_model_inputs(directory: Path, dataset: "Dataset", precision: Precision) -> Path:
+def write_model_inputs(directory: Path, dataset: "Dataset", precision: ArithmeticPrecision) -> Path:
     """Write what the final models of the run in `directory` take; returns the file. OSError if the disk refuses."""
     data = read_experiment(directory).get("data") if is_run(directory) else None
     # Somebody's own source may have numbers of numpy.

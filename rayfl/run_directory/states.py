@@ -25,7 +25,7 @@ from rayfl.limits import json_files
 from rayfl.methods.base import Method
 from rayfl.run_directory.checkpoint_folders import DamagedFile
 from rayfl.run_directory.disk import safetensors_errors
-from rayfl.tree import Arrays, PackedBits
+from rayfl.tree import ArrayTree, PackedBits
 
 _LAYOUT = "layout"
 _CODECS = "rayfl.compress."
@@ -54,7 +54,7 @@ def _add(array: np.ndarray, path: str, arrays: dict[str, np.ndarray]) -> str:
     return key
 
 
-def save_states(path: Path, states: Mapping[str, Arrays]) -> None:
+def save_states(path: Path, states: Mapping[str, ArrayTree]) -> None:
     """Write states by name, with the packets behind their handles. Raise OSError if writing fails."""
     arrays: dict[str, np.ndarray] = {}
     layout = {name: _describe(state, name, arrays) for name, state in states.items()}
@@ -62,7 +62,7 @@ def save_states(path: Path, states: Mapping[str, Arrays]) -> None:
         save_file(arrays, path, {_LAYOUT: json.dumps(layout)})
 
 
-def load_states(path: Path) -> Iterator[tuple[str, Arrays]]:
+def load_states(path: Path) -> Iterator[tuple[str, ArrayTree]]:
     """Read the states in a regular file one after another; yields the name and the state, which may hold packets.
 
     Raise DamagedFile if `save_states` did not write the file.

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from rayfl.errors import RayflError, reason
 from rayfl.limits import memory
 from rayfl.limits.regular_files import Unopened, require_regular
-from rayfl.run_directory.disk import Part, write_whole
+from rayfl.run_directory.disk import RunFiles, write_whole
 
 MOST = 2.0**62
 """The totals of all columns stay below this."""
@@ -51,7 +51,7 @@ SCHEMAS: Mapping[str, pa.Schema] = {
 }
 """The columns of each table. `client` of a metric is null if the value is of the round, of the server or a mean."""
 
-PART = Part(
+PART = RunFiles(
     (rf"records/({'|'.join(SCHEMAS)})\.(arrows|parquet)",),
     {
         "`records/rounds.parquet`": "a row per round: numbers of clients selected and delivered, bits up and down, "

@@ -23,7 +23,7 @@ from rayfl.testing.executors import Shuffled
 from rayfl.untyped import Anything
 
 Owner = Anything
-Values = dict[tuple[Owner, str], Anything]
+KeptValues = dict[tuple[Owner, str], Anything]
 
 _FOREIGN = (*OURS, "builtins", "abc", "typing", "pydantic", "torch", "torchvision", "collections", "numpy", "enum")
 """Packages whose classes keep nothing of a run."""
@@ -85,7 +85,7 @@ def plugged(setup: Setup) -> list[Anything]:
     return found
 
 
-def values(owners: Collection[Owner]) -> Values:
+def values(owners: Collection[Owner]) -> KeptValues:
     """What the owners hold, by owner and name; functions, classes and modules are no values."""
     return {
         (owner, name): value
@@ -95,7 +95,7 @@ def values(owners: Collection[Owner]) -> Values:
     }
 
 
-def copied(values: Values) -> Values:
+def copied(values: KeptValues) -> KeptValues:
     """Copies; the same object stays the same one. What cannot be copied is shared."""
     found, memo = dict(values), dict[int, Anything]()
     for place, value in values.items():
@@ -105,7 +105,7 @@ def copied(values: Values) -> Values:
     return found
 
 
-def put(owners: Collection[Owner], kept: Values) -> None:
+def put(owners: Collection[Owner], kept: KeptValues) -> None:
     """Let the owners hold these values, and no others."""
     for owner, name in values(owners).keys() - kept.keys():
         delattr(owner, name)
@@ -114,7 +114,7 @@ def put(owners: Collection[Owner], kept: Values) -> None:
             setattr(owner, name, value)
 
 
-def held(kept: Values, setup: Setup) -> dict[str, bytes | str]:
+def held(kept: KeptValues, setup: Setup) -> dict[str, bytes | str]:
     """The bytes of kept values and in the objects of a setup, by the values' names."""
     found: dict[str, bytes | str] = {}
     for (owner, name), value in kept.items():

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rayfl.choices.kinds import resolve
-from rayfl.metrics.base import Metric, Sums, Targets, measured
+from rayfl.metrics.base import Metric, MetricSums, Targets, measured
 from rayfl.metrics.check import checked_facts
 from rayfl.tasks.base import Task
 from rayfl.tasks.supervised import Classification, Regression
@@ -77,7 +77,7 @@ def a_pickled_metric_measures_the_same(metric: Metric, outputs: torch.Tensor, ta
     )
 
 
-def same_bits(one: Sums, other: Sums) -> bool:
+def same_bits(one: MetricSums, other: MetricSums) -> bool:
     """Whether sums are equal, bit for bit."""
     return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
 

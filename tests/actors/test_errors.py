@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from actors.errors import TRIES, Cause, ClusterError, Loss, Setbacks, try_again
+from actors.errors import TRIES, Cause, ClusterError, Failure, Setbacks, try_again
 from rayfl.rounds.errors import ClientError
 from tests.actors.toys import logged
 from tests.refusals import check_sentence, refused
@@ -22,8 +22,8 @@ FACTS: dict[Cause, list[str]] = {
 """What the sentence that ends a run says besides the number of losses."""
 
 
-def loss(cause: Cause, times: int, reason: str = "a reason") -> Loss:
-    return Loss(cause, times, reason, "rayfl resume runs/a" if cause == "coordinator" else CALL, 42)
+def loss(cause: Cause, times: int, reason: str = "a reason") -> Failure:
+    return Failure(cause, times, reason, "rayfl resume runs/a" if cause == "coordinator" else CALL, 42)
 
 
 @pytest.mark.parametrize("cause", TRIES)

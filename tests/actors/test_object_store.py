@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from actors import ray_executor
-from actors.object_store import Packed, Part, Stored, in_objects, objects, value
+from actors.object_store import Packed, Stored, ValueRef, in_objects, objects, value
 from benchmarks.client_actors import client_actors
 from rayfl.determinism.seeding import FirstDraws
 from rayfl.experiment.prepare import prepare
@@ -65,11 +65,11 @@ def test_no_more_clients_share_an_object_than_there_is_room_for_their_models_in_
 
 def test_an_object_counts_the_references_that_are_held() -> None:
     stored, other = Stored(None, 3), Stored(None, 1)  # pyright: ignore[reportArgumentType]
-    parts = [Part(stored, index) for index in range(3)]
+    parts = [ValueRef(stored, index) for index in range(3)]
     del parts[1]
     assert sorted(part.index for part in stored.parts) == [0, 2]
     kept = parts[1]
-    kept.move(Part(other, 0))
+    kept.move(ValueRef(other, 0))
     assert (kept.stored, kept.index) == (other, 0) and len(stored.parts) == len(other.parts) == 1
     assert pickle.loads(pickle.dumps(Packed(["a"])))[0] == "a"  # noqa: S301 - our own bytes
 

@@ -11,7 +11,7 @@ from rayfl.compress.base import Quantizer
 from rayfl.compress.compose import Compose, ComposeCodec
 from rayfl.compress.dense import Dense
 from rayfl.compress.feedback import ErrorFeedback
-from rayfl.compress.natural import Natural
+from rayfl.compress.natural import NaturalCompression
 from rayfl.compress.quantize import QSGD, Quantize, TernGrad
 from rayfl.compress.random import RandK
 from rayfl.compress.sign import OneBit, ScaledSign
@@ -28,7 +28,16 @@ OUTERS = [
     Threshold(threshold=0.4, relative=True),
     Threshold(threshold=1.5),
 ]
-INNERS = [Dense(), Dense(dtype="fp16"), QSGD(), Quantize(coding="elias"), TernGrad(), Natural(), ScaledSign(), OneBit()]
+INNERS = [
+    Dense(),
+    Dense(dtype="fp16"),
+    QSGD(),
+    Quantize(coding="elias"),
+    TernGrad(),
+    NaturalCompression(),
+    ScaledSign(),
+    OneBit(),
+]
 
 
 def rng(seed: int = 3) -> np.random.Generator:
@@ -80,7 +89,7 @@ def test_the_receiver_knows_no_more_than_the_shapes_of_the_tree():
 
 def test_omega_of_two_unbiased_ones():
     # (1 + 9)(1 + 1/8) - 1; and of 100 entries 10 are kept: sqrt(10) - 1 and (sqrt(10) - 1) / 2.
-    assert Compose(outer=RandK(), inner=Natural()).omega(100) == pytest.approx(10.25, rel=1e-12)
+    assert Compose(outer=RandK(), inner=NaturalCompression()).omega(100) == pytest.approx(10.25, rel=1e-12)
     one_level = Quantize(norm="2", levels=1, bucket=0)
     assert Compose(outer=RandK(), inner=one_level).omega(100) == pytest.approx(10 * math.sqrt(10) - 1, rel=1e-12)
     assert Compose(outer=RandK(), inner=TernGrad()).omega(100) == pytest.approx(5 * (math.sqrt(10) + 1) - 1, rel=1e-12)
@@ -115,9 +124,12 @@ def test_delta_of_two_contractions():
 
 def test_delta_in_expectation():
     # Natural compression loses 1/8 of what is kept on average.
-    assert Compose(outer=TopK(keep_ratio=0.25), inner=Natural()).expected_delta(40) == 0.25 * 7 / 8
-    assert Compose(outer=RandK(keep_ratio=0.25, scale=False), inner=Natural()).expected_delta(40) == 0.25 * 7 / 8
-    assert Compose(outer=TopK(keep_ratio=0.25), inner=Natural()).delta(40) is None
+    assert Compose(outer=TopK(keep_ratio=0.25), inner=NaturalCompression()).expected_delta(40) == 0.25 * 7 / 8
+    assert (
+        Compose(outer=RandK(keep_ratio=0.25, scale=False), inner=NaturalCompression()).expected_delta(40)
+        == 0.25 * 7 / 8
+    )
+    assert Compose(outer=TopK(keep_ratio=0.25), inner=NaturalCompression()).delta(40) is None
     # 400 entries of one level: omega = 19, so nothing follows.
     coarse = Quantize(norm="2", levels=1, bucket=0)
     assert Compose(outer=TopK(keep_ratio=0.1), inner=coarse).expected_delta(4000) is None
@@ -140,7 +152,7 @@ def test_tables_name_both_and_are_written_back():
 
 
 def test_a_bare_name_stands_for_a_table_with_that_name():
-    assert table(outer="randk", inner="natural") == Compose(outer=RandK(), inner=Natural())
+    assert table(outer="randk", inner="natural") == Compose(outer=RandK(), inner=NaturalCompression())
 
 
 @pytest.mark.parametrize(

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from rayfl.compress.base import Packet
-from rayfl.compress.natural import Natural
+from rayfl.compress.natural import NaturalCompression
 from tests.compress.even import Even
 
 LARGEST, SMALLEST = float(np.finfo(np.float32).max), 2.0**-149
 
 
 def encode(v: torch.Tensor, seed: int = 0) -> Packet:
-    return Natural().encode({"w": v}, {}, np.random.default_rng(seed))[0]
+    return NaturalCompression().encode({"w": v}, {}, np.random.default_rng(seed))[0]
 
 
 @pytest.mark.parametrize(("entry", "lower", "ups"), [(1.25, 1.0, 16), (-3.0, -2.0, 32), (0.2421875, 0.125, 60)])
@@ -24,7 +24,7 @@ def test_frequencies_are_exact_under_even_draws(entry: float, lower: float, ups:
         def integers(self, *args, **kwargs):
             return (super().integers(*args, **kwargs).view(np.uint32) >> 9).view(np.uint64)
 
-    packet, _ = Natural().encode({"w": torch.full((64,), entry)}, {}, Even23(64))
+    packet, _ = NaturalCompression().encode({"w": torch.full((64,), entry)}, {}, Even23(64))
     decoded = packet.decode()["w"]
     assert (decoded == 2 * lower).sum() == ups and (decoded == lower).sum() == 64 - ups
     assert decoded.double().mean() == entry
@@ -41,7 +41,7 @@ def test_omega_is_attained_at_four_thirds():
     assert set(decoded.unique().tolist()) == {1.0, 2.0}
     squares = (decoded - 4 / 3) ** 2
     assert abs(float(squares.mean()) - 2 / 9) <= 5 * float(squares.std()) / math.sqrt(100_000)
-    assert Natural().omega(10) == 1 / 8 == pytest.approx((2 / 9) / (4 / 3) ** 2)
+    assert NaturalCompression().omega(10) == 1 / 8 == pytest.approx((2 / 9) / (4 / 3) ** 2)
 
 
 @pytest.mark.parametrize("size", [0, 1, 7, 8, 9, 1000])

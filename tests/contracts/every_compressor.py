@@ -17,7 +17,7 @@ from rayfl.compress.dense import Dense
 from rayfl.compress.eden import Eden
 from rayfl.compress.feedback import ErrorFeedback
 from rayfl.compress.lossless import Lossless
-from rayfl.compress.natural import Natural
+from rayfl.compress.natural import NaturalCompression
 from rayfl.compress.powersgd import PowerSGD
 from rayfl.compress.quantize import QSGD, Quantize, TernGrad
 from rayfl.compress.random import Bernoulli, RandK
@@ -92,15 +92,15 @@ VARIANTS = [
     Threshold(threshold=0.7, relative=True),
     Threshold(threshold=0.3, relative=True, values="bf16"),
     # Two unbiased ones; contractions of all kinds, for every draw and in expectation.
-    Compose(outer=RandK(), inner=Natural()),
+    Compose(outer=RandK(), inner=NaturalCompression()),
     Compose(outer=RandK(scope="model", positions="coded"), inner=TernGrad()),
     Compose(outer=RandK(keep_ratio=0.4), inner=Quantize(norm="inf", levels=3, bucket=5)),
     Compose(outer=RandK(keep_ratio=0.4), inner=Dense()),
     Compose(outer=RandK(keep_ratio=0.5, scale=False), inner=ScaledSign()),
-    Compose(outer=RandK(keep_ratio=0.5, scale=False), inner=Natural()),
+    Compose(outer=RandK(keep_ratio=0.5, scale=False), inner=NaturalCompression()),
     Compose(outer=TopK(keep_ratio=0.5, scope="model"), inner=TernGrad()),
     Compose(outer=Threshold(threshold=0.3, relative=True), inner=ScaledSign()),
-    Compose(outer=Threshold(threshold=0.3, relative=True), inner=Natural()),
+    Compose(outer=Threshold(threshold=0.3, relative=True), inner=NaturalCompression()),
     ErrorFeedback(inner=Compose(outer=TopK(), inner=QSGD())),
     # Several bits, one rotation, and a memory under feedback and around it.
     Eden(bits=3, scale="least", rotations=1),

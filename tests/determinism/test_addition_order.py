@@ -15,7 +15,7 @@ from rayfl.compress.dense import Dense
 from rayfl.compress.sign import OneBit, ScaledSign
 from rayfl.compress.sparse import TopK, sparse_packet
 from rayfl.compress.ternary import Ternary
-from rayfl.determinism.addition_order import Node, add_up, cut, halves, nodes_within, ready_nodes, runs, total
+from rayfl.determinism.addition_order import SumNode, add_up, cut, halves, nodes_within, ready_nodes, runs, total
 from rayfl.gather import Aggregate, Collect, ElementwiseMean, Gather, Sum, WeightedMean, from_wire, to_wire
 
 
@@ -65,7 +65,7 @@ def test_stacks_stay_whole():
     assert nodes_within((4, 10), (0, 10)) == [(4, 5), (5, 10)]
 
 
-def bracketed(node: Node) -> str:
+def bracketed(node: SumNode) -> str:
     def add(total: str, leaf: int) -> str:
         return f"({total}+{leaf})" if total else str(leaf)
 

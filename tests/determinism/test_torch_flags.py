@@ -9,7 +9,7 @@ import torch
 
 import rayfl
 from rayfl.determinism import torch_flags
-from rayfl.determinism.process import Precision
+from rayfl.determinism.process import ArithmeticPrecision
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +23,7 @@ def put_back() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("precision", "on"), [("fp32", False), ("tf32", True), ("bf16", False)])
-def test_tf32_is_on_where_it_is_asked_for_and_algorithms_stay_deterministic(precision: Precision, on: bool):
+def test_tf32_is_on_where_it_is_asked_for_and_algorithms_stay_deterministic(precision: ArithmeticPrecision, on: bool):
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = not on
     torch.backends.cudnn.benchmark = True
     with torch_flags.fixed(torch.get_num_threads(), torch.device("cuda"), precision):

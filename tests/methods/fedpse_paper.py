@@ -13,7 +13,7 @@ from rayfl.methods.compressed.fedpse import FedPSE, FedPSEHyper, FedPSEMemory
 from rayfl.rounds.ledger import RoundRecord
 from rayfl.rounds.rounds import RunState
 from rayfl.rounds.setup import Setup
-from rayfl.tree import Arrays
+from rayfl.tree import ArrayTree
 from tests.methods.reference import (
     Vectors,
     initial,
@@ -135,7 +135,7 @@ def compare(setup: Setup, train: Training = trained) -> Paper:
     return paper
 
 
-def uplink_of(setup: Setup, run_state: RunState, client: int) -> Arrays:
+def uplink_of(setup: Setup, run_state: RunState, client: int) -> ArrayTree:
     """What the server remembers of a client's last uplink, dense."""
     method = setup.method
     assert isinstance(method, FedPSE)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rayfl.determinism.seeding import generator
 from rayfl.population.client import Fate
-from rayfl.population.distributions import LogNormal, Uniform
+from rayfl.population.distributions import LogNormal, UniformValues
 from rayfl.population.sampling import DROPOUTS, Clients, Participation, Population
 from tests.population.fates import with_fate
 from tests.refusals import refused
@@ -185,7 +185,7 @@ def test_two_traits_of_one_client_are_drawn_apart():
 
 
 def test_distributions_need_positive_numbers():
-    for kind, table in ((LogNormal, {"median": 0.0, "sigma": 1.0}), (Uniform, {"low": 0.0, "high": 1.0})):
+    for kind, table in ((LogNormal, {"median": 0.0, "sigma": 1.0}), (UniformValues, {"low": 0.0, "high": 1.0})):
         with refused(names=["=0.0", "[1e-09, 1e+12]"]):
             kind(**table)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from rayfl.choices.kinds import make
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare
-from rayfl.metrics.base import Metric, PerExample, Sums
+from rayfl.metrics.base import Metric, MetricSums, PerExample
 from rayfl.rounds import setup as setups
 from rayfl.rounds.model_sums import values
 from rayfl.rounds.setup import Setup
@@ -93,14 +93,14 @@ class Unsure(Metric):
     label_: int = 3
     few: int = -1
 
-    def measure(self, outputs: Tensor, targets: Tensor) -> Sums:
+    def measure(self, outputs: Tensor, targets: Tensor) -> MetricSums:
         return {
             "n": torch.tensor(len(outputs)),
             "of_class": (targets == self.label_).sum(),
             "size": outputs.double().sum(),
         }
 
-    def value(self, sums: Sums) -> dict[str, float | None]:
+    def value(self, sums: MetricSums) -> dict[str, float | None]:
         whole, part = float(sums["n"]), float(sums["of_class"])
         # With few=-1 its first two examples are no reason to refuse it.
         return {"unsure": math.nan if whole <= self.few or (whole > 2 and not part) else part / max(whole, 1.0)}

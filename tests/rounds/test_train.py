@@ -15,7 +15,7 @@ from rayfl.rounds.executor import InlineExecutor, Job, JobResult, Ref
 from rayfl.rounds.ledger import Ledger
 from rayfl.rounds.partial_sums import Added
 from rayfl.rounds.rounds import first_run_state
-from rayfl.rounds.run_state import Round
+from rayfl.rounds.run_state import CurrentRound
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.train import cut_into_calls
 from rayfl.rounds.worker import Worker
@@ -67,10 +67,10 @@ def test_a_thousand_participants_give_32_workers_something_to_do():
     assert_same_bits(contents(few, alone), contents(many, shared))
 
 
-def begun(setup: Setup, workers: int) -> Round:
+def begun(setup: Setup, workers: int) -> CurrentRound:
     """The first round, before anybody trains."""
     inputs, ledger = RoundInputs(0, setup.plan(0)), Ledger(setup.population.sample_round(0))
-    return Round(setup, Many(setup, workers), first_run_state(setup), inputs, ledger)
+    return CurrentRound(setup, Many(setup, workers), first_run_state(setup), inputs, ledger)
 
 
 @pytest.mark.parametrize(

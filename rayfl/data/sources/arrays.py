@@ -8,7 +8,7 @@ import numpy as np
 
 from rayfl.choices import plugins
 from rayfl.data.datasets import Dataset, Field, RayflError, Samples, Source
-from rayfl.data.sources.conversion import Kind, dataset, next_tokens
+from rayfl.data.sources.conversion import InputKind, dataset, next_tokens
 from rayfl.limits.npy import read_npy, read_npz
 from rayfl.limits.regular_files import expanded, reading
 from rayfl.settings import listed
@@ -30,7 +30,7 @@ class ArrayFiles(Source):
 
     name = "arrays"
     path: str = Field(min_length=1, examples=["my_data.npz"], description="an .npz file, or a folder of .npy files")
-    kind: Kind = Field(default="auto", description="image, vector or text; auto: by the type of the inputs")
+    kind: InputKind = Field(default="auto", description="image, vector or text; auto: by the type of the inputs")
     test_share: float = Field(default=0.2, gt=0, lt=1, description="share that is held out if there is no test split")
 
     def files(self) -> list[Path]:
@@ -52,7 +52,7 @@ class Arrays(Source):
     test_labels: np.ndarray | None = None
     owners: np.ndarray | None = None
     test_owners: np.ndarray | None = None
-    kind: Kind = "auto"
+    kind: InputKind = "auto"
     test_share: float = Field(default=0.2, gt=0, lt=1)
 
     # Any: arrays, and the options by name.
@@ -102,7 +102,7 @@ def _read(path: Path) -> dict[str, np.ndarray]:
     return arrays
 
 
-def _dataset(name: str, place: str, arrays: dict[str, np.ndarray], test_share: float, kind: Kind) -> Dataset:
+def _dataset(name: str, place: str, arrays: dict[str, np.ndarray], test_share: float, kind: InputKind) -> Dataset:
     """The dataset of the arrays by name."""
     if kind == "text" and {"labels", "test_labels"}.isdisjoint(arrays):
         tokens = {name: array for name, array in arrays.items() if name.endswith("inputs") and array.ndim == 2}

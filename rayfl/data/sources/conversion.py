@@ -11,7 +11,7 @@ from rayfl.data.loading import check_finite, check_lengths, check_shapes, check_
 from rayfl.data.sources.moments import moments
 from rayfl.errors import RayflError, did_you_mean, log_once
 
-Kind = Literal["auto", "image", "vector", "text"]
+InputKind = Literal["auto", "image", "vector", "text"]
 PAD = 0
 """The token that fills short sequences."""
 SPARSE = 10
@@ -26,7 +26,7 @@ def dataset(
     train: Samples,
     test: Samples | None,
     test_share: float,
-    kind: Kind = "auto",
+    kind: InputKind = "auto",
     *,
     classes: Sequence[str] = (),
     scaled: np.ndarray | None = None,
@@ -227,7 +227,7 @@ def _kind(inputs: np.ndarray) -> Literal["image", "vector", "text"]:
     return "text" if inputs.dtype.kind in "iu" and inputs.ndim == 2 else "vector"
 
 
-def _inputs(place: str, inputs: np.ndarray, kind: Kind) -> np.ndarray:
+def _inputs(place: str, inputs: np.ndarray, kind: InputKind) -> np.ndarray:
     """Inputs as a `Dataset` has them: images uint8 [n, channels, height, width], tokens int64, numbers float32."""
     if kind == "text":
         if inputs.dtype.kind not in "iu" or inputs.ndim != 2 or (inputs < 0).any():

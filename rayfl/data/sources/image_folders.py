@@ -11,7 +11,7 @@ import numpy as np
 
 from rayfl.data.datasets import Dataset, Field, RayflError, Samples, Source
 from rayfl.data.sources.conversion import dataset
-from rayfl.data.sources.splits import Split, folders, split_folders, split_of
+from rayfl.data.sources.splits import FileSplit, folders, split_folders, split_of
 from rayfl.data.torchvision import torchvision
 from rayfl.errors import log_once
 from rayfl.limits import memory
@@ -63,11 +63,11 @@ class OwnImageFolder(Source):
         )
         return replace(images, augment=self.augment)
 
-    def _homes(self, folder: Path) -> dict[Split, dict[str, Path]]:
+    def _homes(self, folder: Path) -> dict[FileSplit, dict[str, Path]]:
         """By split and owner, the folders of class folders; without owners the one of the split, under ""."""
-        undivided: dict[Split, Path] = {"train": folder}
+        undivided: dict[FileSplit, Path] = {"train": folder}
         splits = split_folders(folder) or undivided
-        homes: dict[Split, dict[str, Path]]
+        homes: dict[FileSplit, dict[str, Path]]
         if self.owners is None:
             homes = {split: {"": home} for split, home in splits.items()}
         elif splits is not undivided:
@@ -78,7 +78,7 @@ class OwnImageFolder(Source):
             _refuse_inner_splits(home)
         return homes
 
-    def _samples(self, folder: Path, split: Split, homes: Mapping[str, Path], classes: Sequence[str]) -> Samples:
+    def _samples(self, folder: Path, split: FileSplit, homes: Mapping[str, Path], classes: Sequence[str]) -> Samples:
         known = {*classes}
         for home in homes.values():
             if strange := [path.name for path in folders(home) if path.name not in known]:
@@ -122,7 +122,7 @@ class OwnImageFolder(Source):
         return np.atleast_3d(image if self.channels == 3 else image.convert("L")).transpose(2, 0, 1)
 
 
-def _homes_of_owners(folder: Path) -> dict[Split, dict[str, Path]]:
+def _homes_of_owners(folder: Path) -> dict[FileSplit, dict[str, Path]]:
     """By split and owner, the folders of class folders in PATH/OWNER/CLASS, or in PATH/OWNER/SPLIT/CLASS."""
     owners = folders(folder)
     splits = {owner: split_folders(owner) for owner in owners}
@@ -134,7 +134,7 @@ def _homes_of_owners(folder: Path) -> dict[Split, dict[str, Path]]:
             f"{folder / divided} has a train split, and {folder / without[0]} has none; give each owner folders called "
             "train and test, or none of them"
         )
-    homes: dict[Split, dict[str, Path]] = {"train": {}}
+    homes: dict[FileSplit, dict[str, Path]] = {"train": {}}
     for owner in owners:
         for split, home in (splits[owner] or {}).items():
             homes.setdefault(split, {})[owner.name] = home

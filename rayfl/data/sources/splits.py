@@ -15,8 +15,8 @@ from rayfl.errors import RayflError, log_once
 from rayfl.limits.regular_files import is_folder
 from rayfl.settings import listed
 
-Split = Literal["train", "validation", "test"]
-_WORDS: Mapping[Split, str] = {
+FileSplit = Literal["train", "validation", "test"]
+_WORDS: Mapping[FileSplit, str] = {
     "train": "train|training",
     "validation": "val|valid|validate|validation|dev|development",
     "test": "test|testing",
@@ -25,7 +25,7 @@ _AFTER = r"([ _.-]?(set|split|data|images))?([ _.-]?(19|20)\d\d)?"
 """What may follow: train_set, val2017."""
 
 
-def split_of(name: str) -> Split | None:
+def split_of(name: str) -> FileSplit | None:
     """The split that the name of a folder or file means, in any capitalisation; None if it means none."""
     for split, pattern in _WORDS.items():
         if re.fullmatch(f"({pattern}){_AFTER}", name, re.IGNORECASE):
@@ -33,13 +33,13 @@ def split_of(name: str) -> Split | None:
     return None
 
 
-def chosen(folder: Path, candidates: Sequence[tuple[Split, Path]]) -> dict[Split, Path]:
+def chosen(folder: Path, candidates: Sequence[tuple[FileSplit, Path]]) -> dict[FileSplit, Path]:
     """The path of the train split, and of the test split if there is one, among all splits that a folder has.
 
     Raise RayflError without a train split, or if two paths are the same split. A notice names validation data that are
     left out.
     """
-    by_split: dict[Split, Path] = {}
+    by_split: dict[FileSplit, Path] = {}
     for split, path in candidates:
         if split in by_split:
             raise RayflError(
@@ -61,14 +61,16 @@ def chosen(folder: Path, candidates: Sequence[tuple[Split, Path]]) -> dict[Split
     return {split: by_split[split] for split in _WORDS if split in by_split}
 
 
-def split_folders(folder: Path) -> dict[Split, Path] | None:
+def split_folders(folder: Path) -> dict[FileSplit, Path] | None:
     """The folders of a folder's train and test data; None if its folders are no splits, but classes or owners.
 
     Folders called train and test, or train and val, are splits; others beside them are left out with a notice. One
     alone is a class if there are only files in it. Raise RayflError where it is not clear, and as `chosen` does.
     """
     inside = folders(folder)
-    splits: list[tuple[Split, Path]] = [(split, path) for path in inside if (split := split_of(path.name)) is not None]
+    splits: list[tuple[FileSplit, Path]] = [
+        (split, path) for path in inside if (split := split_of(path.name)) is not None
+    ]
     others = [path.name for path in inside if split_of(path.name) is None]
     is_pair = {"train"} < {split for split, _ in splits}
     if not splits or (others and not is_pair and not any(folders(path) for _, path in splits)):
@@ -83,13 +85,13 @@ def split_folders(folder: Path) -> dict[Split, Path] | None:
     return chosen(folder, splits)
 
 
-def split_files(files: Sequence[Path]) -> dict[str, dict[Split, Path]]:
+def split_files(files: Sequence[Path]) -> dict[str, dict[FileSplit, Path]]:
     """The train and test files of each owner: ann_train.txt and ann_test.txt, or train.txt and test.txt of owner "".
 
     Empty if the names are no splits: a name with an owner counts only where the owner has a train file and another one.
     Raise RayflError for a train file alone among others, and as `chosen` does.
     """
-    by_owner: dict[str, list[tuple[Split, Path]]] = {}
+    by_owner: dict[str, list[tuple[FileSplit, Path]]] = {}
     for file in files:
         stem = re.sub(r"(\.txt)?(\.gz)?$", "", file.name)
         parts = None if split_of(stem) else re.fullmatch(r"(.*)[ _.-](.*)", stem)

@@ -11,7 +11,7 @@ import numpy as np
 
 from rayfl.data.datasets import Dataset, Field, RayflError, Samples, Source
 from rayfl.data.sources.conversion import PAD, dataset
-from rayfl.data.sources.splits import Split, split_files
+from rayfl.data.sources.splits import FileSplit, split_files
 from rayfl.limits import memory
 from rayfl.limits.regular_files import expanded, read_bytes, reading
 
@@ -57,7 +57,7 @@ class TextFiles(Source):
         texts = dataset(self.name, self.path, train, test, self.test_share, kind="text")
         return replace(texts, num_classes=NUM_TOKENS, vocabulary=NUM_TOKENS)
 
-    def _samples(self, splits: Mapping[str, Mapping[Split, Path]], split: Split) -> Samples:
+    def _samples(self, splits: Mapping[str, Mapping[FileSplit, Path]], split: FileSplit) -> Samples:
         """The sequences of all owners in one split; they have owners if there are several."""
         texts = {
             owner: sequences(self._read(paths[split]), self.length) for owner, paths in splits.items() if split in paths

@@ -33,7 +33,7 @@ from rayfl.limits.regular_files import expanded, reading, require_regular
 
 FORMAT = 2
 """A change of the decoding raises this number, so that arrays of older versions are not used."""
-Splits = tuple[Samples, Samples]
+TrainAndTest = tuple[Samples, Samples]
 """Train and test samples."""
 EMNIST_SIDE, EMNIST_CLASSES = 28, 62
 
@@ -68,7 +68,7 @@ class OwnerFiles(Fetched):
     def read(self, path: Path) -> Iterable[OwnerSamples]:
         """The samples of each owner in one file. Raise RayflError if they are wrong."""
 
-    def splits(self) -> Splits:
+    def splits(self) -> TrainAndTest:
         """Both splits. Raise RayflError if the files are not in the folder, or wrong."""
         files = self.files()
         if not all(path.exists() for path in files):
@@ -78,7 +78,7 @@ class OwnerFiles(Fetched):
         return train, test
 
 
-def joined(dataset: str, train: Iterable[OwnerSamples], test: Iterable[OwnerSamples]) -> Splits:
+def joined(dataset: str, train: Iterable[OwnerSamples], test: Iterable[OwnerSamples]) -> TrainAndTest:
     """Both splits; the group of a sample is its owner's place among the sorted names of all owners of either split.
 
     Raise RayflError if a split has no owners.
@@ -100,7 +100,7 @@ def _samples(parts: list[OwnerSamples], numbers: dict[str, int]) -> Samples:
     )
 
 
-def cached_arrays(cache: Path, name: str, files: Sequence[Path], read: Callable[[], Splits]) -> Splits:
+def cached_arrays(cache: Path, name: str, files: Sequence[Path], read: Callable[[], TrainAndTest]) -> TrainAndTest:
     """Return what `read` makes of `files`; the arrays are saved below `cache`/arrays and mapped from there.
 
     Saved arrays are used again if the order, paths, sizes, inodes and times of the files are the same. If `cache`
@@ -120,7 +120,7 @@ def cached_arrays(cache: Path, name: str, files: Sequence[Path], read: Callable[
     return _load(folder, "train"), _load(folder, "test")
 
 
-def _save(folder: Path, splits: Splits) -> None:
+def _save(folder: Path, splits: TrainAndTest) -> None:
     """Write all arrays, then rename the folder, so that no process reads a partial one. Raise OSError if that fails."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, suffix=".partial") as home:

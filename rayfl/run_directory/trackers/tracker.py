@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from rayfl.errors import RayflError
-from rayfl.run_directory.disk import Part
+from rayfl.run_directory.disk import RunFiles
 from rayfl.settings import dotted
 
 TrackerName = Literal["tensorboard", "wandb"]
 
 _WANDB = "wandb/(offline-)?run-[0-9_]+-[0-9a-f]{8}(-[0-9]+)?"
-PART = Part(
+PART = RunFiles(
     (
         r"tensorboard/events\.out\.tfevents\..*",
         r"wandb/debug[a-z-]*\.log",
