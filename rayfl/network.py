@@ -115,13 +115,12 @@ class Network:
             before = {name: (buffer, buffer.clone()) for name, buffer in module.named_buffers()}
             module(laid_out(inputs, self.memory_format))
         after = dict(module.named_buffers())
-        changed = (
+        return frozenset(
             name
             for name, (buffer, value) in before.items()
             # torch's batch_norm does not raise the version of what it changes.
             if after.get(name) is not buffer or not torch.allclose(buffer, value, rtol=0, atol=0, equal_nan=True)
         )
-        return frozenset(changed)
 
     def observe(self, params: tree.Tree, inputs: Tensor) -> Tensor:
         """The outputs in evaluation mode. Notes whether a training or an evaluation pass draws from global generators.

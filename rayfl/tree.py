@@ -5,6 +5,7 @@ No function changes its arguments. On a GPU one operation computes all tensors o
 Only numpy arrays are sent to other processes: `to_arrays` packs booleans to bits and returns views of all others.
 """
 
+import itertools
 import math
 import warnings
 from collections.abc import Callable, Mapping
@@ -148,12 +149,13 @@ def vector(a: Tree) -> Tensor:
 
 def between(a: Tree, first: int, last: int) -> Tensor:
     """The entries [first, last) of `vector(a)`."""
-    parts = []
-    start = 0
-    for tensor in a.values():
-        parts.append(tensor.flatten()[max(0, first - start) : max(0, last - start)])
-        start += tensor.numel()
-    return torch.cat(parts)
+    starts = itertools.accumulate((tensor.numel() for tensor in a.values()), initial=0)
+    return torch.cat(
+        [
+            tensor.flatten()[max(0, first - start) : max(0, last - start)]
+            for tensor, start in zip(a.values(), starts, strict=False)
+        ]
+    )
 
 
 def unvector(flat: Tensor, like: Tree) -> Tree:

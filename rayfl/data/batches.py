@@ -60,15 +60,14 @@ def schedule(
     num_steps, _ = amount(
         num_examples, epochs=epochs, steps=steps, batch_size=batch_size, batches_per_step=batches_per_step
     )
-    num_batches = num_steps * batches_per_step
     batches: list[np.ndarray] = []
-    while len(batches) < num_batches:
+    while len(batches) < num_steps * batches_per_step:
         if batch_size is None:
             batches.append(np.arange(num_examples))
         else:
             order = generator.permutation(num_examples)
             batches.extend(order[start : start + batch_size] for start in range(0, num_examples, batch_size))
-    return batches[:num_batches]
+    return batches[: num_steps * batches_per_step]
 
 
 def amount(

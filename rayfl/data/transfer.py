@@ -3,6 +3,7 @@
 All tensors that have to move are copied together, as one buffer.
 """
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -48,8 +49,7 @@ def to_memory(nested: TensorsT, device: torch.device) -> TensorsT:
 def stack(nested: Sequence[TensorsT], width: int, device: torch.device) -> TensorsT:
     """Stack `nested` on the device: every leaf becomes [width, ...]. Missing rows are copies of the first one."""
     spec = tree_flatten(nested[0])[1]
-    missing = width - len(nested)
-    columns = [[*column, *[column[0]] * missing] for column in zip(*map(_leaves, nested), strict=True)]
+    columns = [[*column, *[column[0]] * (width - len(nested))] for column in zip(*map(_leaves, nested), strict=True)]
     if device.type == "cpu":
         return tree_unflatten([torch.stack(column) for column in columns], spec)
     moving = [all(tensor.device.type == "cpu" for tensor in column) for column in columns]
@@ -93,19 +93,15 @@ def _leaves(nested: Any) -> list[torch.Tensor]:
 
 def offsets(shapes: Sequence[tuple[torch.Size, torch.dtype]]) -> tuple[list[int], int]:
     """The first byte of each tensor in a buffer, and the size of the buffer in bytes."""
-    starts = list[int]()
-    end = 0
-    for shape, dtype in shapes:
-        starts.append(end)
-        end += -(-math.prod(shape) * dtype.itemsize // PAGE) * PAGE
+    sizes = (-(-math.prod(shape) * dtype.itemsize // PAGE) * PAGE for shape, dtype in shapes)
+    *starts, end = itertools.accumulate(sizes, initial=0)
     return starts, end
 
 
 def pack(columns: Sequence[Sequence[torch.Tensor]], pinned: bool = False) -> torch.Tensor:
     """One buffer of bytes, uint8 [size], in which each column's tensors are stacked."""
     shapes = _stacked_shapes(columns)
-    size = offsets(shapes)[1]
-    buffer = torch.empty(size, dtype=torch.uint8, device=columns[0][0].device, pin_memory=pinned)
+    buffer = torch.empty(offsets(shapes)[1], dtype=torch.uint8, device=columns[0][0].device, pin_memory=pinned)
     rows = [row for leaf in unpack(buffer, shapes) for row in leaf.unbind()]
     private._foreach_copy_(rows, [tensor for column in columns for tensor in column])
     return buffer
@@ -113,11 +109,10 @@ def pack(columns: Sequence[Sequence[torch.Tensor]], pinned: bool = False) -> tor
 
 def unpack(buffer: torch.Tensor, shapes: Sequence[tuple[torch.Size, torch.dtype]]) -> list[torch.Tensor]:
     """The tensors in a buffer, as views of it."""
-    tensors = []
-    for start, (shape, dtype) in zip(offsets(shapes)[0], shapes, strict=True):
-        end = start + math.prod(shape) * dtype.itemsize
-        tensors.append(buffer[start:end].view(dtype).view(shape))
-    return tensors
+    return [
+        buffer[start : start + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
+        for start, (shape, dtype) in zip(offsets(shapes)[0], shapes, strict=True)
+    ]
 
 
 def _copied(columns: Sequence[Sequence[torch.Tensor]], device: torch.device) -> list[torch.Tensor]:

@@ -99,32 +99,33 @@ class Clients(Settings):
     @model_validator(mode="after")
     def _participants_exist(self) -> "Clients":
         others = f", as unseen={self.unseen:g} leaves {self.num_unseen} out" if self.unseen else ""
-        refusals = [
-            (
-                self.per_round is not None and self.fraction is not None,
-                "per_round",
-                f"={self.per_round} and fraction={self.fraction} are both given; give one",
-            ),
-            (
-                self.unseen > 0 and not 0 < self.num_unseen < self.count,
-                "unseen",
-                f"={self.unseen:g} makes {self.num_unseen} of count={self.count} clients unseen; at least one must "
-                "be, and at least one must be left to train",
-            ),
-            (
-                (self.per_round or 0) > self.num_seen,
-                "per_round",
-                f"={self.per_round} is more than the {self.num_seen} clients there are{others}; lower per_round or "
-                "raise count",
-            ),
-            (
-                (self.take_first or 0) > self.num_selected,
-                "take_first",
-                f"={self.take_first} is more than the {self.num_selected} clients that are selected; lower "
-                "take_first or raise per_round",
-            ),
-        ]
-        refuse_if(refusals)
+        refuse_if(
+            [
+                (
+                    self.per_round is not None and self.fraction is not None,
+                    "per_round",
+                    f"={self.per_round} and fraction={self.fraction} are both given; give one",
+                ),
+                (
+                    self.unseen > 0 and not 0 < self.num_unseen < self.count,
+                    "unseen",
+                    f"={self.unseen:g} makes {self.num_unseen} of count={self.count} clients unseen; at least one must "
+                    "be, and at least one must be left to train",
+                ),
+                (
+                    (self.per_round or 0) > self.num_seen,
+                    "per_round",
+                    f"={self.per_round} is more than the {self.num_seen} clients there are{others}; lower per_round or "
+                    "raise count",
+                ),
+                (
+                    (self.take_first or 0) > self.num_selected,
+                    "take_first",
+                    f"={self.take_first} is more than the {self.num_selected} clients that are selected; lower "
+                    "take_first or raise per_round",
+                ),
+            ]
+        )
         return self
 
     @property
