@@ -36,7 +36,7 @@ class Machines:
         alike = next((one for one in found if not differences(self.platform, one)), {})
         self.platform = {**self.platform, **{key: value for key, value in alike.items() if key not in DECISIVE}}
 
-    def judge(self, found: Platform, address: str) -> Verdict:
+    def admit(self, found: Platform, address: str) -> Verdict:
         """Whether an actor of this kind, on the node at `address`, may work. A mixed run records the kind."""
         unlike = differences(self.platform, found)
         if not unlike:

@@ -97,7 +97,7 @@ class ActorPool:
                 log.warning("%s; the run starts with these, and the others join when there is room", ready)
             self._machines.lead([joined.platform for joined in self.ready.values()])
             for actor in [*self.ready]:
-                self._judge(actor)
+                self._admit(actor)
         self._opening = False
         self._on_platform(self._machines.platform)
 
@@ -237,17 +237,17 @@ class ActorPool:
         self.idle.append(actor)
         if not self._opening:
             before = self._machines.platform
-            self._judge(actor)
+            self._admit(actor)
             if self._machines.platform != before:
                 self._on_platform(self._machines.platform)
 
-    def _judge(self, actor: Actor) -> None:
+    def _admit(self, actor: Actor) -> None:
         """Let a new actor work; if its node computes other bits, exclude the node and start another actor elsewhere.
 
         Raise ClusterError if no node is left.
         """
         joined = self.ready[actor]
-        verdict = self._machines.judge(joined.platform, joined.address)
+        verdict = self._machines.admit(joined.platform, joined.address)
         was_odd = joined.node in self._odd_nodes
         if verdict.notice and not was_odd:
             log.warning(verdict.notice)

@@ -140,7 +140,7 @@ def play_all(experiments: Mapping[str, Experiment], attacks: Sequence[Attack]) -
 
         def attacked(attack: Attack, calm: Calm, nodes: Nodes | None = None) -> Row:
             begun, home = time.monotonic(), homes[attack.method] / attack.name.replace(" ", "-")
-            row = judged(attack, play(attack, files[attack.method], home, calm, nodes))
+            row = evaluated(attack, play(attack, files[attack.method], home, calm, nodes))
             took = f"{time.monotonic() - begun:.0f} s"
             print(f"{attack.method}, {attack.name}: {row.kills} kills, {took}", file=sys.stderr, flush=True)
             return row
@@ -185,7 +185,7 @@ def undisturbed(file: Path, directory: Path, *settings: str) -> Calm:
     return Calm(directory, seconds, float(run.rounds["wall_s"].to_numpy().sum()), len(run.rounds))
 
 
-def judged(attack: Attack, runs: Sequence[Run]) -> Row:
+def evaluated(attack: Attack, runs: Sequence[Run]) -> Row:
     """The row of an attack. Print to stderr why a run was lost."""
     for run in runs:
         if run.story.lost:

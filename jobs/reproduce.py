@@ -21,7 +21,7 @@ from rayfl.data.loading import keeping_datasets
 from rayfl.errors import RayflError, did_you_mean
 from rayfl.experiment.sweep import Combination, combine
 from rayfl.experiment.table import read_table, with_overrides
-from rayfl.report.claims import Choices, Claim, check, judge, verdicts_markdown
+from rayfl.report.claims import Choices, Claim, assess, check, verdicts_markdown
 from rayfl.report.groups import groups
 from rayfl.report.page import write_figures
 from rayfl.report.pivot import tables_or_problems
@@ -137,7 +137,7 @@ def _write(paper: Paper, sweeps: Sweeps, home: Path, quick: bool) -> Mapping[str
         for name, combinations in sweeps.items()
     }
     finished = {name: [run for _, run in some if run is not None] for name, some in found.items()}
-    verdicts, title = judge(paper.claim, found), f"{paper.paper}{' (quick: no verdict on the paper)' * quick}"
+    verdicts, title = assess(paper.claim, found), f"{paper.paper}{' (quick: no verdict on the paper)' * quick}"
     runs, planned = [run for some in finished.values() for run in some], sum(map(len, sweeps.values()))
     text = verdicts_markdown(title, paper.claim, verdicts, origin(Path.cwd()), runs, planned)
     shown = {

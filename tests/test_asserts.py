@@ -88,7 +88,7 @@ play(made(Careless()))
 """,
     "personalized": """
 class Nobody(DPSGD):
-    capabilities = Capabilities(personalized=False, evaluated_from_mean=False, judged_after_training=False)
+    capabilities = Capabilities(personalized=False, evaluated_from_mean=False, evaluated_after_training=False)
     eval_begin = Method.eval_begin
 
     def eval_stages(self, round):

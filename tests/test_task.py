@@ -179,13 +179,13 @@ def test_what_cannot_run_under_vmap_says_so():
     assert never.vmappable
 
 
-def test_dropout_drops_in_training_and_not_while_judging():
+def test_dropout_drops_in_training_and_not_while_evaluating():
     task = classification(dropping)
     params = task.init(0)
     losses = {task.loss(params, examples()).item() for _ in range(5)}
     assert len(losses) > 1
-    judged = {task.losses(params, examples())[0].mean().item() for _ in range(5)}
-    assert len(judged) == 1
+    evaluated = {task.losses(params, examples())[0].mean().item() for _ in range(5)}
+    assert len(evaluated) == 1
     assert len({task.loss(params, examples()).item() for _ in range(5)}) > 1
 
 

@@ -13,7 +13,7 @@ class Brier(PerExample):
     title = "Brier score"
     bounds = (0.0, 2.0)
     higher_is_better = False
-    judges = ("classes",)
+    takes_targets = ("classes",)
 
     temperature: float = Field(default=1.0, gt=0, description="divides the logits")
 

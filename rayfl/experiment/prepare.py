@@ -42,7 +42,7 @@ from rayfl.tasks.check import check_task
 from rayfl.tasks.supervised import task_for
 from rayfl.topology.graphs import SparseTopology
 
-JUDGED_RATIO = 0.2
+EVALUATED_RATIO = 0.2
 """The share of the train samples on which `evaluation.split` "validation" evaluates, if none is given."""
 STORE_SHARE = 0.3
 """The share of a machine's memory that Ray takes for its object store."""
@@ -309,8 +309,8 @@ def split_data(experiment: Experiment, dataset: Dataset) -> tuple[Dataset, Parti
     if experiment.evaluation.split == "validation":
         if ratios["validation"] == 0:
             raise RayflError("=0 leaves no data for evaluation.split='validation'", ("splits", "validation_ratio"))
-        judged = seeding.generator(experiment.seed, purpose="judged split")
-        partition = partition.hold_out(ratios["validation"] or JUDGED_RATIO, 0.0, judged)
+        evaluated = seeding.generator(experiment.seed, purpose="judged split")
+        partition = partition.hold_out(ratios["validation"] or EVALUATED_RATIO, 0.0, evaluated)
         rows, train = partition.validation.indices, dataset.train
         dataset = replace(dataset, test=Samples(train.inputs[rows], train.labels[rows], place=train.place))
         partition = replace(partition, test=Shards(np.arange(len(rows)), partition.validation.offsets))

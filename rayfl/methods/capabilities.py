@@ -62,7 +62,7 @@ class Capabilities(Settings):
     """
     has_global_model: Annotated[bool, Rule.INNER] = True
     """Whether the server's model is one that all clients have. False if each of them trains parts of its own."""
-    judged_after_training: Annotated[bool, Rule.INNER] = True
+    evaluated_after_training: Annotated[bool, Rule.INNER] = True
     """Whether a client is also evaluated right after its local work. False if that work does not change its model."""
     needs_everyone: Annotated[bool, Rule.INNER] = False
     """Whether every client must be in every round, and every message must arrive. Settings that may keep a client or a

@@ -13,7 +13,7 @@ class Accuracy(PerExample):
     unit = "%"
     bounds = (0.0, 1.0)
     higher_is_better = True
-    judges = ("classes", "labels")
+    takes_targets = ("classes", "labels")
 
     def each(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if are_labels(outputs, targets):
@@ -25,7 +25,7 @@ class TopKAccuracy(Accuracy):
     """The share of answers that are among the `k` largest logits. Of equal logits the first class counts as larger."""
 
     name = "top-k"
-    judges = ("classes",)
+    takes_targets = ("classes",)
 
     k: int = Field(default=5, ge=1, description="number of guesses")
 

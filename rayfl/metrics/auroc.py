@@ -21,7 +21,7 @@ class Auroc(Metric):
     title = "AUROC"
     bounds = (0.0, 1.0)
     higher_is_better = True
-    judges = ("classes", "labels")
+    takes_targets = ("classes", "labels")
     # A client's sums have 2 * classes * bins numbers.
     most_classes = 100
 

@@ -53,7 +53,7 @@ class Metric(Choice, ABC):
     """Whether reports compare runs by it. It needs `higher_is_better`."""
     drawn: ClassVar[FigureKind] = ""
     """The figure that the report draws of its parts. They are recorded for all clients together and not for each."""
-    judges: ClassVar[tuple[Targets, ...]] = ("classes", "labels", "numbers")
+    takes_targets: ClassVar[tuple[Targets, ...]] = ("classes", "labels", "numbers")
     """The kinds of targets that it accepts."""
     most_classes: ClassVar[float] = math.inf
     """More classes or labels are refused."""
@@ -107,9 +107,9 @@ class Metric(Choice, ABC):
 
     def check(self, targets: Targets, outputs: Tensor) -> None:
         """Raise RayflError if the metric cannot evaluate an experiment's targets, or outputs like these [2, ...]."""
-        if targets not in self.judges:
+        if targets not in self.takes_targets:
             raise RayflError(
-                f"metric {self.name!r} is for {' or '.join(map(_WORDS.__getitem__, self.judges))}, and this experiment "
+                f"metric {self.name!r} is for {' or '.join(map(_WORDS.__getitem__, self.takes_targets))}, and this experiment "
                 f"has {_WORDS[targets]}; remove it from evaluation.metrics",
             )
         if sizes(outputs) > self.most_classes:

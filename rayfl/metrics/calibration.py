@@ -20,7 +20,7 @@ class CalibrationError(Metric):
     bounds = (0.0, 1.0)
     higher_is_better = False
     drawn = "calibration"
-    judges = ("classes", "labels")
+    takes_targets = ("classes", "labels")
 
     bins: int = Field(default=15, ge=1, le=1000, description="number of bins of equal width")
 

@@ -41,7 +41,7 @@ class NegativeLogLikelihood(PerExample):
     unit = "nats"
     bounds = (0.0, math.inf)
     higher_is_better = False
-    judges = ("classes", "labels")
+    takes_targets = ("classes", "labels")
 
     def each(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         if are_labels(outputs, targets):
@@ -58,7 +58,7 @@ class Perplexity(NegativeLogLikelihood):
     title = ""
     unit = ""
     bounds = (1.0, math.inf)
-    judges = ("classes",)
+    takes_targets = ("classes",)
 
     def of_mean(self, mean: float) -> float:
         try:

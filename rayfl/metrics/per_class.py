@@ -37,7 +37,7 @@ class PerClass(ByName):
     higher_is_better = True
     has_parts: ClassVar[bool] = True
     """Whether the value of each class is recorded too."""
-    judges = ("classes", "labels")
+    takes_targets = ("classes", "labels")
 
     def measure(self, outputs: torch.Tensor, targets: torch.Tensor) -> MetricSums:
         if are_labels(outputs, targets):
@@ -107,7 +107,7 @@ class Confusion(ByName):
     unit = "examples"
     bounds = (0.0, float("inf"))
     drawn = "matrix"
-    judges = ("classes",)
+    takes_targets = ("classes",)
     # Each number of the matrix is a row of the records at each evaluation.
     most_classes = 50
 

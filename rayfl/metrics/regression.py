@@ -17,7 +17,7 @@ class MeanAbsoluteError(PerExample):
     title = "Mean absolute error"
     bounds = (0.0, math.inf)
     higher_is_better = False
-    judges = ("numbers", "labels")
+    takes_targets = ("numbers", "labels")
 
     def each(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return over_example(differences(outputs, targets).abs())
@@ -47,7 +47,7 @@ class R2(Metric):
     title = "R2"
     bounds = (-math.inf, 1.0)
     higher_is_better = True
-    judges = ("numbers", "labels")
+    takes_targets = ("numbers", "labels")
     _centre: torch.Tensor = PrivateAttr(default_factory=lambda: torch.zeros((), dtype=torch.float64))
 
     def for_data(self, task: object, targets: torch.Tensor) -> Self:

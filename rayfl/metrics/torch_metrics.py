@@ -29,7 +29,7 @@ class TorchMetrics(ByName):
     """
 
     name = "torchmetrics"
-    judges = ("classes", "labels", "numbers")
+    takes_targets = ("classes", "labels", "numbers")
 
     metric: str = Field(
         min_length=1,

@@ -118,7 +118,7 @@ def check(claim: Claim, sweeps: Mapping[str, Sequence[Choices]]) -> None:
             raise RayflError(f"{here} leaves {key!r} open; name one in where: {', '.join(axes[key]):.300}")
 
 
-def judge(claims: Sequence[Claim], runs: Mapping[str, Sequence[tuple[Choices, Run | None]]]) -> pd.DataFrame:
+def assess(claims: Sequence[Claim], runs: Mapping[str, Sequence[tuple[Choices, Run | None]]]) -> pd.DataFrame:
     """The verdicts on checked claims by the runs of each sweep, None for one that has not finished: a row for each pair
     of sides.
 
@@ -130,14 +130,14 @@ def judge(claims: Sequence[Claim], runs: Mapping[str, Sequence[tuple[Choices, Ru
     found = {name: groups([run for _, run in planned if run is not None]) for name, planned in runs.items()}
     metrics = {name: next(iter(ranked_names(together)), None) if together else None for name, together in found.items()}
     rows = [
-        _judge(claim, pair, runs.get(claim.sweep, ()), found.get(claim.sweep, []), metrics.get(claim.sweep))
+        _assess(claim, pair, runs.get(claim.sweep, ()), found.get(claim.sweep, []), metrics.get(claim.sweep))
         for claim in claims
         for pair in claim.pairs
     ]
     return pd.DataFrame(rows).assign(holm=lambda found: holm([*found["p"]]))
 
 
-def _judge(
+def _assess(
     claim: Claim,
     pair: Sequence[ClaimSide],
     planned: Sequence[tuple[Choices, Run | None]],

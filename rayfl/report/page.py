@@ -192,11 +192,13 @@ def page(found: Sequence[Group], options: ReportOptions) -> dict[str, Anything]:
 
 def _lede(found: Sequence[Group]) -> str:
     runs = [run for group in found for run in group.runs]
-    is_judged_apart = any(dotted(run.experiment).get("evaluation.split") == "validation" for run in runs)
-    judged = " Test data are shares of clients' train data (evaluation.split = validation)." if is_judged_apart else ""
+    is_evaluated_apart = any(dotted(run.experiment).get("evaluation.split") == "validation" for run in runs)
+    evaluated = (
+        " Test data are shares of clients' train data (evaluation.split = validation)." if is_evaluated_apart else ""
+    )
     if len(found) > 1:
         seeds = ", runs that differ only in their seed taken together" if len(runs) > len(found) else ""
-        return f"{len(runs)} federated runs side by side{seeds}.{judged}"
+        return f"{len(runs)} federated runs side by side{seeds}.{evaluated}"
     clients = max(len(run.clients["client"].unique()) for run in runs)
     rounds = max(len(run.rounds) for run in runs)
     seeds = f", {len(runs)} seeds" if len(runs) > 1 else ""
@@ -207,7 +209,7 @@ def _lede(found: Sequence[Group]) -> str:
     sample = dotted(runs[0].experiment).get("evaluation.clients")
     sampled = "" if sample is None else f" Values of clients are those of a sample of {sample} of all clients."
     return (
-        f"{clients} clients trained{method}{data} for {rounds} rounds{seeds}.{sampled}{judged} "
+        f"{clients} clients trained{method}{data} for {rounds} rounds{seeds}.{sampled}{evaluated} "
         "Their data stayed with them; only the messages counted here travelled."
     )
 

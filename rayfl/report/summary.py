@@ -43,9 +43,9 @@ def _overview(directory: Path) -> list[str]:
         run = read_run(directory, leave_out=("clients",))
     except RayflError:
         return ["damaged", "0/?", *[""] * len(PLACES)]
-    judged = [name.partition("/")[2] for name in ranking_names(run) if name.partition("/")[0] in PLACES]
-    last = [series(run, f"{place}/{judged[0]}") if judged else None for place in PLACES]
-    values = ["" if one is None else run.facts[judged[0]].words(one.final) for one in last]
+    evaluated = [name.partition("/")[2] for name in ranking_names(run) if name.partition("/")[0] in PLACES]
+    last = [series(run, f"{place}/{evaluated[0]}") if evaluated else None for place in PLACES]
+    values = ["" if one is None else run.facts[evaluated[0]].words(one.final) for one in last]
     return [state_of(run), f"{len(run.rounds)}/{run.experiment.get('rounds')}", *values]
 
 

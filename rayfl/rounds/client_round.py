@@ -49,7 +49,7 @@ class Ended(NamedTuple):
 
     result: ClientResult
     outputs: ClientOutputs
-    judged: ClientResult | None = None
+    evaluated: ClientResult | None = None
 
 
 class ClientRound:
@@ -169,7 +169,7 @@ class ClientRound:
         if not added or setup.relayed:
             message = {name: packet.written() for name, packet in message.items()}
         model: tree.Tree | None = None
-        if result.fate.keeps_state and self._may_be_judged():
+        if result.fate.keeps_state and self._may_be_evaluated():
             model = self._trained_model(finished.state, carry)
         kept = to_memory(with_memory(finished.state, uplink_memory), setup.device)
         outputs = ClientOutputs.of(
@@ -186,12 +186,14 @@ class ClientRound:
             result, outputs, evaluation.evaluate_model(setup, model, self.client, self.round, evaluation.SUFFIX)
         )
 
-    def _may_be_judged(self) -> bool:
+    def _may_be_evaluated(self) -> bool:
         """Whether the client's model is evaluated after its training: now, or by `EvaluateTrainedJob`."""
         setup = self.setup
-        if not (self.method.capabilities.judged_after_training and (self.keeps_model or self.round_inputs.evaluated)):
+        if not (
+            self.method.capabilities.evaluated_after_training and (self.keeps_model or self.round_inputs.evaluated)
+        ):
             return False
-        return self.client in setup.unseen or (setup.evaluation.by_client and self.client in setup.judged)
+        return self.client in setup.unseen or (setup.evaluation.by_client and self.client in setup.evaluated_clients)
 
     def _trained_model(self, state: State, carry: Carry) -> tree.Tree:
         """The client's model after its training, as it is evaluated."""

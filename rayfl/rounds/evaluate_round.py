@@ -34,7 +34,7 @@ AT_ONCE = 4
 
 
 def evaluate(round: CurrentRound) -> None:
-    """Evaluate the global model and the models of `Setup.judged`, if this round evaluates."""
+    """Evaluate the global model and the models of `Setup.evaluated_clients`, if this round evaluates."""
     setup, settings, ledger = round.setup, round.setup.evaluation, round.ledger
     if not round.inputs.evaluated:
         return
@@ -48,12 +48,12 @@ def evaluate(round: CurrentRound) -> None:
             found = values(setup, pooled.total.sums)
             ledger.metrics |= {f"pooled/{name}": value for name, value in found.items()}
         if settings.own and not personal:
-            ledger.add(evaluation.own_splits(setup, pooled, [*setup.judged], "own"))
+            ledger.add(evaluation.own_splits(setup, pooled, [*setup.evaluated_clients], "own"))
     if model and settings.train and setup.method.capabilities.has_global_model:
         found = values(setup, evaluate_pooled(round, "train").total.sums)
         ledger.metrics |= {f"pooled_train/{name}": value for name, value in found.items()}
     if personal and settings.by_client:
-        for answer in round.run(round.client_jobs(EvaluateJob, [*setup.judged], setup.state_slots)):
+        for answer in round.run(round.client_jobs(EvaluateJob, [*setup.evaluated_clients], setup.state_slots)):
             ledger.add(answer.result)
     if setup.unseen:
         evaluate_unseen(round, pooled)
@@ -98,12 +98,12 @@ def ship_model(round: CurrentRound) -> tree.Tree:
 
 
 def evaluate_pooled(round: CurrentRound, split: Literal["test", "train"], by_client: bool = False) -> ModelSums:
-    """The metric sums of the global model on the pooled test set, or on the train splits of `Setup.judged`.
+    """The metric sums of the global model on the pooled test set, or on the train splits of `Setup.evaluated_clients`.
 
     by_client: whether clients' own splits are measured too.
     """
     setup = round.setup
-    size = len(setup.dataset.test) if split == "test" else len(setup.judged_rows)
+    size = len(setup.dataset.test) if split == "test" else len(setup.evaluated_rows)
     parts = ((first, min(first + BATCH, size)) for first in range(0, size, BATCH))
     jobs = [Job(PooledJob(first, last, split, by_client)) for first, last in parts]
     return joined([answer.result for answer in round.run(jobs)])

@@ -55,29 +55,31 @@ def evaluate_model(setup: Setup, params: Tree, client: int, round: int, suffix: 
     is_unseen = client in setup.unseen
     where = "unseen" if is_unseen else "own"
     own, trained_on = setup.partition.test[client], setup.partition.train[client]
-    judged: dict[str, SplitSums] = {}
+    evaluated: dict[str, SplitSums] = {}
     if (setup.evaluation.own or is_unseen) and len(own):
-        judged[f"{where}{suffix}"] = model_sums(setup, params, "test", own).total
+        evaluated[f"{where}{suffix}"] = model_sums(setup, params, "test", own).total
     if setup.evaluation.train and len(trained_on):
-        judged[f"{where}_train{suffix}"] = model_sums(setup, params, "train", trained_on).total
+        evaluated[f"{where}_train{suffix}"] = model_sums(setup, params, "train", trained_on).total
     if setup.evaluation.personal_on_pooled and adapts and not is_unseen:
-        judged[f"personal_pooled{suffix}"] = model_sums(setup, params, "test", np.arange(len(setup.dataset.test))).total
+        evaluated[f"personal_pooled{suffix}"] = model_sums(
+            setup, params, "test", np.arange(len(setup.dataset.test))
+        ).total
     # A page draws the clients' own models together.
-    return client_result(setup, client, judged, () if suffix else setup.drawn_metrics)
+    return client_result(setup, client, evaluated, () if suffix else setup.drawn_metrics)
 
 
 def client_result(
-    setup: Setup, client: int, judged: Mapping[str, SplitSums], drawn: Collection[int] = ()
+    setup: Setup, client: int, evaluated: Mapping[str, SplitSums], drawn: Collection[int] = ()
 ) -> ClientResult:
     """The values of a client's model in each place, and the sums that are added over clients: those of the metrics
     `drawn`, or of all with `evaluation.merged`."""
     metrics = {
         f"{where}/{name}": value
-        for where, split in judged.items()
+        for where, split in evaluated.items()
         for name, value in values(setup, split.sums, of_client=True).items()
     }
     kept = range(len(setup.metrics)) if setup.evaluation.merged else drawn
-    sums = {where: split.only(kept) for where, split in judged.items()} if kept else {}
+    sums = {where: split.only(kept) for where, split in evaluated.items()} if kept else {}
     return ClientResult(client, metrics=metrics, sums=sums)
 
 
@@ -89,8 +91,8 @@ def personal_model(setup: Setup, state: State, server: State, model: Tree | None
 
 def own_splits(setup: Setup, found: ModelSums, clients: Sequence[int], where: str) -> list[ClientResult]:
     """One model's metrics on the clients' own test splits, from its sums `found` on the pooled test set."""
-    judged = np.asarray(clients)[setup.partition.test.sizes[clients] > 0].tolist()
-    return [client_result(setup, client, {where: of_client(setup, found, client)}) for client in judged]
+    evaluated = np.asarray(clients)[setup.partition.test.sizes[clients] > 0].tolist()
+    return [client_result(setup, client, {where: of_client(setup, found, client)}) for client in evaluated]
 
 
 def over_clients(setup: Setup, results: Sequence[ClientResult]) -> dict[str, float | None]:

@@ -104,7 +104,7 @@ def cut_up(setup: Setup, found: ModelSums, first: int) -> ModelSums:
     if found.outputs is None:
         return found
     by_client: dict[int, SplitSums] = {}
-    for client in (*setup.judged, *setup.unseen):
+    for client in (*setup.evaluated_clients, *setup.unseen):
         rows = setup.partition.test[client] - first
         rows = rows[(rows >= 0) & (rows < len(found.outputs))]
         if len(rows):

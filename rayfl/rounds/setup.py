@@ -136,7 +136,7 @@ class Setup:
         fields = {
             name: value
             for name, value in vars(self).items()
-            if name not in ("device_data", "initial", "initial_on_device", "judged_rows", "metrics", "plugin_files")
+            if name not in ("device_data", "initial", "initial_on_device", "evaluated_rows", "metrics", "plugin_files")
         }
         return {"plugin_files": plugins.loaded_files(), **fields}
 
@@ -166,7 +166,7 @@ class Setup:
         return range(self.num_clients, self.population.settings.count)
 
     @cached_property
-    def judged(self) -> range | dict[int, None]:
+    def evaluated_clients(self) -> range | dict[int, None]:
         """The clients that every evaluation evaluates, ascending; unseen clients are evaluated besides."""
         if self.evaluation.clients is None:
             return range(self.num_clients)
@@ -174,11 +174,11 @@ class Setup:
         return dict.fromkeys(sorted(draws.choice(self.num_clients, self.evaluation.clients, replace=False).tolist()))
 
     @cached_property
-    def judged_rows(self) -> np.ndarray:
+    def evaluated_rows(self) -> np.ndarray:
         """The train examples of the clients that are evaluated, int64, by client."""
         if self.evaluation.clients is None:
             return self.partition.train.indices[: self.partition.train.offsets[self.num_clients]]
-        return self.partition.train.of_clients(np.array([*self.judged])).indices
+        return self.partition.train.of_clients(np.array([*self.evaluated_clients])).indices
 
     @property
     def device(self) -> torch.device:
@@ -286,7 +286,7 @@ class Setup:
     @property
     def keeps_models(self) -> bool:
         """Whether trained models stay with their flights, because it is not known yet whether they are evaluated."""
-        return self.in_flights and self.evaluation.every != 1 and self.method.capabilities.judged_after_training
+        return self.in_flights and self.evaluation.every != 1 and self.method.capabilities.evaluated_after_training
 
     @cached_property
     def state_slots(self) -> Slots:

@@ -119,8 +119,8 @@ class Worker:
         outputs: list[Any] = []
 
         def next_sent() -> FromClient | None:
-            client_round, (result, left, judged) = next(trained)
-            results.append(result if judged is None else result.joined(judged))
+            client_round, (result, left, evaluated) = next(trained)
+            results.append(result if evaluated is None else result.joined(evaluated))
             self._on_client()
             if client_round.fate.trains:
                 outputs.extend(left.pack(self.setup.output_slots))
@@ -269,9 +269,9 @@ class Worker:
         """Evaluate every client's model after the exchange."""
         model = self._shared("the model", round_inputs.model)
         kept = ClientOutputs.unpack(self.setup.state_slots, job.clients, inputs)
-        return tuple(self._judged(round_inputs, client, outputs, model) for client, outputs in kept.items()), []
+        return tuple(self._evaluated(round_inputs, client, outputs, model) for client, outputs in kept.items()), []
 
-    def _judged(
+    def _evaluated(
         self, round_inputs: RoundInputs, client: int, kept: ClientOutputs, model: tree.Tree | None
     ) -> ClientResult:
         """The metrics of a client's model, made of its state and of the server's `model`."""
@@ -293,8 +293,8 @@ class Worker:
         fates = dict.fromkeys(job.clients, Fate.NOT_SELECTED)
         results: list[ClientResult] = []
         for one, ended in self._trained(round_inputs, fates, dict.fromkeys(fates, ClientOutputs()), {}):
-            result = self._judged(round_inputs, one.client, ended.outputs, model)
-            results.append(result if ended.judged is None else ended.judged.joined(result))
+            result = self._evaluated(round_inputs, one.client, ended.outputs, model)
+            results.append(result if ended.evaluated is None else ended.evaluated.joined(result))
         return tuple(results), []
 
     @by_class.register
@@ -369,7 +369,7 @@ class Worker:
             rows = np.arange(job.first, job.last)
             found = model_sums(self.setup, model, "test", rows, job.by_client and self.setup.needs_outputs)
             return found if self.setup.outputs_fit else cut_up(self.setup, found, job.first), []
-        rows = self.setup.judged_rows[job.first : job.last]
+        rows = self.setup.evaluated_rows[job.first : job.last]
         return model_sums(self.setup, model, "train", rows), []
 
     @by_class.register

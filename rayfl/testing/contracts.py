@@ -202,7 +202,7 @@ def peer_bits(here: Setup, log: Log, record: RoundRecord, round: int, client: in
     return [size[client] * listeners, sum(size[other] for other in present if graph[client, other])]
 
 
-def unseen_clients_are_judged_and_leave_no_trace(make: Make) -> None:
+def unseen_clients_are_evaluated_and_leave_no_trace(make: Make) -> None:
     """Unseen clients are evaluated in every round, and everything else is as if they did not exist.
 
     Their metrics, too, do not depend on the engine and the workers. A method that defines no model for a client that
@@ -217,8 +217,8 @@ def unseen_clients_are_judged_and_leave_no_trace(make: Make) -> None:
     here = make(**options)
     records, run_states = played = play(here)
     for record in records:
-        judged = {metric.client for metric in record.metrics if metric.name == "unseen/loss"}
-        assert judged == {None, *(client for client in here.unseen if len(here.partition.test[client]))}
+        evaluated = {metric.client for metric in record.metrics if metric.name == "unseen/loss"}
+        assert evaluated == {None, *(client for client in here.unseen if len(here.partition.test[client]))}
     alone = without_unseen(here)
     others, other_states = play(alone)
     seen = [replace(one, metrics=tuple(m for m in one.metrics if not m.name.startswith("unseen"))) for one in records]

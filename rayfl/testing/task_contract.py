@@ -31,7 +31,7 @@ def tables(method: str, **options: Value) -> dict[str, Value]:
     return {"method": {"name": method, **settings}, **graph}
 
 
-def examples_are_judged_one_by_one(setup: Setup) -> None:
+def examples_are_evaluated_one_by_one(setup: Setup) -> None:
     """An example's loss, count and score do not depend on the others in its batch, and padding adds nothing."""
     task = setup.method.task
     assert isinstance(task, NetworkTask)

@@ -40,8 +40,8 @@ HOLDS: Mapping[str, Callable[[Make, Played, Path], Anything]] = {
     "the_bill_is_the_size_of_the_buffers": lambda make, *_: contracts.the_bill_is_the_size_of_the_buffers(
         make, NUM_CLIENTS
     ),
-    "unseen_clients_are_judged_and_leave_no_trace": lambda make, *_: (
-        contracts.unseen_clients_are_judged_and_leave_no_trace(make)
+    "unseen_clients_are_evaluated_and_leave_no_trace": lambda make, *_: (
+        contracts.unseen_clients_are_evaluated_and_leave_no_trace(make)
     ),
 }
 
@@ -111,8 +111,8 @@ def with_task(request: pytest.FixtureRequest, experiment: Make) -> Make:
     return experiment
 
 
-def test_examples_are_judged_one_by_one(with_task: Make) -> None:
-    task_contract.examples_are_judged_one_by_one(with_task())
+def test_examples_are_evaluated_one_by_one(with_task: Make) -> None:
+    task_contract.examples_are_evaluated_one_by_one(with_task())
 
 
 @pytest.mark.parametrize("method", task_contract.METHODS)
@@ -121,11 +121,11 @@ def test_a_method_trains_on_it(with_task: Make, method: str) -> None:
     task_contract.a_method_trains_on_it(lambda engine: with_task(runtime={"engine": engine}, **tables))
 
 
-Judged = tuple[Metric, Tensor, Tensor]
+EvaluatedMetric = tuple[Metric, Tensor, Tensor]
 
 
 @pytest.fixture(params=(0, 1, 2))
-def judged(request: pytest.FixtureRequest) -> Judged:
+def evaluated(request: pytest.FixtureRequest) -> EvaluatedMetric:
     """The metric, with outputs and targets that it evaluates."""
     name = request.config.getoption("--metric")
     if not name:
@@ -134,10 +134,10 @@ def judged(request: pytest.FixtureRequest) -> Judged:
     for one in request.config.getoption("--set") or []:
         override(table, one)
     metric = resolve(Metric, table)
-    outputs, targets = metric_contract.examples(metric.judges[0], request.param)
+    outputs, targets = metric_contract.examples(metric.takes_targets[0], request.param)
     return metric.for_data(metric_contract.task_for(targets), targets), outputs, targets
 
 
 @pytest.mark.parametrize("holds", metric_contract.CONTRACT, ids=lambda holds: holds.__name__)
-def test_a_metric_keeps_the_contract(judged: Judged, holds: metric_contract.Holds) -> None:
-    holds(*judged)
+def test_a_metric_keeps_the_contract(evaluated: EvaluatedMetric, holds: metric_contract.Holds) -> None:
+    holds(*evaluated)

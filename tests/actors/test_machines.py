@@ -16,8 +16,8 @@ def test_the_commonest_kind_leads_whoever_comes_first(found: list[dict[str, obje
     machines = Machines({})
     machines.lead(found)
     assert machines.platform == HERE
-    assert machines.judge(HERE, "10.0.0.1") == Verdict(True)
-    verdict = machines.judge(ODD, "10.0.0.2")
+    assert machines.admit(HERE, "10.0.0.1") == Verdict(True)
+    verdict = machines.admit(ODD, "10.0.0.2")
     assert not verdict.admitted
     check_sentence(verdict.notice, ["10.0.0.2", *UNLIKE])
 
@@ -36,7 +36,7 @@ def test_a_run_that_goes_on_keeps_the_kind_it_began_with_and_names_the_way_on():
     assert machines.none_left() == ""
     machines.lead([ODD | {"cores": 2}, ODD])
     assert machines.platform == HERE
-    assert not machines.judge(ODD, "10.0.0.2").admitted
+    assert not machines.admit(ODD, "10.0.0.2").admitted
     check_sentence(machines.none_left(), [*UNLIKE, "rayfl resume runs/a", "rayfl resume runs/a runtime.mixed=true"])
 
 
@@ -48,17 +48,17 @@ def test_what_decides_nothing_is_brought_up_to_date():
 
 def test_a_mixed_run_takes_every_kind_and_records_each_once():
     machines = Machines(HERE, mixed=True)
-    first, again = machines.judge(ODD, "10.0.0.2"), machines.judge(ODD, "10.0.0.3")
+    first, again = machines.admit(ODD, "10.0.0.2"), machines.admit(ODD, "10.0.0.3")
     assert first.admitted
     check_sentence(first.notice, ["10.0.0.2", "runtime.mixed", *UNLIKE])
     assert again == Verdict(True)
     assert machines.platform == HERE | {"mixed": [{"cpu": "another cpu", "gpu": "another gpu"}]}
-    assert machines.judge(HERE, "10.0.0.1") == Verdict(True)
+    assert machines.admit(HERE, "10.0.0.1") == Verdict(True)
 
 
 @pytest.mark.parametrize("key", DECISIVE)
 def test_each_decisive_entry_keeps_machines_apart(key: str):
     here = describe(1)
     assert key in here
-    assert not Machines(here).judge({**here, key: "else"}, "10.0.0.2").admitted
-    assert not Machines({**here, key: "else"}).judge(here, "10.0.0.2").admitted
+    assert not Machines(here).admit({**here, key: "else"}, "10.0.0.2").admitted
+    assert not Machines({**here, key: "else"}).admit(here, "10.0.0.2").admitted

@@ -111,9 +111,9 @@ class Odd(Machines):
 
     count = 1
 
-    def judge(self, found: Platform, address: str) -> Verdict:
+    def admit(self, found: Platform, address: str) -> Verdict:
         self.count -= 1
-        return super().judge({**found, "cpu": "odd"} if self.count >= 0 else found, address)
+        return super().admit({**found, "cpu": "odd"} if self.count >= 0 else found, address)
 
 
 def test_an_odd_machine_is_left_aside_and_a_run_without_another_ends_in_its_sentence(

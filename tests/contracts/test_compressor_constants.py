@@ -67,7 +67,7 @@ def entries(x: Tree) -> np.ndarray:
 
 @functools.cache
 def drawn(name: str, kind: str) -> Draws:
-    """The draws of the compressor under contract of this label, which several tests judge."""
+    """The draws of the compressor under contract of this label, which several tests evaluate."""
     return draw(LABELLED[name], hard_inputs()[kind], DRAWS)
 
 

@@ -93,5 +93,5 @@ def test_a_run_goes_on_from_its_checkpoint(case: Case, tmp_path: Path):
 
 
 @every_method
-def test_unseen_clients_are_judged_and_leave_no_trace(case: Case):
-    contracts.unseen_clients_are_judged_and_leave_no_trace(case.make)
+def test_unseen_clients_are_evaluated_and_leave_no_trace(case: Case):
+    contracts.unseen_clients_are_evaluated_and_leave_no_trace(case.make)

@@ -26,7 +26,9 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
 }
 METRICS = [make(Metric, {"name": name, **one}) for name in known(Metric) for one in OPTIONS.get(name, [{}])]
 JUDGED: list[tuple[Metric, Targets]] = [
-    (metric, kind) for metric in METRICS for kind in (("classes",) if metric.name == "torchmetrics" else metric.judges)
+    (metric, kind)
+    for metric in METRICS
+    for kind in (("classes",) if metric.name == "torchmetrics" else metric.takes_targets)
 ]
 
 
@@ -160,7 +162,7 @@ def test_what_is_divided_by_nothing_is_undefined():
     assert one_class.value(one_class.measure(torch.eye(3), torch.zeros(3, dtype=torch.int64)))["auroc"] is None
 
 
-def test_tokens_are_judged_one_by_one_and_padding_is_left_out():
+def test_tokens_are_evaluated_one_by_one_and_padding_is_left_out():
     generator = torch.Generator().manual_seed(1)
     outputs = torch.randn(8, 5, 6, generator=generator)
     targets = torch.randint(-1, 6, (8, 5), generator=generator)

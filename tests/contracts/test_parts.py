@@ -58,7 +58,7 @@ def test_clients_that_send_nothing_keep_their_buffers(case: Case, tmp_path: Path
         case.make(model=contracts.Normed, parts={"personal": ["head"]})
 
 
-def test_peers_that_are_judged_by_the_mean_of_whole_models_keep_no_parts(tmp_path: Path):
+def test_peers_that_are_evaluated_by_the_mean_of_whole_models_keep_no_parts(tmp_path: Path):
     (case,) = [case for case in KEEPING if case.name == "dpsgd_ft"]
     with refused(names=["DPSGDFT", "ft_from='own'"]):
         case.make(parts={"personal": ["3"]})

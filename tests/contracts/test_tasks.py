@@ -70,8 +70,8 @@ def test_every_task_has_data_here_and_is_what_its_data_choose():
 
 
 @pytest.mark.parametrize("task", DATA)
-def test_examples_are_judged_one_by_one(task: str):
-    task_contract.examples_are_judged_one_by_one(made(task))
+def test_examples_are_evaluated_one_by_one(task: str):
+    task_contract.examples_are_evaluated_one_by_one(made(task))
 
 
 @pytest.mark.parametrize("method", task_contract.METHODS)

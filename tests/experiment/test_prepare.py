@@ -176,7 +176,7 @@ def test_a_graph_that_cannot_be_is_refused_before_anything_starts(method, topolo
     ("method", "ratio", "trained"), [("fedavg", None, 29), ("lotteryfl", None, 23), ("fedavg", 0.5, 18)]
 )
 def test_validation_takes_the_place_of_the_test_data_and_no_method_sees_it(method, ratio, trained):
-    # 36 train samples a client: 7 of them are judged (0.2), and lotteryfl's gate gets 0.2 of the other 29, which is 6.
+    # 36 train samples a client: 7 of them are evaluated (0.2), and lotteryfl's gate gets 0.2 of the other 29, which is 6.
     given: dict[str, Any] = {"method": method, "splits": {"validation_ratio": ratio}}
     plain, setup = prepared(given), prepared({**given, "evaluation": {"split": "validation"}})
     assert setup.partition.train.sizes.tolist() == [trained] * 5
@@ -186,19 +186,19 @@ def test_validation_takes_the_place_of_the_test_data_and_no_method_sees_it(metho
         seen = [*setup.partition.train[client], *setup.partition.validation[client]]
         mine = {*plain.partition.train[client], *plain.partition.validation[client]}
         rows = setup.partition.test[client]
-        judged = {*map(bytes, setup.dataset.test.inputs[rows])}
-        # The client's own train samples, each either seen or judged.
-        assert judged | {bytes(setup.dataset.train.inputs[row]) for row in seen} == {
+        evaluated = {*map(bytes, setup.dataset.test.inputs[rows])}
+        # The client's own train samples, each either seen or evaluated.
+        assert evaluated | {bytes(setup.dataset.train.inputs[row]) for row in seen} == {
             bytes(plain.dataset.train.inputs[row]) for row in mine
         }
-        assert len(rows) + len(seen) == 36 and len(judged) == len(rows)
+        assert len(rows) + len(seen) == 36 and len(evaluated) == len(rows)
     assert len(setup.dataset.test) == setup.partition.test.sizes.sum()
     # No sample of the test split is left.
     tests = {*map(bytes, plain.dataset.test.inputs)}
     assert not tests & {*map(bytes, setup.dataset.test.inputs)}
 
 
-def test_judged_labels_of_attackers_are_not_flipped():
+def test_evaluated_labels_of_attackers_are_not_flipped():
     data = {**BASE["data"], "flipped_clients": 0.4}
     setup = prepared({"data": data, "evaluation": {"split": "validation"}})
     labels = {
@@ -212,7 +212,7 @@ def test_judged_labels_of_attackers_are_not_flipped():
     )
 
 
-def test_nothing_to_judge_on_is_refused():
+def test_nothing_to_evaluate_on_is_refused():
     with refused(names=["splits.validation_ratio=0", "evaluation.split='validation'"]):
         prepared({"evaluation": {"split": "validation"}, "splits": {"validation_ratio": 0.0}})
 

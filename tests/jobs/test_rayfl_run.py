@@ -133,7 +133,7 @@ def test_tables_are_data_frames_of_what_was_recorded(played: Any):
     check_sentence(repr(again), ["3 rounds", played.directory])
 
 
-def test_a_model_is_the_module_with_the_weights_that_were_judged(played: Any):
+def test_a_model_is_the_module_with_the_weights_that_were_evaluated(played: Any):
     results = API.load(played.directory)
     assert type(results).__name__ == "RunResults" and results.model_names == ["global", "personal"]
     before = torch.get_rng_state()

@@ -127,8 +127,8 @@ def test_a_table_wider_than_a_line_is_printed_in_parts_that_keep_the_labels():
     assert narrow.heads == ("Run", "Rounds") and not narrow.rows
 
 
-def judged(name: str, method: str, pooled: float, own: float | None, seed: int = 1) -> Path:
-    """A run of one round that was judged on the pooled test set and, unless `own` is None, on clients' own."""
+def evaluated(name: str, method: str, pooled: float, own: float | None, seed: int = 1) -> Path:
+    """A run of one round that was evaluated on the pooled test set and, unless `own` is None, on clients' own."""
     directory = Path(name)
     experiment = {"name": method, "seed": seed, "rounds": 1, "method": {"name": method}}
     Description(experiment).write(create_run_directory(directory), {})
@@ -180,16 +180,16 @@ def test_how_evenly_clients_fare_stands_in_compare_and_show():
 
 
 def test_clients_own_test_data_decide_where_a_method_is_personal():
-    judged("a", "fedavg", 0.81, 0.82)
-    judged("b", "fedprox", 0.82, 0.81)
+    evaluated("a", "fedavg", 0.81, 0.82)
+    evaluated("b", "fedprox", 0.82, 0.81)
     assert ranked("a", "b") == ("pooled/accuracy", ["fedprox", "fedavg"])
-    judged("c", "ditto", 0.80, 0.96)
+    evaluated("c", "ditto", 0.80, 0.96)
     assert ranked("a", "b", "c") == ("own/accuracy", ["ditto", "fedavg", "fedprox"])
     # Without the values for most of the runs it cannot decide.
-    judged("d", "fedavg", 0.7, None)
+    evaluated("d", "fedavg", 0.7, None)
     assert ranked("d", "c")[0] == "pooled/accuracy"
     # A method of somebody's own is personal where the run has saved personal models.
-    mine = judged("e", "mine", 0.79, 0.97)
+    mine = evaluated("e", "mine", 0.79, 0.97)
     assert ranked("a", "e") == ("pooled/accuracy", ["fedavg", "mine"])
     (mine / "models").mkdir()
     (mine / "models/personal.safetensors").touch()
@@ -200,7 +200,7 @@ def test_clients_own_test_data_decide_where_a_method_is_personal():
 def test_equal_runs_come_in_one_order_whatever_the_order_in_which_they_are_named():
     for seed, accuracy in ((1, 0.1), (2, 0.2), (3, 0.7)):
         for method in ("fedprox", "fedavg"):
-            judged(f"{method}{seed}", method, accuracy, None, seed)
+            evaluated(f"{method}{seed}", method, accuracy, None, seed)
     forth = [f"{method}{seed}" for seed in (1, 2, 3) for method in ("fedprox", "fedavg")]
     assert ranked(*forth)[1] == ranked(*forth[::-1])[1] == ["fedavg", "fedprox"]
 

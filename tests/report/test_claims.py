@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from rayfl.report.claims import Choices, Claim, check, judge, verdicts_markdown
+from rayfl.report.claims import Choices, Claim, assess, check, verdicts_markdown
 from rayfl.run_directory.record import Run
 from tests.hand_written import ACCURACY, run_of
 from tests.refusals import refused
@@ -37,7 +37,7 @@ def runs_of(folder: Path, values: Mapping[str, Sequence[float | None]], key: str
 def verdict(of: Claim, runs: Runs) -> Any:
     """The one row of the verdicts."""
     check(of, {"small": [choices for choices, _ in runs]})
-    (found,) = judge([of], {"small": runs}).iloc
+    (found,) = assess([of], {"small": runs}).iloc
     return found
 
 
@@ -84,9 +84,9 @@ def test_interval_p_and_size_are_those_of_the_differences_seed_by_seed(tmp_path)
     assert verdict(claim(**A_AND_B), runs).inside is None
 
 
-def test_an_order_is_judged_pair_by_pair_and_p_is_adjusted_over_all(tmp_path):
+def test_an_order_is_evaluated_pair_by_pair_and_p_is_adjusted_over_all(tmp_path):
     runs = runs_of(tmp_path, {"A": [0.9, 0.8, 0.85], "B": [0.5, 0.45, 0.4], "C": [0.5, 0.4, 0.45]})
-    found = judge([claim(order=[{"case": "A"}, {"case": "B"}, {"case": "C"}])], {"small": runs})
+    found = assess([claim(order=[{"case": "A"}, {"case": "B"}, {"case": "C"}])], {"small": runs})
     assert found["compared"].tolist() == ["A > B", "B > C"]
     assert found["verdict"].tolist() == ["reproduced", "undecided"]
     # Holm: the smaller of two p-values counts twice.
@@ -115,11 +115,11 @@ def test_two_sides_are_compared_by_their_trends(tmp_path):
     found = verdict(claim(**A_AND_B, trend="x"), runs)
     assert found["mean"] == pytest.approx(0.2 - -0.1) and found.compared == "slope over x of A > B"
     # A slope without one of its points is none.
-    found = judge([claim(**A_AND_B, trend="x")], {"small": runs[:-1]})
+    found = assess([claim(**A_AND_B, trend="x")], {"small": runs[:-1]})
     assert found["num_pairs"].tolist() == [1] and found["verdict"].tolist() == ["undecided"]
     # So does a slope over the values of a sweep of which only the first has finished.
     planned = [*runs[:2], *((choices, None) for choices, _ in runs[2:])]
-    found = judge([claim(trend="x", where={"case": "A"})], {"small": planned})
+    found = assess([claim(trend="x", where={"case": "A"})], {"small": planned})
     assert found["num_pairs"].tolist() == [0] and found["verdict"].tolist() == ["undecided"]
 
 
@@ -154,7 +154,7 @@ def page(claims: Sequence[Claim], found: pd.DataFrame, runs: Runs) -> str:
 
 
 def test_what_has_not_run_is_said():
-    found = judge([claim(**A_AND_B)], {})
+    found = assess([claim(**A_AND_B)], {})
     assert found["verdict"].tolist() == ["not run"] and found["holm"].isna().tolist() == [True]
     text = page([claim(**A_AND_B)], found, [])
     assert "1 not run" in text and "0 of 6 runs" in text
@@ -163,7 +163,7 @@ def test_what_has_not_run_is_said():
 def test_the_page_has_numbers_with_links_to_their_runs(tmp_path):
     runs = runs_of(tmp_path / "small", {"A": [0.7, 0.6], "B": [0.4, 0.4]})
     of = claim(**A_AND_B, size=0.1, setting="8x8")
-    text = page([of], judge([of], {"small": runs}), runs)
+    text = page([of], assess([of], {"small": runs}), runs)
     (row,) = [line for line in text.splitlines() if line.startswith("| one:")]
     cells = [cell.strip() for cell in row.split("|")][1:-1]
     a_side, b_side = cells[1].split(" / ")
@@ -175,7 +175,7 @@ def test_the_page_has_numbers_with_links_to_their_runs(tmp_path):
         assert words in text
     # A relative difference is a share of the second side, whatever its unit.
     rounds = claim(**A_AND_B, value="rounds", relative=True)
-    (row,) = [line for line in page([rounds], judge([rounds], {"small": runs}), runs).splitlines() if "| one:" in line]
+    (row,) = [line for line in page([rounds], assess([rounds], {"small": runs}), runs).splitlines() if "| one:" in line]
     assert "2 \u00b1 0 (" in row and "| +0.00 [+0.00, +0.00] % |" in row
 
 
@@ -222,4 +222,4 @@ def test_a_claim_that_compares_nothing_is_refused(given, names):
 def test_a_number_that_no_run_has_is_refused_with_the_claim(tmp_path):
     runs = runs_of(tmp_path, {"A": [0.7, 0.6], "B": [0.4, 0.4]})
     with refused(names=["one", "pooled/acuracy", ACCURACY]):
-        judge([claim(**A_AND_B, value="pooled/acuracy")], {"small": runs})
+        assess([claim(**A_AND_B, value="pooled/acuracy")], {"small": runs})

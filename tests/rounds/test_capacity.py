@@ -36,8 +36,8 @@ def test_a_slow_client_measures_on_all_its_examples(name: str, measuring: str, e
     assert here.population.traits(0).work_share == 0.1
     sizes, sizes_of_train = here.partition.split(measuring).sizes, here.partition.train.sizes
     stages = here.plan(0).stages
-    judged = sum(-(-sizes[0] // (stage.batch_size or sizes[0])) for stage in stages if stage.split == measuring)
-    assert judged and sizes[0] > 10
+    evaluated = sum(-(-sizes[0] // (stage.batch_size or sizes[0])) for stage in stages if stage.split == measuring)
+    assert evaluated and sizes[0] > 10
     work = next(row for row in play(here)[0][0].clients if row.client == 0)
     training = [stage for stage in stages if stage.split == "train"]
     trained = [
@@ -45,7 +45,7 @@ def test_a_slow_client_measures_on_all_its_examples(name: str, measuring: str, e
         for stage in training
     ]
     assert work.num_samples == sum(examples for _, examples in trained) + sizes[0]
-    assert work.num_steps == sum(steps for steps, _ in trained) + judged
+    assert work.num_steps == sum(steps for steps, _ in trained) + evaluated
     # The lengths of calls are told from the same work, without rounding to steps.
     told = planned_examples(here, here.plan(0), {0: Fate.DELIVERED})
     whole = sum(sizes_of_train[0] * stage.epochs if stage.epochs else 10 * (stage.steps or 0) for stage in training)

@@ -46,7 +46,7 @@ def test_work_that_is_lost_is_billed_and_not_done(fate: Fate, steps: int):
     ended = begun(clients(), fate).untrained()
     assert ended is not None
     assert (ended.result.fate, ended.result.num_steps, ended.result.billed_bits) == (fate, steps, 0)
-    assert ended.outputs.state is ended.outputs.message is ended.judged is None
+    assert ended.outputs.state is ended.outputs.message is ended.evaluated is None
 
 
 @pytest.mark.parametrize("fate", [Fate.DELIVERED, Fate.UPLOAD_LOST, Fate.NOT_SELECTED])
@@ -73,15 +73,15 @@ def test_who_trains_has_a_message_only_if_it_uploads(fate: Fate):
     ],
 )
 def test_a_trained_model_is_evaluated_now_or_kept(
-    schedule: Any, number: int | None, evaluated: bool, kept: bool, judged: bool
+    schedule: Any, number: int | None, evaluated: bool, kept: bool, evaluated: bool
 ):
     setup = replace(clients(), evaluation=Evaluation(every=2))
     setup = replace(setup, schedule=schedule) if schedule else setup
     client_round = begun(setup, number=number, evaluated=evaluated)
     ended = client_round.finish(client_round.begin(), WORK)
-    assert (ended.outputs.model is not None, ended.judged is not None) == (kept, judged)
-    assert ended.judged is None or {"own_after_training/loss"} <= ended.judged.metrics.keys()
-    # A model that is kept is not judged yet, so that its metrics are none of the training's.
+    assert (ended.outputs.model is not None, ended.evaluated is not None) == (kept, evaluated)
+    assert ended.evaluated is None or {"own_after_training/loss"} <= ended.evaluated.metrics.keys()
+    # A model that is kept is not evaluated yet, so that its metrics are none of the training's.
     assert not any("_after_training" in name for name in ended.result.metrics)
 
 

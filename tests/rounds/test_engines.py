@@ -208,7 +208,7 @@ def test_a_stacked_client_has_the_same_bits_whoever_shares_its_stack(build: Call
             assert all(torch.equal(a, b) for a, b in zip(tensors, together[client], strict=True))
 
 
-class Judging(Summing):
+class Evaluating(Summing):
     """Adds up the losses of what it sees, without a gradient, as a gate on validation examples does."""
 
     def step(self, carry: Carry, batch: Batch, *, stage: Stage) -> Carry:
@@ -227,7 +227,7 @@ def test_images_through_group_norm_by_one_client_and_by_two(together: int):
     params, first = task.init(0), torch.zeros(())
     work = tasks(lambda client: {"params": params, "loss": first}, Stage("gate", epochs=1, batch_size=3))[:together]
     work = [replace(task, data=ClientData(dataset, partition, task.client)) for task in work]
-    looped, stacked = ([float(c["loss"]) for c, _ in engine(Judging(task), work)] for engine in (run_loop, run_vmap))
+    looped, stacked = ([float(c["loss"]) for c, _ in engine(Evaluating(task), work)] for engine in (run_loop, run_vmap))
     assert stacked == pytest.approx(looped, rel=1e-5)
 
 

@@ -29,14 +29,14 @@ def values(setup: Setup, round: int = -1) -> dict[tuple[int | None, str], float]
     return {(row.client, row.name): row.value for row in rows if row.value is not None}
 
 
-def judged(method: str, every: int = 0, **evaluation: Any) -> Setup:
+def evaluated(method: str, every: int = 0, **evaluation: Any) -> Setup:
     setup = setup_of(method, {"lr": 0.5, "batch_size": 0}, rounds=4)
     object.__setattr__(setup, "evaluation", Evaluation(every=every, **evaluation))
     return setup
 
 
 def test_the_global_model_on_the_pooled_set_and_on_own_splits():
-    setup = judged("fedavg")
+    setup = evaluated("fedavg")
     params = {name: value.numpy().astype(np.float64) for name, value in played(setup)[-1][1].server["params"].items()}
     measured = values(setup)
     loss, accuracy = by_numpy(setup, params, slice(None))
@@ -51,7 +51,7 @@ def test_the_global_model_on_the_pooled_set_and_on_own_splits():
 
 
 def test_after_training_is_the_model_that_the_client_trained():
-    setup = judged("fedavg")
+    setup = evaluated("fedavg")
     before = played(setup)[-2][1].server["params"]
     start = {name: value.numpy().astype(np.float64) for name, value in before.items()}
     measured = values(setup)
@@ -60,8 +60,8 @@ def test_after_training_is_the_model_that_the_client_trained():
         assert measured[client, "own_after_training/loss"] == pytest.approx(loss, rel=1e-5)
 
 
-def test_a_personal_method_is_judged_by_its_personal_models():
-    setup = judged("local", personal_on_pooled=True)
+def test_a_personal_method_is_evaluated_by_its_personal_models():
+    setup = evaluated("local", personal_on_pooled=True)
     measured = values(setup)
     assert (None, "pooled/loss") not in measured, "there is no global model"
     for client in range(5):
@@ -77,9 +77,9 @@ def test_a_personal_method_is_judged_by_its_personal_models():
 
 
 @pytest.mark.parametrize("name", ["fedsgd", "dcgd", "lag", "qsgd"])
-def test_a_method_without_local_training_has_nothing_to_judge_after_it(name: str):
+def test_a_method_without_local_training_has_nothing_to_evaluate_after_it(name: str):
     # The client's model is still the one that came down, from before the server's step.
-    names = {metric for _, metric in values(judged(name))}
+    names = {metric for _, metric in values(evaluated(name))}
     assert {"own/accuracy", "pooled/accuracy"} <= names
     assert not [metric for metric in names if "after_training" in metric]
 
@@ -97,19 +97,19 @@ def test_a_method_without_local_training_has_nothing_to_judge_after_it(name: str
     ids=lambda given: str(sorted(given)) if isinstance(given, set) else str(given),
 )
 def test_what_is_measured(settings: dict[str, bool], names: set[str]):
-    measured = values(judged("fedavg", **settings))
+    measured = values(evaluated("fedavg", **settings))
     found = {name.split("/")[0] for _, name in measured if not is_summary(name)}
     assert found - {"train", "comm", "flops"} == names
 
 
 @pytest.mark.parametrize(("every", "rounds"), [(0, [3]), (1, [0, 1, 2, 3]), (2, [1, 3]), (3, [2, 3]), (9, [3])])
 def test_every_so_many_rounds_and_after_the_last(every: int, rounds: list[int]):
-    setup = judged("fedavg", every=every)
+    setup = evaluated("fedavg", every=every)
     assert [round for round, (record, _) in enumerate(played(setup)) if "pooled/loss" in record.means] == rounds
 
 
 def test_more_examples_than_one_batch(monkeypatch: pytest.MonkeyPatch):
-    setup = judged("fedavg", metrics=["loss", "accuracy", "confusion"])
+    setup = evaluated("fedavg", metrics=["loss", "accuracy", "confusion"])
     rows = np.arange(8)
     whole = model_sums.model_sums(setup, setup.initial, "test", rows)
     monkeypatch.setattr(model_sums, "BATCH", 3)
@@ -135,8 +135,8 @@ def test_means_are_over_the_clients_that_have_the_metric():
     assert evaluation.mean_over_clients([]) == {}
 
 
-def test_an_adaptation_step_is_judged_and_thrown_away(monkeypatch: pytest.MonkeyPatch):
-    plain, adapted = judged("fedavg"), judged("fedavg")
+def test_an_adaptation_step_is_evaluated_and_thrown_away(monkeypatch: pytest.MonkeyPatch):
+    plain, adapted = evaluated("fedavg"), evaluated("fedavg")
     stage = Stage(name="adapt", steps=1, batch_size=None, lr=0.5)
     kind = type(adapted.method)
     start = {name: value.numpy().astype(np.float64) for name, value in played(plain)[-1][1].server["params"].items()}
@@ -157,17 +157,17 @@ def test_an_adaptation_step_is_judged_and_thrown_away(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("method", ["fedavg", "local"])
 def test_a_sample_of_clients_has_the_values_that_it_has_among_all(method: str):
-    everyone, sampled = (judged(method, every=1, clients=clients, train=True) for clients in (None, 2))
-    chosen = [*sampled.judged]
-    assert len(chosen) == 2 and chosen == [*judged(method, clients=2).judged]
+    everyone, sampled = (evaluated(method, every=1, clients=clients, train=True) for clients in (None, 2))
+    chosen = [*sampled.evaluated_clients]
+    assert len(chosen) == 2 and chosen == [*evaluated(method, clients=2).evaluated_clients]
     for round in range(4):
         all_values, some = values(everyone, round), values(sampled, round)
         places = {name.partition("/")[0] for client, name in some if client is not None}
         assert places == {"own", "own_after_training", "own_train_after_training", "train"} | (
             {"own_train"} if method == "local" else set()
         )
-        judged_ones = {client for client, name in some if name.startswith("own")} - {None}
-        assert judged_ones == {*chosen}
+        evaluated_clients = {client for client, name in some if name.startswith("own")} - {None}
+        assert evaluated_clients == {*chosen}
         assert all(all_values[key] == value for key, value in some.items() if key[0] is not None)
         mean = np.mean([some[client, "own/loss"] for client in chosen])
         assert some[None, "own/loss"] == pytest.approx(mean)
@@ -186,4 +186,4 @@ def test_a_sample_of_clients_has_the_values_that_it_has_among_all(method: str):
 )
 def test_a_sample_that_no_evaluation_can_take_is_refused(given: dict[str, Any], names: list[str]):
     with refused(names=names):
-        check_evaluation(judged("fedavg", **given))
+        check_evaluation(evaluated("fedavg", **given))

@@ -57,9 +57,9 @@ def test_an_example_that_only_runs_forward_takes_a_third():
     here = prepare(experiment("subfedavg", evaluation={"every": 0}))
     (record,) = rounds_of("subfedavg", epochs=2)
     for row in record.clients:
-        trained, judged = (2 * len(here.partition.train[row.client]), len(here.partition.validation[row.client]))
-        assert row.num_samples == trained + judged
-        assert row.simulated_s == pytest.approx((trained + FORWARD * judged) / SPEED)
+        trained, evaluated = (2 * len(here.partition.train[row.client]), len(here.partition.validation[row.client]))
+        assert row.num_samples == trained + evaluated
+        assert row.simulated_s == pytest.approx((trained + FORWARD * evaluated) / SPEED)
 
 
 @pytest.mark.parametrize("regrow", ["random", "gradient"])

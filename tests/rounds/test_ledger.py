@@ -82,7 +82,7 @@ def test_rows_and_means_of_a_record():
     ledger.add([ClientResult(1, metrics={"own/accuracy": 1.0})])
     ledger.metrics["pooled/accuracy"] = 0.25
     result = record(setup, 6, ledger)
-    # Who took part, and who worked without being selected; those who were only judged have metrics and no row.
+    # Who took part, and who worked without being selected; those who were only evaluated have metrics and no row.
     assert [(row.client, row.status) for row in result.clients] == [
         (0, "delivered"), (2, "dropped_before_download"), (4, "not_selected"),
     ]  # fmt: skip

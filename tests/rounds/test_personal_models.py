@@ -1,4 +1,4 @@
-"""The models that a run saves are those that it judged."""
+"""The models that a run saves are those that it evaluated."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -72,16 +72,16 @@ def ended(method: type[FedAvg]) -> tuple[Setup, RunState]:
 
 @pytest.mark.parametrize("method", METHODS, ids=str)
 @pytest.mark.parametrize("executor", [InlineExecutor, Shuffled])
-def test_what_is_saved_is_what_was_judged(method: Any, executor: type[InlineExecutor]):
+def test_what_is_saved_is_what_was_evaluated(method: Any, executor: type[InlineExecutor]):
     here = made(method, METHODS[method])
     engine = executor(here)
     records, run_states = play(here, engine)
-    judged = {(one.client, one.name): one.value for one in records[-1].metrics}
+    evaluated = {(one.client, one.name): one.value for one in records[-1].metrics}
     saved = dict(personal_models(here, engine, run_states[-1]))
     assert sorted(saved) == list(range(here.num_clients))
     for client, model in saved.items():
         found = values(here, model_sums(here, model, "test", here.partition.test[client]).total.sums)
-        assert found["loss"] == pytest.approx(judged[client, "own/loss"], rel=1e-6)
+        assert found["loss"] == pytest.approx(evaluated[client, "own/loss"], rel=1e-6)
 
 
 def test_a_method_may_name_another_model_from_both_states():

@@ -41,11 +41,11 @@ def test_rounds_that_evaluate(every: int, expected: list[int]):
 def test_a_sample_of_clients_is_drawn_once_and_never_an_unseen_one():
     setup = replace(clients(10, unseen=0.4), evaluation=Evaluation(clients=3))
     assert (setup.num_clients, setup.unseen) == (6, range(6, 10))
-    sample = [*setup.judged]
+    sample = [*setup.evaluated_clients]
     assert len(sample) == 3 and sample == sorted(sample) and max(sample) < 6
-    assert [*replace(setup).judged] == sample
+    assert [*replace(setup).evaluated_clients] == sample
     rows = [row for client in sample for row in setup.partition.train[client]]
-    assert setup.judged_rows.tolist() == rows
+    assert setup.evaluated_rows.tolist() == rows
 
 
 @pytest.mark.parametrize(
@@ -75,9 +75,9 @@ def test_a_client_s_own_retention_ratio_is_that_of_its_uplink():
 
 def test_a_setup_that_has_travelled_makes_the_same_states():
     setup = clients(method="scaffold")
-    assert setup.metrics and setup.initial and setup.judged_rows.size
+    assert setup.metrics and setup.initial and setup.evaluated_rows.size
     copy = pickle.loads(pickle.dumps(setup))  # noqa: S301 - our own bytes
-    assert not {"initial", "metrics", "judged_rows"} & vars(copy).keys()
+    assert not {"initial", "metrics", "evaluated_rows"} & vars(copy).keys()
     assert_same_bits(*({name: leaf.numpy() for name, leaf in one.initial.items()} for one in (setup, copy)))
     assert copy.first_state(2).keys() == setup.first_state(2).keys()
 

@@ -1,4 +1,4 @@
-"""Clients that no round asks: which they are, by what model they are judged, and what is refused."""
+"""Clients that no round asks: which they are, by what model they are evaluated, and what is refused."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +31,7 @@ def values(setup: Setup, round: int = -1) -> dict[tuple[int | None, str], float]
     return {(metric.client, metric.name): metric.value for metric in rows if metric.value is not None}
 
 
-def judged(method: str, hyper: dict[str, Any] | None = None, evaluation: Evaluation | None = None, **clients: Any):
+def evaluated(method: str, hyper: dict[str, Any] | None = None, evaluation: Evaluation | None = None, **clients: Any):
     """Five clients, of which the last two are unseen: full batches, so that no draw depends on the round."""
     clients = {"unseen": 0.4, **clients}
     setup = setup_of(method, {"lr": 0.5, "batch_size": 0, **(hyper or {})}, sizes=SIZES, clients=clients)
@@ -52,8 +52,8 @@ def digits(**tables: Any) -> Setup:
     return prepare(Experiment(**given))
 
 
-def test_the_global_model_is_judged_on_the_unseen_clients_test_splits():
-    setup = judged("fedavg")
+def test_the_global_model_is_evaluated_on_the_unseen_clients_test_splits():
+    setup = evaluated("fedavg")
     params: Params = {
         name: value.numpy().astype(np.float64) for name, value in played(setup)[-1][1].server["params"].items()
     }
@@ -69,15 +69,15 @@ def test_the_global_model_is_judged_on_the_unseen_clients_test_splits():
     assert not any("adapting" in name or "training" in name for _, name in measured if name.startswith("unseen"))
 
 
-def test_they_are_judged_also_where_nobody_else_is():
-    setup = judged("fedavg", evaluation=Evaluation(pooled=False, own=False))
+def test_they_are_evaluated_also_where_nobody_else_is():
+    setup = evaluated("fedavg", evaluation=Evaluation(pooled=False, own=False))
     found = {name.rpartition("/")[0] for _, name in values(setup)}
     assert "unseen" in found and not found & {"own", "pooled"}
 
 
 def test_a_step_of_per_fedavg_from_the_global_model():
     hyper = {"alpha": 0.3, "steps": 2, "variant": "fo"}
-    setup = judged("perfedavg", hyper)
+    setup = evaluated("perfedavg", hyper)
     params: Params = {
         name: value.numpy().astype(np.float64) for name, value in played(setup)[-1][1].server["params"].items()
     }
@@ -114,7 +114,7 @@ def test_an_unseen_client_does_what_a_client_does_that_arrives_late(method: str,
     the end of round 0: both start from the server after round 0."""
     trace = tmp_path / "late.csv"
     trace.write_text("client,first_round,last_round\n0,0,9\n1,0,9\n2,0,9\n3,1,9\n4,1,9\n")
-    unseen = judged(method, hyper)
+    unseen = evaluated(method, hyper)
     # The gates count on validation examples.
     partition = replace(unseen.partition, validation=unseen.partition.train)
     unseen = replace(unseen, partition=partition)
@@ -189,7 +189,7 @@ def test_a_method_without_a_model_for_newcomers_refuses_them():
 
 
 def test_unseen_clients_without_test_examples_are_refused():
-    setup = judged("fedavg")
+    setup = evaluated("fedavg")
     test = setup.partition.test
     nothing = replace(test, offsets=np.minimum(test.offsets, test.offsets[3]))
     setup = replace(setup, partition=replace(setup.partition, test=nothing))
@@ -205,7 +205,7 @@ def test_a_trace_has_the_clients_that_rounds_ask(tmp_path: Path):
 
 def test_sums_over_the_unseen_clients_are_theirs():
     evaluation = Evaluation(merged=True)
-    measured = values(judged("ditto", evaluation=evaluation))
+    measured = values(evaluated("ditto", evaluation=evaluation))
     sizes = {client: len(setup_of("ditto", {}, sizes=SIZES).partition.test[client]) for client in (3, 4)}
     for place in ("unseen", "unseen_after_training", "unseen_before_adapting"):
         right = sum(sizes[client] * measured[client, f"{place}/accuracy"] for client in sizes)

@@ -388,13 +388,13 @@ def test_what_somebodys_schedule_must_return(hook: str, match: str, tmp_path: Pa
         play(here(f"{tmp_path}/wrong.py:Broken", rounds=1))
 
 
-def test_rounds_that_evaluate_judge_all_that_arrived():
+def test_rounds_that_evaluate_evaluate_all_that_arrived():
     records, _ = play(here({"name": "buffered", "buffer": 2}, evaluation={"every": 2}))
     for record in records:
-        judged = [client for client, name, _ in record.metrics if name == "own_after_training/accuracy"]
+        evaluated = [client for client, name, _ in record.metrics if name == "own_after_training/accuracy"]
         arrived = [row.client for row in record.clients]
-        assert judged == ([None, *arrived] if record.row.round % 2 or record.row.round == 5 else [])
-        assert ("own/accuracy" in record.means) == bool(judged)
+        assert evaluated == ([None, *arrived] if record.row.round % 2 or record.row.round == 5 else [])
+        assert ("own/accuracy" in record.means) == bool(evaluated)
         assert 0.0 <= record.means["flight/idle_share"] <= 1.0
 
 

@@ -92,7 +92,7 @@ class SubFedAvg(GatedPruning, MaskedServer):
         mask, carry = state["mask"], self.start(received[WEIGHTS].decode())
         return {**carry, **self.closed_gate(mask, ctx), "early": mask, "late": mask}
 
-    def judged(self, carry: SubFedAvgCarry) -> Tree:
+    def evaluated_params(self, carry: SubFedAvgCarry) -> Tree:
         """The later candidate."""
         return tree.mul(carry["params"], carry["late"])
 

@@ -56,7 +56,7 @@ class BEER(OneGradient, Gossip):
 
     hyper: BEERHyper
     paper = "Zhao et al., NeurIPS 2022"
-    capabilities = Capabilities(on_device=True, judged_after_training=False)
+    capabilities = Capabilities(on_device=True, evaluated_after_training=False)
     share = 0.5
     gather = {"model": WeightedMean(), "tracker": WeightedMean()}
 

@@ -127,14 +127,14 @@ class PFedMe(OwnModel, FedAvg):
         return tree.scale(tree.sub(theta, w), self.hyper.lam)
 
     def finish(self, state: ModelState, carry: PFedMeCarry, ctx: Context) -> Finished:
-        return super().finish({"params": self.judged(carry)}, carry, ctx)
+        return super().finish({"params": self.evaluated_params(carry)}, carry, ctx)
 
-    def judged(self, carry: PFedMeCarry) -> Tree:
+    def evaluated_params(self, carry: PFedMeCarry) -> Tree:
         """The client's model after local training."""
         return carry["theta" if self.hyper.personal == "theta" else "params"]
 
     def eval_begin(self, state: ModelState, model: Tree | None, carry: PFedMeCarry | None, ctx: Context) -> ModelState:
-        return {"params": state["params"] if carry is None else self.judged(carry)}
+        return {"params": state["params"] if carry is None else self.evaluated_params(carry)}
 
     def update(self, server: ModelState, received: Received, ctx: Context) -> ModelState:
         return {"params": tree.add(server["params"], received["delta"].result, -self.hyper.beta)}

@@ -83,14 +83,14 @@ class GatedPruning(GradientMethod):
             "target": torch.tensor(target, dtype=torch.float64),
         }
 
-    def judged(self, carry: GatedCarry) -> Tree:
+    def evaluated_params(self, carry: GatedCarry) -> Tree:
         """The model whose accuracy the gate counts."""
         return carry["params"]
 
     def step(self, carry: Gated, batch: Batch, *, stage: Stage) -> Gated:
         if stage.name != GATE:
             return super().step(carry, batch, stage=stage)
-        right: torch.Tensor = self.task.score(self.judged(carry), batch)
+        right: torch.Tensor = self.task.score(self.evaluated_params(carry), batch)
         correct = carry["correct"] + batch.without_padding(right).sum()
         evaluated = carry["evaluated"] + batch.without_padding(torch.ones_like(right)).sum()
         return cast(Gated, {**carry, "correct": correct, "evaluated": evaluated})

@@ -115,7 +115,7 @@ class DistributedGradient(OneGradient, ModelServer):
     Metric: `train/loss`, the client's objective, l2 included, at the point that it received.
     """
 
-    capabilities = Capabilities(judged_after_training=False)
+    capabilities = Capabilities(evaluated_after_training=False)
     Hyper = GradientStep
     hyper: GradientWork
 

@@ -193,9 +193,9 @@ class OwnParts(WrappingClients):
         self.kept = (*trains_own, *(self.buffers if keeps_buffers else ()))
         if self.averaged:
             self.gather = {**inner.gather, BUFFERS: WeightedMean()}
-        self.judging = [stage.name for stage in inner.eval_stages(0)]
+        self.evaluating = [stage.name for stage in inner.eval_stages(0)]
         # A client that comes for the first time gets parts of its own by fine-tuning, otherwise in a round.
-        needs_round = can.newcomer == "model" and self.kept and not self.judging
+        needs_round = can.newcomer == "model" and self.kept and not self.evaluating
         keeps_own_buffers = bool(self.buffers) and self.hyper.buffers == "personal"
         self.capabilities = self.capabilities.but(
             personalized=can.personalized or bool(self.kept),
@@ -244,15 +244,15 @@ class OwnParts(WrappingClients):
         return {**super().begin(state, received, ctx), KEPT: self._opened(local)}
 
     def step(self, carry: Carry, batch: Any, *, stage: Stage) -> Carry:
-        kept, is_judging = carry[KEPT], stage.name in self.judging
-        if stage.name == PERSONAL or (is_judging and self.hyper.finetune == "personal"):
+        kept, is_evaluating = carry[KEPT], stage.name in self.evaluating
+        if stage.name == PERSONAL or (is_evaluating and self.hyper.finetune == "personal"):
             own = {name: kept["local"][name] for name in self.trains}
             task = ClientTask(
                 self.task, {**carry["params"], **{n: t for n, t in kept["local"].items() if n not in own}}
             )
             _, gradient = task.value_and_grad(own, batch)
             return {**carry, KEPT: self._moved(kept, gradient, task, stage)}
-        joint = stage.lr and (self.hyper.finetune == "all" if is_judging else self.hyper.order == "joint")
+        joint = stage.lr and (self.hyper.finetune == "all" if is_evaluating else self.hyper.order == "joint")
         task = ClientTask(self.task, kept["local"], self.trains if joint else ())
         after = self.inner.with_task(task).step(self.inside(carry), batch, stage=stage)
         if task.num_gradients > 1:
@@ -267,7 +267,7 @@ class OwnParts(WrappingClients):
             return carry
         after = super().end_stage(carry, stage=stage)
         # What is evaluated after the last stage is the whole model.
-        whole = {**after["params"], **carry[KEPT]["local"]} if stage.name in self.judging[-1:] else after["params"]
+        whole = {**after["params"], **carry[KEPT]["local"]} if stage.name in self.evaluating[-1:] else after["params"]
         return {**after, "params": whole}
 
     def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
@@ -289,7 +289,7 @@ class OwnParts(WrappingClients):
             # FedAvg-FT evaluates what the client received, not what it has trained.
             untrained = "begun" in carry[KEPT] and begun["params"] is carry.get("received")
             local = carry[KEPT]["begun" if untrained else "local"]
-        if self.judging:
+        if self.evaluating:
             return {**begun, KEPT: self._opened(local)}
         return {**begun, "params": {**begun["params"], **local}}
 
@@ -299,7 +299,7 @@ class OwnParts(WrappingClients):
 
     def _opened(self, local: Tree) -> Carry:
         """The wrapper's part of a carry before the first step."""
-        own, begun = {name: local[name] for name in self.trains}, {"begun": local} if self.judging else {}
+        own, begun = {name: local[name] for name in self.trains}, {"begun": local} if self.evaluating else {}
         return {"local": local, "optimizer": self.optimizer.init(own), **begun}
 
     def _moved(self, kept: Carry, gradient: Tree, task: ClientTask, stage: Stage) -> Carry:

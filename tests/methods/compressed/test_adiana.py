@@ -160,7 +160,7 @@ def test_the_servers_shift_stays_the_mean_of_all_where_some_are_away():
     assert_shift_is_the_mean(here, executor, run_states)
 
 
-def test_the_server_judges_y():
+def test_the_server_evaluates_y():
     method = ADIANA(Quadratic())
     server = cast(ADIANAServer, play(setup(method, rounds=3))[1][-1].server)
     assert method.model(server) is server["y"]

@@ -86,14 +86,14 @@ def test_a_mask_that_did_not_arrive_is_as_if_it_had_never_been_made():
     assert run_state.states == {} and run_state.server_memories == {}
 
 
-def test_what_a_client_is_judged_by():
+def test_what_a_client_is_evaluated_by():
     here = setup(min_accuracy=0.0)
     run_state = played(here)[-1][1]
     state = tree.to_tensors(InlineExecutor(here).get(run_state.states[2]))
     kept, model = state["mask"]["1.weight"], run_state.server["params"]
     assert 0 < int(kept.sum()) < 18
-    judged = here.method.eval_begin(state, model, None, here.context(0, here.plan(0), 2, "judge"))["params"]
-    assert torch.equal(judged["1.weight"], torch.where(kept, model["1.weight"], 0.0))
+    evaluated = here.method.eval_begin(state, model, None, here.context(0, here.plan(0), 2, "judge"))["params"]
+    assert torch.equal(evaluated["1.weight"], torch.where(kept, model["1.weight"], 0.0))
     saved = dict(personal_models(here, InlineExecutor(here), run_state))[2]
     assert torch.equal(saved["1.weight"] != 0, kept)
 

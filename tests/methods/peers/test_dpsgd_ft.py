@@ -55,7 +55,7 @@ def test_after_training_the_own_model_is_tuned():
         assert losses(one, "own") != losses(other, "own")
 
 
-def test_three_workers_judge_the_same_mean_which_is_the_default():
+def test_three_workers_evaluate_the_same_mean_which_is_the_default():
     here = made("dpsgd_ft", HYPER, evaluation=EVALUATED)
     assert here.method.capabilities.evaluated_from_mean
     (records, _), (others, _) = play(here, InlineExecutor(here)), play(here, Shuffled(here))

@@ -66,7 +66,7 @@ def test_clients_are_evaluated_after_fine_tuning(hyper: dict[str, Any], lr: floa
         received = x
 
 
-def test_minibatches_are_those_of_the_judging():
+def test_minibatches_are_those_of_the_evaluating():
     # Another stage, another purpose: the draws of training stay what they are in FedAvg.
     hyper = {"lr": 0.1, "batch_size": 2, "ft_epochs": 2}
     evaluated = play(made("fedavg_ft", hyper, evaluation=EVALUATED))[1]

@@ -1,4 +1,4 @@
-"""FedProto: prototypes and models in plain torch, exact bits, both ways of judging, and what it refuses."""
+"""FedProto: prototypes and models in plain torch, exact bits, both ways of evaluation, and what it refuses."""
 
 from dataclasses import replace
 from typing import Any
@@ -127,8 +127,10 @@ def test_follows_its_equations(engine: str, hyper: dict[str, Any], clients: dict
             continue
         nearest, heads = accuracies(here, models, prototypes)
         for name, wanted in (("own/accuracy", nearest), ("own_after_training/accuracy", heads)):
-            judged = {m.client: m.value for m in record.metrics if m.name == name and m.client is not None}
-            assert judged == {client: wanted[client] for client in judged} and (judged or name != "own/accuracy")
+            evaluated = {m.client: m.value for m in record.metrics if m.name == name and m.client is not None}
+            assert evaluated == {client: wanted[client] for client in evaluated} and (
+                evaluated or name != "own/accuracy"
+            )
     assert not any(m.name.startswith("pooled") for m in records[-1].metrics)
 
 

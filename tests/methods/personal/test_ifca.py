@@ -1,4 +1,4 @@
-"""IFCA on quadratics: k models in numpy, who chooses which, and what is judged, sent and refused."""
+"""IFCA on quadratics: k models in numpy, who chooses which, and what is evaluated, sent and refused."""
 
 import math
 from dataclasses import replace
@@ -185,13 +185,15 @@ def test_permuted_models_permute_everything():
         assert mine == [order[int(one or 0)] for one in theirs]
 
 
-def test_a_client_is_judged_by_the_model_that_it_chooses_on_its_train_split():
+def test_a_client_is_evaluated_by_the_model_that_it_chooses_on_its_train_split():
     here = clustered({"num_clusters": 3}, rounds=3, evaluation=Evaluation(pooled=False), clients={"per_round": 2})
     records, run_states = play(here)
     x = models(run_states[-1].server["params"], 3)
-    judged = {one.client: one.value for one in records[-1].metrics if one.name == "own/loss" and one.client is not None}
+    evaluated = {
+        one.client: one.value for one in records[-1].metrics if one.name == "own/loss" and one.client is not None
+    }
     losses = {client: points(here, client, "test").loss(x[chosen(here, x, client)]) for client in range(4)}
-    assert judged == pytest.approx(losses, rel=1e-5)
+    assert evaluated == pytest.approx(losses, rel=1e-5)
     assert not any(one.name.startswith("pooled") for one in records[-1].metrics)
 
 

@@ -59,7 +59,7 @@ def global_path(here: Setup, factors: Factors = untouched) -> list[np.ndarray]:
 
 
 def held(here: Setup, run_state: RunState) -> np.ndarray:
-    """The models that the clients are judged by [4, 10]; of one that has no state yet the common start."""
+    """The models that the clients are evaluated by [4, 10]; of one that has no state yet the common start."""
     executor = InlineExecutor(here)
     states = {client: tree.to_tensors(executor.get(ref)) for client, ref in run_state.states.items()}
     return np.stack([flat(states[i]["params"]) if i in states else start(here) for i in range(4)])

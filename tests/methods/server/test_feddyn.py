@@ -100,8 +100,8 @@ def test_converges_to_the_minimum_with_three_of_four_clients():
     np.testing.assert_allclose(0.5 * flat(run_state.server["shift"]), own.mean(axis=0), atol=1e-4 * np.abs(own).max())
 
 
-def test_the_mean_of_the_clients_last_models_is_judged():
-    """Of those who delivered last, y_i = x - delta_i; a round in which nothing arrives leaves it. `cloud` judges x."""
+def test_the_mean_of_the_clients_last_models_is_evaluated():
+    """Of those who delivered last, y_i = x - delta_i; a round in which nothing arrives leaves it. `cloud` evaluates x."""
     hyper = {**HYPER, "alpha": 0.5}
     options = {"rounds": 8, "clients": ABSENCES[2], "evaluation": Evaluation()}
     here, cloud = made("feddyn", hyper, **options), made("feddyn", {**hyper, "judged": "cloud"}, **options)

@@ -204,7 +204,7 @@ def test_unseen_clients_train_parts_of_their_own(parts: Mapping[str, Any]):
         engine, given = options.pop("engine", "loop"), options.pop("clients", {})
         return made(**{"parts": parts, "runtime": {"engine": engine}, "clients": {"count": 6, **given}, **options})
 
-    contracts.unseen_clients_are_judged_and_leave_no_trace(make)
+    contracts.unseen_clients_are_evaluated_and_leave_no_trace(make)
     for name in ("scaffold", "fedprox", "fedopt"):
         play(make(method={"name": name, "lr": LR}, clients={"unseen": 0.3}, rounds=2))
     assert make().method.capabilities.newcomer == ("round" if parts else "model")
@@ -212,7 +212,7 @@ def test_unseen_clients_train_parts_of_their_own(parts: Mapping[str, Any]):
     assert tuned.method.capabilities.newcomer == "model"
 
 
-def test_a_model_that_nobody_has_is_judged_nowhere():
+def test_a_model_that_nobody_has_is_evaluated_nowhere():
     setup = made(
         parts={"personal": ["head"]},
         clients={"count": 6, "unseen": 0.3},
@@ -284,7 +284,7 @@ def test_saved_models_have_both_parts_and_predict(tmp_path: Path):
     assert torch.equal(shared.get_parameter("head.weight"), first_module(setup).get_parameter("head.weight"))
 
 
-def test_the_global_model_is_judged_by_averaged_statistics(tmp_path: Path):
+def test_the_global_model_is_evaluated_by_averaged_statistics(tmp_path: Path):
     results = run(tmp_path / "run")
     setup = made()
     found, test = end(setup), setup.dataset.test
