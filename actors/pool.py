@@ -97,7 +97,7 @@ class ActorPool:
                 log.warning("%s; the run starts with these, and the others join when there is room", ready)
             self._machines.lead([joined.platform for joined in self.ready.values()])
             for actor in [*self.ready]:
-                self._admit(actor)
+                self._admit_machine(actor)
         self._opening = False
         self._on_platform(self._machines.platform)
 
@@ -237,11 +237,11 @@ class ActorPool:
         self.idle.append(actor)
         if not self._opening:
             before = self._machines.platform
-            self._admit(actor)
+            self._admit_machine(actor)
             if self._machines.platform != before:
                 self._on_platform(self._machines.platform)
 
-    def _admit(self, actor: Actor) -> None:
+    def _admit_machine(self, actor: Actor) -> None:
         """Let a new actor work; if its node computes other bits, exclude the node and start another actor elsewhere.
 
         Raise ClusterError if no node is left.

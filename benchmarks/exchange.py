@@ -29,7 +29,7 @@ from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare
 from rayfl.experiment.runtime import Runtime
 from rayfl.limits import memory
-from rayfl.population.client import Fate
+from rayfl.population.client import ClientStatus
 from rayfl.rounds.executor import Executor, Job, JobResult, Ref
 from rayfl.rounds.ledger import Ledger
 from rayfl.rounds.peer_exchange import mix
@@ -146,7 +146,7 @@ def filled(setup: Setup, executor: Counting) -> tuple[dict[int, Ref], dict[int, 
         states[client] = executor.put(stored, tree.num_bytes(stored))
         bits = message_bits(message)
         messages[client] = executor.put(message, bits // 8)
-        ledger.results[client] = ClientResult(client, Fate.DELIVERED, message_bits=bits)
+        ledger.results[client] = ClientResult(client, ClientStatus.DELIVERED, message_bits=bits)
     return states, messages, ledger
 
 

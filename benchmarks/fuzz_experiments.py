@@ -47,7 +47,7 @@ class Draws:
 
     def number(self, name: str) -> float:
         """A number in [0, 1)."""
-        # Python promises that this stays the same in later versions, which it does not of `choice` and `sample`.
+        # Python promises that this stays the same in later versions, which it does not of `choice` and `example`.
         return random.Random(f"rayfl fuzz {self.version} {self.seed} {name}").random()
 
     # Any: a value of a setting.

@@ -183,7 +183,7 @@ def workload_rows(figures: Figures, task: Task, run: Run) -> bool:
 
 
 def peer_row(figures: Figures, task: Task, python: str) -> None:
-    """Add a row for pfl-research on the same device: one process with all samples on the device."""
+    """Add a row for pfl-research on the same device: one process with all examples on the device."""
     with tempfile.TemporaryDirectory(prefix="gpu") as scratch:
         work = Path(scratch, "work")
         work.mkdir()

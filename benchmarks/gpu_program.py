@@ -148,13 +148,13 @@ def experiment(task: Task) -> Experiment:
     clients = dict(workload.clients)
     clients["per_round"] = max(1, clients.get("per_round", clients["count"]) // task.part)
     colour = task.workload == "R18"
-    samples = (50_000 if colour else 60_000) * task.scale / 0.9
+    examples = (50_000 if colour else 60_000) * task.scale / 0.9
     data = {
         "name": "synthetic",
         "shape": [3, 32, 32] if colour else [1, 28, 28],
         "augment": colour,
         "num_groups": 30,
-        "samples_per_group": max(2, round(samples / 30), -(-2 * clients["count"] // 30)),
+        "samples_per_group": max(2, round(examples / 30), -(-2 * clients["count"] // 30)),
     }
     table = {
         **workload.experiment().as_dict(),
@@ -171,12 +171,12 @@ def experiment(task: Task) -> Experiment:
 def of_model(task: Task) -> Experiment:
     """Four batches of 32 images (times the scale) for each of `CLIENTS` clients, all in every round."""
     options, shape = MODELS[task.workload]
-    samples = samples_of_client(task.scale)
+    examples = samples_of_client(task.scale)
     # Any: tables of an experiment.
     tables: dict[str, Any] = {
         "name": task.workload,
         "rounds": 1 + (task.rounds or 3),
-        "data": {"name": "synthetic", "shape": shape, "num_groups": CLIENTS, "samples_per_group": samples},
+        "data": {"name": "synthetic", "shape": shape, "num_groups": CLIENTS, "samples_per_group": examples},
         "partition": "natural",
         "clients": {"count": CLIENTS},
         "model": {"name": task.workload, **options},
@@ -255,17 +255,17 @@ class Bare:
 
     def round(self, round: int) -> None:
         """One round of federated averaging."""
-        total, samples = [torch.zeros_like(each) for each in self.model], 0
+        total, examples = [torch.zeros_like(each) for each in self.model], 0
         for client in self.setup.population.sample_round(round).selected:
             count = self.train(client)
-            samples += count
+            examples += count
             with torch.no_grad():
                 for each, own in zip(total, self.parameters, strict=True):
                     each.add_(own, alpha=count)
-        self.model = [each / samples for each in total]
+        self.model = [each / examples for each in total]
 
     def train(self, client: int) -> int:
-        """Train a client from the global model; return the number of its samples."""
+        """Train a client from the global model; return the number of its examples."""
         rows = self.setup.partition.train[client]
         with torch.no_grad():
             for own, received in zip(self.parameters, self.model, strict=True):

@@ -51,7 +51,7 @@ def runs(clients: int, participants: int) -> dict[str, dict[str, Any]]:
             "evaluation": {"own": False},
             "runtime": {"executor": "inline", "engine": "vmap", "stack_width": 500},
         },
-        "fedavg, own splits of a sample": {**many, "evaluation": sample},
+        "fedavg, own splits of an example": {**many, "evaluation": sample},
         f"dpsgd, peers of degree {DEGREE}": {**peers, "topology": graph, "evaluation": sample},
     }
 

@@ -73,7 +73,7 @@ def resident() -> Resident:
 
 
 class Peak:
-    """Samples the memory of a running process until it ends; `bytes` is the largest sum seen.
+    """Examples the memory of a running process until it ends; `bytes` is the largest sum seen.
 
     Reading a process's pages stops it for a moment, so `interval_s` should not be short.
     """

@@ -210,7 +210,7 @@ def bench_nodes(nodes: int, actors: Sequence[int], participants: int, results: R
         facts = {"call_cpu_s": call_s, "rest_cpu_s": rest_s, "call_bytes": call_bytes, "rest_bytes": rest_bytes}
         print(f"The coordinator's part of a round: {1e3 * call_s:.2f} ms of CPU and {call_bytes / 1e3:.1f} kB a call,")
         print(f"and {1e3 * rest_s:.1f} ms and {rest_bytes / 1e3:.0f} kB for {participants:,} participants besides.")
-    print(f"FedAvg, logistic regression of {parameters} parameters, one step on one sample; {ROUNDS} rounds after")
+    print(f"FedAvg, logistic regression of {parameters} parameters, one step on one example; {ROUNDS} rounds after")
     print(f"{WARMUP}: median rounds a second, then means of a round: how long the coordinator waits for calls, the")
     print("processor time of coordinator, actors and Ray, and what the coordinator fetches. All nodes share this")
     print("machine's cores, so more actors are no faster here: what counts is the coordinator's own time.")

@@ -43,7 +43,7 @@ class Workload:
 
 _W1 = Workload(
     "W1",
-    "1000 clients of 60 samples, 50 a round, batch 32, small CNN",
+    "1000 clients of 60 examples, 50 a round, batch 32, small CNN",
     {"count": 1000, "per_round": 50},
     SMALL_CNN,
     {"epochs": 1, "batch_size": 32},
@@ -55,7 +55,7 @@ WORKLOADS = {
         _W1,
         Workload(
             "W2",
-            "10 clients of 6000 samples, all a round, batch 32, small CNN",
+            "10 clients of 6000 examples, all a round, batch 32, small CNN",
             {"count": 10},
             SMALL_CNN,
             {"epochs": 1, "batch_size": 32},
@@ -64,7 +64,7 @@ WORKLOADS = {
         ),
         Workload(
             "W3",
-            "100 clients, 10 a round, MLP of 10.9 million parameters, one step on 8 samples",
+            "100 clients, 10 a round, MLP of 10.9 million parameters, one step on 8 examples",
             {"count": 100, "per_round": 10},
             LARGE_MLP,
             {"steps": 1, "batch_size": 8},
@@ -73,7 +73,7 @@ WORKLOADS = {
         replace(
             _W1,
             name="W1x10",
-            about="W1 with 10,000 registered clients of 60 samples (every client of W1 ten times), 50 a round",
+            about="W1 with 10,000 registered clients of 60 examples (every client of W1 ten times), 50 a round",
             copies=10,
         ),
     )

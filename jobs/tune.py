@@ -5,7 +5,7 @@
     method.lr = {low = 0.001, high = 1.0, log = true}       # whole numbers if both ends are whole
     method.mu = [0.1, 1.0, 10.0]
 
-All trials have the seed of `[tune]` and `evaluation.split` "validation", so that no test sample influences a choice.
+All trials have the seed of `[tune]` and `evaluation.split` "validation", so that no test example influences a choice.
 Each case of a `[sweep]` is tuned by itself; a `[[sweep.case]]` may have a table `tune` of its own, which adds to
 `[tune]`. Optuna stores nothing. When a stopped tuning continues, its seeded sampler draws the same trials again; the
 results of those with finished runs in the directory are read from there.

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rayfl.population.client import Fate
+from rayfl.population.client import ClientStatus
 from rayfl.population.sampling import Population
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.ledger import ClientRow, RoundRecord
@@ -33,10 +33,12 @@ def one_round(setup: Setup) -> tuple[RoundRecord, RunState]:
     return record, run_state
 
 
-def fated(monkeypatch: pytest.MonkeyPatch, *fates: str) -> None:
+def fated(monkeypatch: pytest.MonkeyPatch, *statuses: str) -> None:
     """What the seed would decide."""
     monkeypatch.setattr(
-        Population, "drawn_fates", lambda self, round, clients: {client: Fate(fates[client]) for client in clients}
+        Population,
+        "drawn_statuses",
+        lambda self, round, clients: {client: ClientStatus(statuses[client]) for client in clients},
     )
 
 

@@ -17,12 +17,12 @@ from benchmarks.peers.work import WORKERS, Tally, Work, size, train
 
 
 def laid_out(images: Tensor, memory_format: str) -> Tensor:
-    """Images [samples, channels, height, width] in a memory format; also one channel gets the format's strides."""
+    """Images [examples, channels, height, width] in a memory format; also one channel gets the format's strides."""
     if memory_format == "contiguous":
         return images
-    samples, channels, height, width = images.shape
-    rows = images.permute(0, 2, 3, 1).reshape(samples, height * width * channels)
-    return rows.view(samples, height, width, channels).permute(0, 3, 1, 2)
+    examples, channels, height, width = images.shape
+    rows = images.permute(0, 2, 3, 1).reshape(examples, height * width * channels)
+    return rows.view(examples, height, width, channels).permute(0, 3, 1, 2)
 
 
 class Bare:
@@ -36,7 +36,7 @@ class Bare:
     def share(self, round: int, model: list[Tensor], total: list[Tensor]) -> list[int]:
         """Do this process's share of a round, and write its weighted sum of models into `total`.
 
-        Return the numbers of its clients, of their samples, of the samples of their local work, and of its steps.
+        Return the numbers of its clients, of their examples, of the examples of their local work, and of its steps.
         """
         for each in total:
             each.zero_()
@@ -45,12 +45,12 @@ class Bare:
             with torch.no_grad():
                 for own, received in zip(self.parameters, model, strict=True):
                     own.copy_(received)
-            steps, samples = self.work.batches(client), len(self.work.rows(client))
+            steps, examples = self.work.batches(client), len(self.work.rows(client))
             train(self.net, self.work, steps)
             with torch.no_grad():
                 for each, own in zip(total, self.parameters, strict=True):
-                    each.add_(own, alpha=samples)
-            done = (1, samples, sum(len(step) for step in steps), len(steps))
+                    each.add_(own, alpha=examples)
+            done = (1, examples, sum(len(step) for step in steps), len(steps))
             counts = [count + more for count, more in zip(counts, done, strict=True)]
         return counts
 
@@ -63,11 +63,11 @@ def run(bare: Bare, model: list[Tensor], totals: list[list[Tensor]]) -> None:
         counts = torch.tensor(bare.share(round, model, totals[bare.rank]))
         if bare.world > 1:
             torch.distributed.all_reduce(counts)
-        clients, samples, examples, steps = counts.tolist()
+        clients, examples, examples, steps = counts.tolist()
         if bare.rank == 0:
             with torch.no_grad():
                 for each, *shares in zip(model, *totals, strict=True):
-                    torch.div(sum(shares[1:], shares[0]), samples, out=each)
+                    torch.div(sum(shares[1:], shares[0]), examples, out=each)
         if bare.world > 1:
             torch.distributed.barrier()
         tally.add(time.perf_counter() - begun, clients, examples, steps)

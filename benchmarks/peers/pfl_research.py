@@ -1,8 +1,8 @@
 """pfl-research, as its guide on fast distributed simulations says.
 
 `python -m benchmarks.peers.pfl_research WORK` runs two processes of one thread each, which reduce their sums with
-torch.distributed. With a second argument DEVICE it runs one process with all samples on the device. Users are weighted
-by their samples.
+torch.distributed. With a second argument DEVICE it runs one process with all examples on the device. Users are weighted
+by their examples.
 """
 
 # Only environments that measure this simulator have its package.

@@ -47,7 +47,7 @@ class Plan:
 class Work:
     """A plan with its data.
 
-    `inputs`: float32 [samples, 1, height, width]; `labels`: int64 [samples]. Client i has the rows
+    `inputs`: float32 [examples, 1, height, width]; `labels`: int64 [examples]. Client i has the rows
     `indices[offsets[i]:offsets[i + 1]]`. `selected`: int64 [rounds, per_round], the clients that rayfl draws.
     """
 
@@ -80,11 +80,11 @@ class Work:
 
     @cached_property
     def tensors(self) -> tuple[Tensor, Tensor]:
-        """Inputs and labels of all samples."""
+        """Inputs and labels of all examples."""
         return torch.from_numpy(self.inputs), torch.from_numpy(self.labels)
 
     def rows(self, client: int) -> Tensor:
-        """The samples of a client, int64."""
+        """The examples of a client, int64."""
         return torch.from_numpy(self.indices[self.offsets[client] : self.offsets[client + 1]].astype(np.int64))
 
     def batches(self, client: int, generator: torch.Generator | None = None) -> list[Tensor]:
@@ -100,7 +100,7 @@ class Work:
         return self.plan.steps or (self.plan.epochs or 1) * -(-size // self.plan.batch_size)
 
     def examples(self, client: int) -> int:
-        """The number of samples in a client's local work; every epoch counts."""
+        """The number of examples in a client's local work; every epoch counts."""
         size = int(self.offsets[client + 1] - self.offsets[client])
         if self.plan.steps:
             whole, rest = divmod(self.plan.steps, -(-size // self.plan.batch_size))
@@ -123,7 +123,7 @@ class Work:
 
 @dataclass
 class Tally:
-    """The work that a program did in each round: seconds, clients, and the samples and steps of their local work."""
+    """The work that a program did in each round: seconds, clients, and the examples and steps of their local work."""
 
     work: Work
     seconds: list[float] = field(default_factory=list)

@@ -90,7 +90,7 @@ def facts(method: type[Method]) -> list[str]:
         found.append("It uses a graph, the [`[topology]`](../topologies.md) table.")
     if method.splits:
         shares = ", ".join(f"{share:g} of the train split ({split})" for split, share in method.splits.items())
-        found.append(f"It sets samples aside: {shares}; `[splits]` changes the shares.")
+        found.append(f"It sets examples aside: {shares}; `[splits]` changes the shares.")
     if can.honours_retention:
         found.append("It uses `clients.retention_ratio`.")
     if unused := method.unused(method.Hyper()):

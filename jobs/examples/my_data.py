@@ -1,8 +1,8 @@
-"""Your own data: a source declares its options and loads arrays. Each sample may name the client that owns it."""
+"""Your own data: a source declares its options and loads arrays. Each example may name the client that owns it."""
 
 import numpy as np
 
-from rayfl.data.datasets import Dataset, Field, Samples, Source
+from rayfl.data.datasets import Dataset, Examples, Field, Source
 
 
 class Rings(Source):
@@ -23,5 +23,5 @@ class Rings(Source):
         angle = np.pi * generator.random(count) + 2 * np.pi * owners / self.num_owners
         inputs = np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1).astype(np.float32)
         test = np.arange(count) % 5 == 0
-        train, held_out = (Samples(inputs[rows], labels[rows], owners[rows]) for rows in (~test, test))
+        train, held_out = (Examples(inputs[rows], labels[rows], owners[rows]) for rows in (~test, test))
         return Dataset("rings", train, held_out, num_classes=2, kind="vector")

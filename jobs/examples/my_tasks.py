@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rayfl.data.datasets import Dataset, Field, Samples, Source
+from rayfl.data.datasets import Dataset, Examples, Field, Source
 from rayfl.network import Network
 from rayfl.tasks.base import Task
 
@@ -49,6 +49,6 @@ class Tides(Source):
         levels = np.sin(angle) + 0.1 * owners / self.harbours + generator.uniform(0, 1, len(owners))
         is_test = generator.random(len(owners)) < 0.2
         train, test = (
-            Samples(inputs[rows], levels[rows, None].astype(np.float32), owners[rows]) for rows in (~is_test, is_test)
+            Examples(inputs[rows], levels[rows, None].astype(np.float32), owners[rows]) for rows in (~is_test, is_test)
         )
         return Dataset("tides", train, test, num_classes=1, kind="vector")

@@ -4,7 +4,7 @@ import numpy as np
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, GPT2Config
 
-from rayfl.data.datasets import Dataset, Field, Samples, Source
+from rayfl.data.datasets import Dataset, Examples, Field, Source
 
 
 class Patterns(Source):
@@ -19,15 +19,15 @@ class Patterns(Source):
         """24 sequences of each owner to train on, and 12 to test on."""
         draws = np.random.default_rng(3)
         patterns = [draws.integers(0, self.tokens, 5) for _ in range(self.owners)]
-        train, test = (self.samples(draws, patterns, count) for count in (24, 12))
+        train, test = (self.examples(draws, patterns, count) for count in (24, 12))
         return Dataset("patterns", train, test, num_classes=self.tokens, kind="text", vocabulary=self.tokens)
 
-    def samples(self, draws: np.random.Generator, patterns: list[np.ndarray], count: int) -> Samples:
+    def examples(self, draws: np.random.Generator, patterns: list[np.ndarray], count: int) -> Examples:
         """`count` sequences of each owner."""
         owners = np.repeat(np.arange(self.owners), count)
         places = draws.integers(0, 5, len(owners))[:, None] + np.arange(self.length + 1)
         tokens = np.stack([patterns[owner][row % 5] for owner, row in zip(owners, places, strict=True)])
-        return Samples(tokens[:, :-1], tokens[:, 1:], owners)
+        return Examples(tokens[:, :-1], tokens[:, 1:], owners)
 
 
 class GPT2(nn.Module):

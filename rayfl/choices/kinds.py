@@ -25,6 +25,14 @@ class Kind:
     name: ClassVar[str]
     label: ClassVar[str]
     package: ClassVar[str]
+    renamed: ClassVar[Mapping[str, str]] = {}
+    """The present names of attributes and hooks that earlier versions called otherwise; the old ones are refused."""
+
+    # Any: arguments of subclasses.
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        for old in cls.renamed.keys() & vars(cls).keys():
+            raise RayflError(f"{cls.__name__}.{old} is called {cls.renamed[old]} now; rename it")
 
     @classmethod
     def adopts(cls, found: object) -> bool:

@@ -61,7 +61,7 @@ def top_k_of_each(flat: torch.Tensor, sizes: Sequence[int], kept: Sequence[int])
 def _candidates(x: np.ndarray, k: int) -> np.ndarray:
     """Positions of all entries that can be among the k largest: those above a magnitude that at least k entries reach.
 
-    The magnitude is estimated from a sample, four standard deviations on the safe side, so that the exact selection
+    The magnitude is estimated from an example, four standard deviations on the safe side, so that the exact selection
     works on little more than k entries. If the estimate is wrong, all positions are candidates.
     """
     if x.size < 4 * SAMPLE_SIZE:

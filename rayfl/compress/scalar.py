@@ -1,4 +1,4 @@
-"""Single numbers beside the tensors of a message: a sample count in 8 bytes, a real number in 4."""
+"""Single numbers beside the tensors of a message: an example count in 8 bytes, a real number in 4."""
 
 import numpy as np
 import torch

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from rayfl.data.datasets import Dataset, RayflError, cropped, draw_crops
-from rayfl.data.device import DeviceData, DeviceSamples, upload
+from rayfl.data.device import DeviceData, DeviceExamples, upload
 from rayfl.data.partition import Partition
 
 NORMALISED_BYTES = 64 << 20
@@ -17,7 +17,7 @@ NORMALISED_BYTES = 64 << 20
 
 
 class Batch(NamedTuple):
-    """Samples of one step.
+    """Examples of one step.
 
     inputs: [batch, ...]; labels: [batch]; weights: float32 [batch], 0 for padding (None = all ones).
     """
@@ -36,7 +36,7 @@ class Batch(NamedTuple):
 
 
 def first_two(dataset: Dataset) -> Batch:
-    """The first two train samples, on which a model is tried before a run begins."""
+    """The first two train examples, on which a model is tried before a run begins."""
     return Batch(
         dataset.normalise(torch.from_numpy(dataset.train.inputs[:2])), torch.from_numpy(dataset.train.labels[:2])
     )
@@ -51,7 +51,7 @@ def schedule(
     batches_per_step: int = 1,
     generator: np.random.Generator,
 ) -> list[np.ndarray]:
-    """The samples of each batch: int64 index arrays, one per batch and `batches_per_step` of them per step.
+    """The examples of each batch: int64 index arrays, one per batch and `batches_per_step` of them per step.
 
     Every epoch is a new permutation, cut into batches of `batch_size`; the last one may be smaller. `steps` may need
     several permutations. With `epochs` and several batches per step, an incomplete last step takes batches of one more
@@ -111,9 +111,9 @@ def steps_within(limit: int, num_examples: int, *, batch_size: int | None, batch
 
 @dataclass(frozen=True)
 class Order:
-    """A client's batches in one stage, as positions of samples.
+    """A client's batches in one stage, as positions of examples.
 
-    positions: of each batch, int64 [batch], in `indices`; indices: of the split in the dataset's samples, or of the
+    positions: of each batch, int64 [batch], in `indices`; indices: of the split in the dataset's examples, or of the
     part of the split that all passes are over.
     crops: `draw_crops` of each batch, if the stage is augmented.
     """
@@ -124,19 +124,19 @@ class Order:
 
     @property
     def sizes(self) -> list[int]:
-        """Samples of each batch."""
+        """Examples of each batch."""
         return [len(positions) for positions in self.positions]
 
     @property
     def rows(self) -> np.ndarray:
-        """Indices of the dataset's samples in all batches, concatenated."""
+        """Indices of the dataset's examples in all batches, concatenated."""
         return self.indices[np.concatenate(self.positions)]
 
 
 class ClientData:
-    """One client's samples of a dataset as batches: `train`, `validation`, `heldout` and `test`.
+    """One client's examples of a dataset as batches: `train`, `validation`, `heldout` and `test`.
 
-    `store`: the samples on the device that makes the batches; by default the CPU. `num_clients`: the number of clients
+    `store`: the examples on the device that makes the batches; by default the CPU. `num_clients`: the number of clients
     that may be stacked, the first ones; by default all.
     """
 
@@ -155,17 +155,17 @@ class ClientData:
         self.store = store or DeviceData(dataset, torch.device("cpu"))
 
     def num_examples(self, split: str) -> int:
-        """The number of samples that the client has in `split`."""
+        """The number of examples that the client has in `split`."""
         return len(self.partition.split(split)[self.client])
 
     def most_examples(self, split: str) -> int:
-        """The largest number of samples in `split` among the clients that may be stacked."""
+        """The largest number of examples in `split` among the clients that may be stacked."""
         return int(self.partition.split(split).sizes[: self.num_clients].max())
 
     def all(self, split: str) -> Batch:
         """The whole split in one batch, in order and without augmentation. Raise RayflError if it is empty."""
-        samples = self.store.split(split)
-        inputs, labels = samples.take(samples.order(self._held(split)))
+        examples = self.store.split(split)
+        inputs, labels = examples.take(examples.order(self._held(split)))
         return Batch(self.store.normalise(inputs), labels)
 
     def order(
@@ -182,9 +182,9 @@ class ClientData:
     ) -> Order:
         """The batches of `schedule`, or of its first `num_steps` steps; only the train split is cropped and flipped.
 
-        With `num_examples` all passes are over this number of the split's samples, which are drawn first.
+        With `num_examples` all passes are over this number of the split's examples, which are drawn first.
 
-        Raise RayflError if the client has no sample in `split`.
+        Raise RayflError if the client has no example in `split`.
         """
         indices = self._held(split)
         if num_examples is not None and num_examples < len(indices):
@@ -218,29 +218,29 @@ class ClientData:
         return zip(*[singles] * batches_per_step, strict=True)
 
     def _held(self, split: str) -> np.ndarray:
-        """Indices of the dataset's samples that the client has in `split`."""
+        """Indices of the dataset's examples that the client has in `split`."""
         indices = self.partition.split(split)[self.client]
         if len(indices) == 0:
             raise RayflError(
-                f"client {self.client} has no {split} samples: give the experiment a {split} split, or fewer clients"
+                f"client {self.client} has no {split} examples: give the experiment a {split} split, or fewer clients"
             )
         return indices
 
-    def _normalised_once(self, samples: DeviceSamples, order: Order) -> Iterator[Batch]:
+    def _normalised_once(self, examples: DeviceExamples, order: Order) -> Iterator[Batch]:
         """Batches of inputs that are normalised at once: faster if all are used, with the same numbers."""
-        inputs, labels = samples.take(samples.order(order.indices))
+        inputs, labels = examples.take(examples.order(order.indices))
         inputs = self.store.normalise(inputs)
         for chosen in upload(np.concatenate(order.positions), self.store.device).split(order.sizes):
             yield Batch(inputs.index_select(0, chosen), labels.index_select(0, chosen))
 
-    def _one_by_one(self, samples: DeviceSamples, order: Order) -> Iterator[Batch]:
-        """Batches normalised one by one: for augmentation, for large splits, and for steps that use few samples."""
-        rows = samples.order(order.rows).split(order.sizes)
+    def _one_by_one(self, examples: DeviceExamples, order: Order) -> Iterator[Batch]:
+        """Batches normalised one by one: for augmentation, for large splits, and for steps that use few examples."""
+        rows = examples.order(order.rows).split(order.sizes)
         crops = None
         if order.crops:
             crops = upload(np.concatenate(order.crops, axis=1), self.store.device).split(order.sizes, dim=1)
         for index, chosen in enumerate(rows):
-            inputs, labels = samples.take(chosen)
+            inputs, labels = examples.take(chosen)
             if crops is not None:
                 inputs = cropped(inputs, crops[index])
             yield Batch(self.store.normalise(inputs), labels)

@@ -23,14 +23,14 @@ PADDING = 4
 
 
 @dataclass(frozen=True, eq=False)
-class Samples:
-    """Samples and their targets, in the order of the source.
+class Examples:
+    """Examples and their targets, in the order of the source.
 
     inputs: images uint8 [n, channels, height, width]; vectors float32 [n, dim]; tokens int64 or uint16 [n, length].
     labels: the targets: classes int64 [n]; numbers float32 [n, outputs] (regression); 0 or 1 int64 [n, labels] (several
     labels each); the next token of each token int64 [n, length], negative where there is none.
-    groups: int64 [n], the natural client of each sample (writer, speaker), if the source knows it.
-    place: the file or folder of the samples, for error messages.
+    groups: int64 [n], the natural client of each example (writer, speaker), if the source knows it.
+    place: the file or folder of the examples, for error messages.
     """
 
     inputs: np.ndarray
@@ -44,11 +44,11 @@ class Samples:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Train and test samples, and how batches are made of them.
+    """Train and test examples, and how batches are made of them.
 
     num_classes: the number of classes; where targets are not classes, of the numbers, labels or tokens to predict.
-    mean, std: one value per channel of images, on the [0, 1] scale. Of vectors one per input, by which the samples have
-    been scaled already, and models scale raw inputs; empty if they were not scaled, and for other kinds.
+    mean, std: one value per channel of images, on the [0, 1] scale. Of vectors one per input, by which the examples
+    have been scaled already, and models scale raw inputs; empty if they were not scaled, and for other kinds.
     augment: crop with padding 4 and flip at random, drawn again for each batch (as for CIFAR).
     white: the grey value that counts as 1 (16 for `digits`, whose pixels are counts from 0 to 16).
     vocabulary: the number of different tokens, which are all below it; None if the source does not give it.
@@ -58,8 +58,8 @@ class Dataset:
     """
 
     name: str
-    train: Samples
-    test: Samples
+    train: Examples
+    test: Examples
     num_classes: int
     kind: str
     mean: tuple[float, ...] = ()
@@ -88,7 +88,7 @@ class Dataset:
 
     @property
     def has_classes(self) -> bool:
-        """Whether each sample has one class as its target."""
+        """Whether each example has one class as its target."""
         return self.train.labels.ndim == 1
 
     @property
@@ -96,12 +96,12 @@ class Dataset:
         """Number of different tokens: the source's, or the largest token + 1."""
         if self.vocabulary is not None:
             return self.vocabulary
-        occurring = [samples.inputs for samples in (self.train, self.test) if samples.inputs.size]
+        occurring = [examples.inputs for examples in (self.train, self.test) if examples.inputs.size]
         return max((int(tokens.max()) + 1 for tokens in occurring), default=0)
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """Shape of one sample: (channels, height, width), (dim,) or (length,)."""
+        """Shape of one example: (channels, height, width), (dim,) or (length,)."""
         return self.train.inputs.shape[1:]
 
     def prepare(self, inputs: np.ndarray) -> torch.Tensor:
@@ -194,3 +194,9 @@ def cropped(images: torch.Tensor, crops: torch.Tensor) -> torch.Tensor:
     positions = (rows[:, :, None] * framed.shape[-1] + columns[:, None, :]).view(batch, 1, height * width)
     flat = framed.view(batch, channels, -1).gather(2, positions.expand(batch, channels, height * width))
     return flat.view(batch, channels, height, width)
+
+
+def __getattr__(name: str) -> object:
+    if name == "Samples":
+        raise RayflError("rayfl.data.datasets.Samples is called Examples now; rename it")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""Keeps the samples of a dataset on the device that a process computes on, and makes batches there.
+"""Keeps the examples of a dataset on the device that a process computes on, and makes batches there.
 
 Copies to a GPU start in pinned memory, and the process does not wait for them. torch keeps such memory until the copy
 is done, so that the next copy gets another buffer. Copies from a GPU end in pinned memory, and the process waits once
@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from rayfl.data.datasets import Dataset, Samples
+from rayfl.data.datasets import Dataset, Examples
 
 RESIDENT_SHARE = 0.25
 """Share of a process's part of a GPU that a dataset's split may fill; a larger one stays in main memory."""
@@ -34,18 +34,18 @@ def download(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return [copy.clone() for copy in pinned]
 
 
-class DeviceSamples:
-    """The raw samples of one split on a device, or in main memory if they are too large for the device."""
+class DeviceExamples:
+    """The raw examples of one split on a device, or in main memory if they are too large for the device."""
 
-    def __init__(self, samples: Samples, device: torch.device, most_bytes: float = float("inf")) -> None:
-        """`most_bytes`: larger samples stay in main memory."""
-        inputs, labels = torch.from_numpy(samples.inputs), torch.from_numpy(samples.labels)
+    def __init__(self, examples: Examples, device: torch.device, most_bytes: float = float("inf")) -> None:
+        """`most_bytes`: larger examples stay in main memory."""
+        inputs, labels = torch.from_numpy(examples.inputs), torch.from_numpy(examples.labels)
         self.device = device
         self.home = device if inputs.nbytes + labels.nbytes <= most_bytes else torch.device("cpu")
         self.inputs, self.labels = upload(inputs, self.home), upload(labels, self.home)
 
     def order(self, rows: np.ndarray) -> torch.Tensor:
-        """Indices of samples for `take`, copied to the device once for all batches of a stage."""
+        """Indices of examples for `take`, copied to the device once for all batches of a stage."""
         return upload(rows, self.home)
 
     def take(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -64,17 +64,17 @@ class DeviceData:
         self.device = device
 
     @cached_property
-    def train(self) -> DeviceSamples:
-        """The samples that all splits but the test split index."""
-        return DeviceSamples(self.dataset.train, self.device, self._most_bytes)
+    def train(self) -> DeviceExamples:
+        """The examples that all splits but the test split index."""
+        return DeviceExamples(self.dataset.train, self.device, self._most_bytes)
 
     @cached_property
-    def test(self) -> DeviceSamples:
-        """The samples that the test split indexes."""
-        return DeviceSamples(self.dataset.test, self.device, self._most_bytes)
+    def test(self) -> DeviceExamples:
+        """The examples that the test split indexes."""
+        return DeviceExamples(self.dataset.test, self.device, self._most_bytes)
 
-    def split(self, name: str) -> DeviceSamples:
-        """The samples that the split called `name` indexes."""
+    def split(self, name: str) -> DeviceExamples:
+        """The examples that the split called `name` indexes."""
         return self.test if name == "test" else self.train
 
     def normalise(self, inputs: torch.Tensor) -> torch.Tensor:

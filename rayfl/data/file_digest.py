@@ -25,7 +25,7 @@ MOST_BYTES = 10 * 10**9
 LENGTH = 12
 """Hexadecimal digits of a digest."""
 _BLOCKS, _BLOCK_BYTES = 64, 1 << 16
-"""Number and size of the blocks of a sample, evenly spaced from a file's first byte to its last."""
+"""Number and size of the blocks of an example, evenly spaced from a file's first byte to its last."""
 _SETTLED_S = 2.0
 """Clocks of file systems are this coarse: a file that changed later may change again with the same times."""
 _known: dict[str, str] = {}

@@ -10,7 +10,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from rayfl.data.datasets import Dataset, RayflError, Samples, Source
+from rayfl.data.datasets import Dataset, Examples, RayflError, Source
 from rayfl.data.file_digest import source_digests
 from rayfl.errors import log_once
 from rayfl.settings import shown
@@ -53,39 +53,39 @@ def checked_dataset(dataset: Dataset) -> Dataset:
     unequal lengths or shapes, numbers that are not finite, or labels or tokens out of range. A notice names
     classes that only the test has."""
     has_class = list[np.ndarray]()
-    for split, samples in (("train", dataset.train), ("test", dataset.test)):
-        place = samples.place or f"dataset {dataset.name!r}"
-        check_lengths(place, split, samples)
-        check_finite(place, split, samples.inputs)
+    for split, examples in (("train", dataset.train), ("test", dataset.test)):
+        place = examples.place or f"dataset {dataset.name!r}"
+        check_lengths(place, split, examples)
+        check_finite(place, split, examples.inputs)
         if dataset.has_classes:
-            if samples.labels.dtype.kind not in "iu":
+            if examples.labels.dtype.kind not in "iu":
                 raise RayflError(
-                    f"{place} has {split} labels of type {samples.labels.dtype}; classes are whole numbers"
+                    f"{place} has {split} labels of type {examples.labels.dtype}; classes are whole numbers"
                 )
-            classes = whole_labels(place, split, samples.labels, dataset.num_classes).ravel()
+            classes = whole_labels(place, split, examples.labels, dataset.num_classes).ravel()
             has_class.append(np.bincount(classes, minlength=dataset.num_classes) > 0)
         else:
-            check_targets(place, split, samples.labels)
+            check_targets(place, split, examples.labels)
         if dataset.kind == "text":
-            _check_tokens(place, split, samples.inputs, dataset.vocabulary)
+            _check_tokens(place, split, examples.inputs, dataset.vocabulary)
     check_shapes(dataset.train.place or dataset.name, dataset.train, dataset.test)
     if untrained := np.flatnonzero(has_class[1] > has_class[0]).tolist() if has_class else ():
         log_once(
             WARNING,
-            f"{dataset.name} has test samples of {shown([*map(dataset.class_name, untrained)])}, classes that no train "
-            "sample has",
+            f"{dataset.name} has test examples of {shown([*map(dataset.class_name, untrained)])}, classes that "
+            "no train example has",
         )
     return dataset
 
 
-def check_lengths(place: str, split: str, samples: Samples) -> None:
+def check_lengths(place: str, split: str, examples: Examples) -> None:
     """Raise RayflError unless there are nonempty inputs, each with a target and, if owners are given, an owner."""
-    shape = samples.inputs.shape
+    shape = examples.inputs.shape
     if len(shape) < 2 or 0 in shape:
         raise RayflError(
-            f"{place} has {split} inputs of shape {list(shape)}; give at least one sample, [n, dim] or more"
+            f"{place} has {split} inputs of shape {list(shape)}; give at least one example, [n, dim] or more"
         )
-    for word, values in (("labels", samples.labels), ("owners", samples.groups)):
+    for word, values in (("labels", examples.labels), ("owners", examples.groups)):
         if values is not None and (values.shape[:1] != shape[:1] or (word == "owners" and values.ndim > 1)):
             raise RayflError(
                 f"{place} has {shape[0]} {split} inputs and {word} of shape {list(values.shape)}; give one of them for "
@@ -93,7 +93,7 @@ def check_lengths(place: str, split: str, samples: Samples) -> None:
             )
 
 
-def check_shapes(place: str, train: Samples, test: Samples) -> None:
+def check_shapes(place: str, train: Examples, test: Examples) -> None:
     """Raise RayflError unless the inputs of both splits have one shape, and the targets too."""
     for word, of_train, of_test in (("inputs", train.inputs, test.inputs), ("labels", train.labels, test.labels)):
         if of_train.shape[1:] != of_test.shape[1:]:

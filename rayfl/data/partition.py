@@ -1,4 +1,4 @@
-"""Partition: which client has which samples. PartitionScheme: assigns samples to clients."""
+"""Partition: which client has which examples. PartitionScheme: assigns examples to clients."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from rayfl.data.datasets import Dataset, Field, RayflError
 
 @dataclass(frozen=True, eq=False)
 class Shards:
-    """The samples of every client as one index array, so that a million clients cost two arrays.
+    """The examples of every client as one index array, so that a million clients cost two arrays.
 
     indices: int64, client after client; offsets: int64 [num_clients + 1], the first entry of each client.
     """
@@ -23,7 +23,7 @@ class Shards:
     offsets: np.ndarray
 
     def __getitem__(self, client: int) -> np.ndarray:
-        """The sample indices of a client, as a view."""
+        """The example indices of a client, as a view."""
         return self.indices[self.offsets[client] : self.offsets[client + 1]]
 
     def __len__(self) -> int:
@@ -34,7 +34,7 @@ class Shards:
 
     @cached_property
     def sizes(self) -> np.ndarray:
-        """Samples of each client, int64 [num_clients]."""
+        """Examples of each client, int64 [num_clients]."""
         return np.diff(self.offsets)
 
     @property
@@ -51,12 +51,12 @@ class Shards:
 
     @classmethod
     def cut(cls, indices: np.ndarray, sizes: np.ndarray | Sequence[int]) -> "Shards":
-        """Shards from all samples, client after client, and the number of samples of each client."""
+        """Shards from all examples, client after client, and the number of examples of each client."""
         return cls(indices.astype(np.int64, copy=False), np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]))
 
     @classmethod
     def even(cls, indices: np.ndarray, num_clients: int) -> "Shards":
-        """Shards from all samples in equal parts; the first ones have one more sample if they must."""
+        """Shards from all examples in equal parts; the first ones have one more example if they must."""
         size, more = divmod(len(indices), num_clients)
         return cls.cut(indices, size + (np.arange(num_clients) < more))
 
@@ -67,7 +67,7 @@ class Shards:
 
     @classmethod
     def per_owner(cls, indices: np.ndarray, owners: np.ndarray, num_clients: int) -> "Shards":
-        """Shards from the owner of each sample; a client's samples end up in ascending order."""
+        """Shards from the owner of each example; a client's examples end up in ascending order."""
         # One sort of numbers is faster than one of pairs.
         bound = int(indices.max(initial=0)) + 1
         ordered = np.sort(owners.astype(np.int64) * bound + indices) % bound
@@ -75,13 +75,13 @@ class Shards:
 
     @classmethod
     def empty(cls, num_clients: int) -> "Shards":
-        """Shards without samples."""
+        """Shards without examples."""
         return cls(np.empty(0, np.int64), np.zeros(num_clients + 1, np.int64))
 
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """The samples of each client in the four splits.
+    """The examples of each client in the four splits.
 
     train, validation and heldout index `dataset.train` and are disjoint; test indexes `dataset.test`.
     """
@@ -96,10 +96,10 @@ class Partition:
         return {"train": self.train, "validation": self.validation, "heldout": self.heldout, "test": self.test}[name]
 
     def hold_out(self, validation_ratio: float, heldout_ratio: float, generator: np.random.Generator) -> "Partition":
-        """A partition whose validation and heldout splits are cut at random from each client's train samples.
+        """A partition whose validation and heldout splits are cut at random from each client's train examples.
 
-        A ratio in (0, 1) takes the nearest whole number of samples, and at least one; 0 takes none. Raise RayflError if
-        a client would keep no train sample.
+        A ratio in (0, 1) takes the nearest whole number of examples, and at least one; 0 takes none. Raise RayflError
+        if a client would keep no train example.
         """
         sizes, owners = self.train.sizes, self.train.owners
         num_validation, num_heldout = _cut(sizes, validation_ratio), _cut(sizes, heldout_ratio)
@@ -107,7 +107,7 @@ class Partition:
         if len(short):
             client = short[0]
             raise RayflError(
-                f"client {client} has {sizes[client]} train samples and would keep none after validation_ratio="
+                f"client {client} has {sizes[client]} train examples and would keep none after validation_ratio="
                 f"{validation_ratio} and heldout_ratio={heldout_ratio}: lower the ratios or clients.count"
             )
         if not validation_ratio and not heldout_ratio:
@@ -135,16 +135,16 @@ class Partition:
 
 
 class PartitionScheme(Choice, ABC):
-    """Base of the partitions that `[partition]` names: its fields are the options, `split` assigns samples."""
+    """Base of the partitions that `[partition]` names: its fields are the options, `split` assigns examples."""
 
     label = "partition"
     package = "rayfl.data.partitions"
     by_class: ClassVar[bool] = False
-    """Whether it needs one class for each sample."""
+    """Whether it needs one class for each example."""
 
     @abstractmethod
     def split(self, dataset: Dataset, num_clients: int, generator: np.random.Generator) -> Partition:
-        """Assign train and test samples to clients; validation and heldout are empty (`Partition.hold_out` cuts them).
+        """Assign train and test examples to clients; validation and heldout are empty (`Partition.hold_out` cuts them).
 
         Raise RayflError if the numbers make the scheme impossible or leave a client without train data.
         """
@@ -162,7 +162,7 @@ class PartitionScheme(Choice, ABC):
 
 
 class ByClass(PartitionScheme):
-    """Base of the partitions that need one class for each sample."""
+    """Base of the partitions that need one class for each example."""
 
     by_class = True
 
@@ -174,6 +174,6 @@ def _cut(sizes: np.ndarray, ratio: float) -> np.ndarray:
 
 
 def label_counts(labels: np.ndarray, shards: Shards, num_classes: int) -> np.ndarray:
-    """Samples of each class that each client holds; int64 [num_clients, num_classes]."""
+    """Examples of each class that each client holds; int64 [num_clients, num_classes]."""
     cells = shards.owners * num_classes + labels[shards.indices]
     return np.bincount(cells, minlength=len(shards) * num_classes).reshape(len(shards), num_classes)

@@ -17,7 +17,7 @@ ALIGNED = ALIGNMENT_BYTES // 4
 class StackBatches:
     """The batches of all clients of a stack for every step, [width, size, ...], made on the device when needed.
 
-    A smaller batch is filled with the client's first sample at weight 0, a client without steps left repeats its last
+    A smaller batch is filled with the client's first example at weight 0, a client without steps left repeats its last
     one, and a stack of fewer clients than `width` repeats its first client.
     """
 
@@ -31,9 +31,9 @@ class StackBatches:
         size: int | None = None,
         batches_per_step: int = 1,
     ) -> None:
-        """`size`: samples of a full batch; None: those of the largest batch, without weights if all sizes are equal."""
+        """`size`: examples of a full batch; None: those of the largest batch, no weights if all sizes are equal."""
         self.store = store
-        self.samples = store.split(split)
+        self.examples = store.split(split)
         self.group = batches_per_step
         orders = [*orders, *[orders[0]] * (width - len(orders))]
         steps = np.array([len(order.positions) // batches_per_step for order in orders])
@@ -46,7 +46,7 @@ class StackBatches:
         self._everyone = [bool(row.all()) for row in unfinished]
         self._active = upload(unfinished, store.device)
         chosen = [self._repeated(order) for order in orders]
-        self._rows = self.samples.order(self._filled([order.rows for order in orders], orders, chosen))
+        self._rows = self.examples.order(self._filled([order.rows for order in orders], orders, chosen))
         self._crops = None
         if orders[0].crops:
             crops = [np.concatenate(order.crops or (), axis=1) for order in orders]
@@ -64,7 +64,7 @@ class StackBatches:
         return batches[0] if self.group == 1 else batches
 
     def _batch(self, index: int) -> Batch:
-        raw, labels = self.samples.take(self._rows[index])
+        raw, labels = self.examples.take(self._rows[index])
         if self._crops is not None:
             raw = cropped(raw, self._crops[index])
         inputs = self.store.normalise(raw)
@@ -90,7 +90,7 @@ class StackBatches:
         return filled.reshape(len(filled), -1)
 
     def _weighted(self, orders: Sequence[Order], chosen: Sequence[np.ndarray]) -> torch.Tensor:
-        """float32 [num_batches, at least width * size]: 1 for samples, 0 for padding; batches are aligned in memory."""
+        """float32 [num_batches, at least width * size]: 1 for examples, 0 for padding; batches are aligned."""
         counts = np.stack([np.array(order.sizes)[rows] for order, rows in zip(orders, chosen, strict=True)], axis=1)
         weights = np.arange(self.size) < counts[:, :, None]
         length = -(-self.width * self.size // ALIGNED) * ALIGNED

@@ -15,7 +15,7 @@ from rayfl.data.device import download, upload
 from rayfl.tree import private
 
 # Any: tensors in dictionaries and lists.
-TensorsT = TypeVar("Nested", bound=Any)
+TensorsT = TypeVar("TensorsT", bound=Any)
 
 PAGE = 256
 """Each tensor begins in the buffer at a multiple of this number of bytes, as in CUDA's own allocations."""

@@ -98,7 +98,7 @@ class Splits(Settings):
         description="share for methods that choose by validation data, and for evaluation.split='validation'",
     )
     heldout_ratio: float | None = Field(
-        default=None, ge=0, lt=1, description="share of unlabelled samples, for Elastic"
+        default=None, ge=0, lt=1, description="share of unlabelled examples, for Elastic"
     )
 
 

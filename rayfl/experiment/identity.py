@@ -2,8 +2,8 @@
 
 A trace, a graph, weights and a plug-in's code are read once, when a run is prepared, and copied into `files/` of its
 directory; a resumed run reads the copies. A copy's name follows from its content (files/trace-0f3a5c1b2d4e.csv), so
-experiments with the same settings have the same files. Files of samples are not copied: a run records their paths, from
-the current directory if all lie in it.
+experiments with the same settings have the same files. Files of examples are not copied: a run records their paths,
+from the current directory if all lie in it.
 """
 
 import hashlib
@@ -73,7 +73,7 @@ def _parts(data: Mapping[str, Any]) -> dict[str, str]:
 
 
 def described(experiment: "Experiment") -> Description:
-    """The description of an experiment: reads the files that it names, and digests those of its samples.
+    """The description of an experiment: reads the files that it names, and digests those of its examples.
 
     Raise RayflError as of both.
     """

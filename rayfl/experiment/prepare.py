@@ -15,7 +15,7 @@ from rayfl import tree
 from rayfl.choices import plugins
 from rayfl.choices.kinds import Kind
 from rayfl.data.batches import first_two
-from rayfl.data.datasets import Dataset, Samples
+from rayfl.data.datasets import Dataset, Examples
 from rayfl.data.loading import read_dataset
 from rayfl.data.partition import Partition, Shards
 from rayfl.determinism import seeding, torch_flags
@@ -43,7 +43,7 @@ from rayfl.tasks.supervised import task_for
 from rayfl.topology.graphs import SparseTopology
 
 EVALUATED_RATIO = 0.2
-"""The share of the train samples on which `evaluation.split` "validation" evaluates, if none is given."""
+"""The share of the train examples on which `evaluation.split` "validation" evaluates, if none is given."""
 STORE_SHARE = 0.3
 """The share of a machine's memory that Ray takes for its object store."""
 
@@ -152,7 +152,7 @@ def _naming_failed_code(experiment: Experiment) -> Iterator[None]:
 
 
 def make_task(experiment: Experiment, dataset: Dataset) -> NetworkTask:
-    """The task, by default one for the data, bound to the model on the data's samples.
+    """The task, by default one for the data, bound to the model on the data's examples.
 
     Raise RayflError if the three do not fit, or if this machine has no memory for the model and its gradient.
     """
@@ -216,13 +216,13 @@ def check_inputs(task: NetworkTask, model: str, dataset: Dataset) -> None:
 
 
 def check_outputs(task: NetworkTask, model: str, dataset: Dataset, params: tree.Tree) -> None:
-    """Raise RayflError unless the model returns outputs for two train samples, and the task losses for these.
+    """Raise RayflError unless the model returns outputs for two train examples, and the task losses for these.
 
     It runs in training and in evaluation mode, and the network notes whether it draws random numbers.
     """
     batch = first_two(dataset)
     shape, wanted = list(batch.inputs.shape), [len(batch.inputs), *task.task.output_shape(dataset)]
-    given = f"model {model!r} gets inputs {shape}, {len(batch.inputs)} samples of dataset {dataset.name!r}"
+    given = f"model {model!r} gets inputs {shape}, {len(batch.inputs)} examples of dataset {dataset.name!r}"
     try:
         with torch.no_grad():
             found = task.network.observe(params, batch.inputs)
@@ -283,9 +283,9 @@ def with_flipped_labels(experiment: Experiment, dataset: Dataset, partition: Par
 
 
 def split_data(experiment: Experiment, dataset: Dataset) -> tuple[Dataset, Partition]:
-    """The dataset, and the samples of each client without the splits that the experiment or the method sets aside.
+    """The dataset, and the examples of each client without the splits that the experiment or the method sets aside.
 
-    With `evaluation.split` "validation" a further share of the train samples replaces the test samples. The unseen
+    With `evaluation.split` "validation" a further share of the train examples replaces the test examples. The unseen
     clients are drawn from the seed among the partition's clients; they get the last numbers.
     """
     if experiment.partition.by_class and not dataset.has_classes:
@@ -295,7 +295,7 @@ def split_data(experiment: Experiment, dataset: Dataset) -> tuple[Dataset, Parti
         )
     if experiment.clients.count > len(dataset.train):
         raise RayflError(
-            f"clients.count={experiment.clients.count} is more than the {len(dataset.train)} train samples of dataset "
+            f"clients.count={experiment.clients.count} is more than the {len(dataset.train)} train examples of dataset "
             f"{dataset.name!r}, of which every client needs one: lower clients.count"
         )
     generator = seeding.generator(experiment.seed, purpose="partition")
@@ -312,7 +312,7 @@ def split_data(experiment: Experiment, dataset: Dataset) -> tuple[Dataset, Parti
         evaluated = seeding.generator(experiment.seed, purpose="judged split")
         partition = partition.hold_out(ratios["validation"] or EVALUATED_RATIO, 0.0, evaluated)
         rows, train = partition.validation.indices, dataset.train
-        dataset = replace(dataset, test=Samples(train.inputs[rows], train.labels[rows], place=train.place))
+        dataset = replace(dataset, test=Examples(train.inputs[rows], train.labels[rows], place=train.place))
         partition = replace(partition, test=Shards(np.arange(len(rows)), partition.validation.offsets))
         # What is left is cut again only for a method that chooses by validation data itself.
         validation = validation if "validation" in defaults else 0.0

@@ -24,7 +24,7 @@ KINDS = {
 }
 """The settings that name a file, and the word with which the copy's name begins."""
 STAYING = {("data", "path"), ("data", "test_path")}
-"""The settings that name files of samples. They are too large to be copied; `data.digest` has their digests."""
+"""The settings that name files of examples. They are too large to be copied; `data.digest` has their digests."""
 _OPEN = (
     *("data", "partition", "model", "task", "method", "uplink", "downlink", "topology", "evaluation"),
     *("selection", "schedule", "wrap"),
@@ -234,6 +234,6 @@ def mapped(table: Mapping[str, Any], change: Callable[[tuple[str, ...], str], st
 
 
 def has_whole_digests(data: Mapping[str, Any]) -> bool:
-    """Whether a table of data has the digests of files, and none of a sample only."""
+    """Whether a table of data has the digests of files, and none of an example only."""
     digests = data.get("digest")
     return isinstance(digests, Mapping) and bool(digests) and not any("sample-" in str(one) for one in digests.values())

@@ -53,6 +53,7 @@ class Metric(Choice, ABC):
     """Whether reports compare runs by it. It needs `higher_is_better`."""
     drawn: ClassVar[FigureKind] = ""
     """The figure that the report draws of its parts. They are recorded for all clients together and not for each."""
+    renamed = {"judges": "takes_targets"}
     takes_targets: ClassVar[tuple[Targets, ...]] = ("classes", "labels", "numbers")
     """The kinds of targets that it accepts."""
     most_classes: ClassVar[float] = math.inf
@@ -109,8 +110,8 @@ class Metric(Choice, ABC):
         """Raise RayflError if the metric cannot evaluate an experiment's targets, or outputs like these [2, ...]."""
         if targets not in self.takes_targets:
             raise RayflError(
-                f"metric {self.name!r} is for {' or '.join(map(_WORDS.__getitem__, self.takes_targets))}, and this experiment "
-                f"has {_WORDS[targets]}; remove it from evaluation.metrics",
+                f"metric {self.name!r} is for {' or '.join(map(_WORDS.__getitem__, self.takes_targets))}, and this "
+                f"experiment has {_WORDS[targets]}; remove it from evaluation.metrics",
             )
         if sizes(outputs) > self.most_classes:
             raise RayflError(

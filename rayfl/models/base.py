@@ -1,4 +1,4 @@
-"""A model: its options, and a network for the shape of a dataset's samples. Any torch module can be one."""
+"""A model: its options, and a network for the shape of a dataset's examples. Any torch module can be one."""
 
 import inspect
 from abc import abstractmethod

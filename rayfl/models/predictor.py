@@ -16,7 +16,7 @@ WHITEST = 255
 class Predictor(nn.Module):
     """A network that carries the preprocessing of its run.
 
-    network: the network itself, which takes what `data.normalise` returns. data: the run's dataset, whose samples are
+    network: the network itself, which takes what `data.normalise` returns. data: the run's dataset, whose examples are
     not needed. memory_format, precision: as the run computed.
     """
 
@@ -45,7 +45,7 @@ class Predictor(nn.Module):
             return self.network(batch).float()
 
     def _raw(self, inputs: Tensor) -> Tensor:
-        """The inputs [n, *input_shape], checked, and those of a table scaled as its source scaled the samples."""
+        """The inputs [n, *input_shape], checked, and those of a table scaled as its source scaled the examples."""
         data = self.data
         example_shape = tuple(inputs.shape[1:])
         shape = tuple(data.input_shape)

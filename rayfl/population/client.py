@@ -1,4 +1,4 @@
-"""Traits: a client's id and fixed properties, which methods see. Fate: what happens to it in a round."""
+"""Traits: a client's id and fixed properties, which methods see. ClientStatus: what happens to it in a round."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -22,7 +22,7 @@ class Traits:
     work_share: float = 1.0
 
 
-class Fate(StrEnum):
+class ClientStatus(StrEnum):
     """What happens to a client in a round: drawn before the round, final after it; the records have the same words."""
 
     DELIVERED = "delivered"
@@ -47,19 +47,19 @@ class Fate(StrEnum):
     @property
     def trains(self) -> bool:
         """Whether its training is computed. Training that is lost before it is sent is only billed."""
-        return self.keeps_state or self is Fate.UPLOAD_LOST
+        return self.keeps_state or self is ClientStatus.UPLOAD_LOST
 
     @property
     def uploads(self) -> bool:
-        """Whether a client that was drawn this fate sends its message."""
-        return self in (Fate.DELIVERED, Fate.UPLOAD_LOST)
+        """Whether a client that was drawn this status sends its message."""
+        return self in (ClientStatus.DELIVERED, ClientStatus.UPLOAD_LOST)
 
     @property
     def awaited(self) -> bool:
         """Whether the round lasts until this client is back, gone or cut off."""
-        return self not in (Fate.NOT_SELECTED, Fate.NOT_ASKED, Fate.DROPPED_BEFORE_DOWNLOAD)
+        return self not in (ClientStatus.NOT_SELECTED, ClientStatus.NOT_ASKED, ClientStatus.DROPPED_BEFORE_DOWNLOAD)
 
     @property
     def keeps_state(self) -> bool:
         """Whether the client keeps its state after training; otherwise its state is that before the round."""
-        return self in (Fate.DELIVERED, Fate.SILENT) or not self.awaited
+        return self in (ClientStatus.DELIVERED, ClientStatus.SILENT) or not self.awaited

@@ -15,19 +15,19 @@ from pydantic import Field, model_validator
 from rayfl.determinism import seeding
 from rayfl.errors import refuse_if
 from rayfl.population.availability import Availability, Diurnal, PerClient, Trace, TraceLines, available
-from rayfl.population.client import Fate, Traits
+from rayfl.population.client import ClientStatus, Traits
 from rayfl.population.distributions import Shares, Speeds, values
 from rayfl.selections.base import Seen
 from rayfl.selections.plain import Uniform
 from rayfl.settings import Settings
 
-DROPOUTS: dict[str, Fate] = {
-    "dropout_before_download": Fate.DROPPED_BEFORE_DOWNLOAD,
-    "dropout_after_download": Fate.DROPPED_AFTER_DOWNLOAD,
-    "dropout_after_training": Fate.DROPPED_AFTER_TRAINING,
-    "upload_loss": Fate.UPLOAD_LOST,
+DROPOUTS: dict[str, ClientStatus] = {
+    "dropout_before_download": ClientStatus.DROPPED_BEFORE_DOWNLOAD,
+    "dropout_after_download": ClientStatus.DROPPED_AFTER_DOWNLOAD,
+    "dropout_after_training": ClientStatus.DROPPED_AFTER_TRAINING,
+    "upload_loss": ClientStatus.UPLOAD_LOST,
 }
-"""The chances of the `[clients]` table in the order in which they are drawn, and the fate of clients that they hit."""
+"""The chances of the `[clients]` table as they are drawn, and the status of clients that they hit."""
 
 Choose = Callable[[np.ndarray, int, np.random.Generator], Sequence[int]]
 """A function of the available clients, the number wanted and the round's generator: the clients to ask."""
@@ -160,16 +160,16 @@ def attackers(seed: int, num_clients: int, share: float) -> frozenset[int]:
 
 @dataclass(frozen=True)
 class Participation:
-    """The clients selected in a round, ascending, the fate drawn for each, and the unavailable clients."""
+    """The clients selected in a round, ascending, the status drawn for each, and the unavailable clients."""
 
-    fates: Mapping[int, Fate]
+    statuses: Mapping[int, ClientStatus]
     unavailable: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64), compare=False)
     """int64, ascending."""
 
     @property
     def selected(self) -> tuple[int, ...]:
         """The clients selected, ascending."""
-        return tuple(self.fates)
+        return tuple(self.statuses)
 
 
 @dataclass(frozen=True)
@@ -222,7 +222,7 @@ class Population:
         choose = choose or partial(Uniform().choose, {}, self.seen(round_number))
         draws = seeding.generator(self.seed, round_number, purpose="participants")
         selected = candidates.tolist() if everyone else sorted(choose(candidates, self.settings.num_selected, draws))
-        return Participation(self.drawn_fates(round_number, selected), np.flatnonzero(~reachable))
+        return Participation(self.drawn_statuses(round_number, selected), np.flatnonzero(~reachable))
 
     def slot(self, second: float) -> int:
         """The round of availability at this second of a run that is not in rounds."""
@@ -233,22 +233,22 @@ class Population:
         """The second at which the available clients change next; infinite if all are always available."""
         return math.inf if self.availability is None else (self.slot(second) + 1) * self.settings.availability_s
 
-    def drawn_fates(self, round_number: int, clients: Sequence[int]) -> dict[int, Fate]:
-        """The fates that clients, ascending, would have in a round, or in the flight of this number.
+    def drawn_statuses(self, round_number: int, clients: Sequence[int]) -> dict[int, ClientStatus]:
+        """The statuses that clients, ascending, would have in a round, or in the flight of this number.
 
         The chances are independent; the first that hits decides.
         """
-        fates = dict.fromkeys(clients, Fate.DELIVERED)
+        statuses = dict.fromkeys(clients, ClientStatus.DELIVERED)
         chances = [getattr(self.settings, name) for name in DROPOUTS]
-        if not (fates and any(chances)):
-            return fates
+        if not (statuses and any(chances)):
+            return statuses
         before, training = self._two_draws(round_number, "dropout", clients)
         download, upload = self._two_draws(round_number, "further faults", clients)
         hits = zip(DROPOUTS.values(), (before, download, training, upload), chances, strict=True)
-        # The first fate that hits is written last.
-        for fate, draws, chance in reversed([*hits]):
-            fates |= dict.fromkeys(np.asarray(clients)[draws < chance].tolist(), fate)
-        return fates
+        # The first status that hits is written last.
+        for status, draws, chance in reversed([*hits]):
+            statuses |= dict.fromkeys(np.asarray(clients)[draws < chance].tolist(), status)
+        return statuses
 
     def _two_draws(self, round_number: int, purpose: str, clients: Sequence[int]) -> np.ndarray:
         """The two numbers in [0, 1) that each of these clients gets if all clients draw in turn, float64 [2, n]."""

@@ -103,7 +103,7 @@ def _shared_name(names: Sequence[str]) -> str:
 
 
 class Curve(NamedTuple):
-    """Mean and sample standard deviation over a group's seeds (0 for one seed), with the mean cost by each round."""
+    """Mean and example standard deviation over a group's seeds (0 for one seed), with the mean cost by each round."""
 
     cost: Cost
     mean: np.ndarray
@@ -130,7 +130,7 @@ def last_of_clients(group: Group, name: str) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Score:
-    """Mean and sample standard deviation (0 for one value) of `count` values; NaN if there are none."""
+    """Mean and example standard deviation (0 for one value) of `count` values; NaN if there are none."""
 
     mean: float
     deviation: float

@@ -12,9 +12,9 @@ SPLITS = ("train", "validation", "heldout", "test")
 
 
 def holdings(dataset: Dataset, partition: Partition) -> np.ndarray:
-    """Train samples of each class that each client holds, int64 [num_clients, num_classes].
+    """Train examples of each class that each client holds, int64 [num_clients, num_classes].
 
-    Of numbers to predict, the classes are tenths by the first one: class 0 has the lowest tenth of all samples. Other
+    Of numbers to predict, the classes are tenths by the first one: class 0 has the lowest tenth of all examples. Other
     labels (texts, several labels each) have one class.
     """
     labels = dataset.train.labels
@@ -29,7 +29,7 @@ def holdings(dataset: Dataset, partition: Partition) -> np.ndarray:
 def distances(counts: np.ndarray) -> np.ndarray:
     """Total variation distance of each client's label distribution to the pooled one, float64 [num_clients] in [0, 1].
 
-    counts: [num_clients, num_classes], with at least one sample in each row.
+    counts: [num_clients, num_classes], with at least one example in each row.
     """
     return 0.5 * np.abs(counts / counts.sum(axis=1, keepdims=True) - counts.sum(axis=0) / counts.sum()).sum(axis=1)
 

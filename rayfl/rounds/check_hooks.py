@@ -269,7 +269,7 @@ the type is enough. A carry is checked at every step."""
 
 
 # Any: trees, states and memories.
-TreeT = TypeVar("Nested", bound=Mapping[str, Any])
+TreeT = TypeVar("TreeT", bound=Mapping[str, Any])
 
 
 class HookInputs:

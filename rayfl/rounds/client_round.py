@@ -13,7 +13,7 @@ from rayfl.determinism import global_draws
 from rayfl.determinism.seeding import LazyGenerator
 from rayfl.methods.base import Carry, Context, Reply, State, Upload, Work
 from rayfl.models import flops
-from rayfl.population.client import Fate
+from rayfl.population.client import ClientStatus
 from rayfl.rounds import evaluation
 from rayfl.rounds.check_hooks import checked_hook
 from rayfl.rounds.engines import LocalTask
@@ -32,13 +32,13 @@ class CallInputs(NamedTuple):
 
 
 class Participant(NamedTuple):
-    """One client of a call: its fate as it was drawn, its state and the server's memory of it before the round.
+    """One client of a call: its status as it was drawn, its state and the server's memory of it before the round.
 
     `number`: that of its flight, by which it draws instead of by the round.
     """
 
     client: int
-    fate: Fate
+    status: ClientStatus
     state: State
     server_memory: State
     number: int | None = None
@@ -57,7 +57,7 @@ class ClientRound:
 
     def __init__(self, setup: Setup, call_inputs: CallInputs, participant: Participant) -> None:
         self.round_inputs, message, server = call_inputs
-        self.client, self.fate, stored, server_memory, self.number = participant
+        self.client, self.status, stored, server_memory, self.number = participant
         self.setup, self.method = setup, setup.method
         self.keeps_model = setup.keeps_models and self.number is not None
         self.state, self.uplink_memory = without_memory(stored)
@@ -92,30 +92,30 @@ class ClientRound:
         deadline; None if it trains."""
         if not self.has_work:
             return self.idle()
-        if self.fate.trains and self.setup.population.settings.deadline_s is None:
+        if self.status.trains and self.setup.population.settings.deadline_s is None:
             return None
         task = self.local_task()
         with naming_round_and_client(self.round, self.client):
-            stages = () if self.fate is Fate.DROPPED_AFTER_DOWNLOAD else task.stages
+            stages = () if self.status is ClientStatus.DROPPED_AFTER_DOWNLOAD else task.stages
             work = {stage.name: task.planned(stage) for stage in stages}
             costs = example_costs(self.setup, replace(self.ctx, work=work), self.state)
-        result = self._result(self.fate, work=work, costs=costs, stages=self.plan.stages)
+        result = self._result(self.status, work=work, costs=costs, stages=self.plan.stages)
         result = cut_off_if_late(self.setup, self.plan, result)
-        return None if result.fate.trains else Ended(result, ClientOutputs())
+        return None if result.status.trains else Ended(result, ClientOutputs())
 
     def idle(self) -> Ended:
         """The result and the objects of a client without work; it keeps its state."""
-        fate = Fate.NOT_ASKED if self.fate.uploads else self.fate
-        result = self._result(fate, metrics=self.personal.metrics if fate.keeps_state else {})
+        status = ClientStatus.NOT_ASKED if self.status.uploads else self.status
+        result = self._result(status, metrics=self.personal.metrics if status.keeps_state else {})
         kept = to_memory(with_memory(self.state, self.uplink_memory), self.setup.device)
         return Ended(result, ClientOutputs.of(self.setup.output_slots, kept, self.personal.server_memory))
 
     # Any: fields of `ClientResult`.
-    def _result(self, fate: Fate, **fields: Any) -> ClientResult:
+    def _result(self, status: ClientStatus, **fields: Any) -> ClientResult:
         """A result with the client's download and the second at which it begins."""
         begins_s = self.round_inputs.begins.get(self.client, 0.0)
         received = {"downlink_bits": self.downlink_bits, "num_received": self.num_received}
-        return ClientResult(self.client, fate, begins_s=begins_s, **received, **fields)
+        return ClientResult(self.client, status, begins_s=begins_s, **received, **fields)
 
     def local_task(self) -> LocalTask:
         """The client's local work, for the engine."""
@@ -139,37 +139,37 @@ class ClientRound:
 
     def finish(self, carry: Carry, work: Mapping[str, Work]) -> Ended:
         """End the client's round after its training."""
-        setup, sends = self.setup, self.fate.uploads and self.plan.up
+        setup, sends = self.setup, self.status.uploads and self.plan.up
         ctx = replace(self.ctx, work=work, sends=sends)
         self._key("finish")
         finished = checked_hook(self.method.finish)(self.state, carry, ctx)
         message: Message = {}
-        fate, uplink_memory, server_memory = self.fate, self.uplink_memory, self.personal.server_memory
+        status, uplink_memory, server_memory = self.status, self.uplink_memory, self.personal.server_memory
         if sends and finished.message is not None:
             message, uplink_memory = encode_upload(finished.message, uplink_memory, ctx)
             if not setup.is_peer:
                 at_server = replace(ctx, initial=setup.initial) if setup.hooks_on_device else ctx
                 server_memory = checked_hook(setup.server_half.store_uplink)(server_memory, message, at_server)
-        elif fate.uploads:
-            fate = Fate.SILENT
+        elif status.uploads:
+            status = ClientStatus.SILENT
         result = self._result(
-            fate,
+            status,
             message_bits=message_bits(message),
             # A peer's message is billed once its receivers are known.
             billed_bits=0 if setup.is_peer else message_bits(message),
             work=work,
-            metrics={**self.personal.metrics, **self.operations(ctx), **finished.metrics} if fate.keeps_state else {},
+            metrics={**self.personal.metrics, **self.operations(ctx), **finished.metrics} if status.keeps_state else {},
             relayed=tuple(name for name in setup.relayed if name in message),
             num_values=num_values(message),
             costs=example_costs(setup, ctx, self.state),
             stages=self.plan.stages,
         )
         result = cut_off_if_late(setup, self.plan, result)
-        added = result.fate is Fate.DELIVERED and not setup.keeps_messages
+        added = result.status is ClientStatus.DELIVERED and not setup.keeps_messages
         if not added or setup.relayed:
             message = {name: packet.written() for name, packet in message.items()}
         model: tree.Tree | None = None
-        if result.fate.keeps_state and self._may_be_evaluated():
+        if result.status.keeps_state and self._may_be_evaluated():
             model = self._trained_model(finished.state, carry)
         kept = to_memory(with_memory(finished.state, uplink_memory), setup.device)
         outputs = ClientOutputs.of(

@@ -17,7 +17,7 @@ A round's value of a client's metric is the mean over the clients for which it i
 metric of all their examples together, `own_weighted/...` their mean weighted by examples. `own_deviation/...`,
 `own_worst_tenth/...`, `own_worst/...`, `own_difference/...` and `own_jain/...` measure how evenly the metric is
 distributed over clients (metrics/fairness.py).
-With `evaluation.clients`, clients' values are those of a sample that is drawn once from the seed: `own/...` of its
+With `evaluation.clients`, clients' values are those of an example that is drawn once from the seed: `own/...` of its
 clients, `own_after_training/...` of those among them that trained in the round, `pooled_train/...` of their training
 examples. Unseen clients are all evaluated.
 If clients form groups by retention ratio, the mean of each group is recorded for every metric that ranks runs, as

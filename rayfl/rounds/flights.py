@@ -32,7 +32,7 @@ from rayfl.determinism.addition_order import runs
 from rayfl.errors import RayflError
 from rayfl.gather import Aggregate
 from rayfl.population.availability import available
-from rayfl.population.client import Fate
+from rayfl.population.client import ClientStatus
 from rayfl.population.sampling import Participation
 from rayfl.rounds.aggregation import add_messages, merge_sums
 from rayfl.rounds.check_hooks import A_STATE, checked
@@ -94,7 +94,7 @@ class Window:
     def _messages(self) -> dict[int, Flight]:
         """The ended flights whose messages are used in the update, by ascending client."""
         arrived = sorted(self.ended.items())
-        return {client: one for client, one in arrived if one.result and one.result.fate is Fate.DELIVERED}
+        return {client: one for client, one in arrived if one.result and one.result.status is ClientStatus.DELIVERED}
 
     def _scale(self, flight: Flight) -> float | None:
         """The factor of a flight's message."""
@@ -147,26 +147,26 @@ class Window:
             seen = setup.population.seen(self.round.number)
             chosen = clients_named(setup.selection.choose, state, seen, idle, wanted, draws)
             for number, client in enumerate(chosen, self.next_number):
-                fate = self._fate(number, client)
-                into = self.ended if fate is Fate.DROPPED_BEFORE_DOWNLOAD else self.flights
-                into[client] = self._begun(number, client, fate)
+                status = self._status(number, client)
+                into = self.ended if status is ClientStatus.DROPPED_BEFORE_DOWNLOAD else self.flights
+                into[client] = self._begun(number, client, status)
             # If a selection draws nobody, the number still moves on, so that the next draw is a new one.
             self.next_number += max(1, len(chosen))
             if self.ended.keys().isdisjoint(chosen):
                 return len(chosen) < wanted
         return wanted > 0
 
-    def _begun(self, number: int, client: int, fate: Fate) -> Flight:
+    def _begun(self, number: int, client: int, status: ClientStatus) -> Flight:
         """A flight that begins now, with the earliest second at which it can end."""
         setup = self.round.setup
         flight = Flight(number, client, self.round.number, self.second, self.second, self.second)
-        if fate is Fate.DROPPED_BEFORE_DOWNLOAD:
-            return flight._replace(result=ClientResult(client, fate))
+        if status is ClientStatus.DROPPED_BEFORE_DOWNLOAD:
+            return flight._replace(result=ClientResult(client, status))
         plan, traits = self.round.inputs.plan, setup.population.traits(client)
         result = ClientResult(client, downlink_bits=message_bits(self.round.inputs.message))
         # A client that drops out after the download does no work; its state may shorten any work.
         may_be_less = setup.method.has_own_stages or setup.population.settings.sparse_speedup
-        if fate is not Fate.DROPPED_AFTER_DOWNLOAD and not may_be_less:
+        if status is not ClientStatus.DROPPED_AFTER_DOWNLOAD and not may_be_less:
             data, share = setup.data(client), traits.work_share
             task = LocalTask(client, number, setup.seed, dict, data, plan.stages, setup.device, share=share)
             work = {stage.name: task.planned(stage) for stage in plan.stages}
@@ -176,8 +176,8 @@ class Window:
         earliest_s = moment(self.second + min(most_s, arrival_s(traits, result)))
         return flight._replace(earliest_s=earliest_s, ends_s=earliest_s)
 
-    def _fate(self, number: int, client: int) -> Fate:
-        return self.round.setup.population.drawn_fates(number, [client])[client]
+    def _status(self, number: int, client: int) -> ClientStatus:
+        return self.round.setup.population.drawn_statuses(number, [client])[client]
 
     def first(self, due: float) -> Flight | None:
         """The flight that ends next, trained if it may end by `due`; None if no flight is under way."""
@@ -195,8 +195,8 @@ class Window:
         untrained = [one for _, one in sorted(self.flights.items()) if one.result is None]
         for version in sorted({one.version for one in untrained}):
             numbers = {one.client: one.number for one in untrained if one.version == version}
-            fates = {client: self._fate(number, client) for client, number in numbers.items()}
-            jobs += train_jobs(round, fates, numbers, self._put_inputs(version))
+            statuses = {client: self._status(number, client) for client, number in numbers.items()}
+            jobs += train_jobs(round, statuses, numbers, self._put_inputs(version))
         for job, answer in zip(jobs, round.run(jobs), strict=True):
             outputs = ClientOutputs.unpack(setup.output_slots, job.work.trained, answer.outputs)
             for result in answer.result.results:
@@ -228,10 +228,10 @@ class Window:
         result, setup = flight.result, self.round.setup
         assert result is not None
         del self.flights[flight.client]
-        if result.fate is Fate.DELIVERED and self._scale(flight) is None:
-            result = replace(result, fate=Fate.STALE, metrics={}, sums={})
+        if result.status is ClientStatus.DELIVERED and self._scale(flight) is None:
+            result = replace(result, status=ClientStatus.STALE, metrics={}, sums={})
         self.ended[flight.client] = flight._replace(result=result)
-        if flight.outputs is not None and result.fate.keeps_state:
+        if flight.outputs is not None and result.status.keeps_state:
             kept = {flight.client: flight.outputs}
             self.round.run_state = self.round.run_state.updated(setup.memory_slots, kept)
 
@@ -239,8 +239,8 @@ class Window:
         """End the window with an update: fill the ledger, keep the flights under way, and return what has arrived."""
         round, ledger, before = self.round, self.round.ledger, self.before
         ended = [one for _, one in sorted(self.ended.items())]
-        fates = {one.client: self._fate(one.number, one.client) for one in ended}
-        ledger.participation = Participation(fates, np.flatnonzero(~self._reachable()))
+        statuses = {one.client: self._status(one.number, one.client) for one in ended}
+        ledger.participation = Participation(statuses, np.flatnonzero(~self._reachable()))
         ledger.results = {flight.client: flight.result for flight in ended if flight.result}
         self._evaluate(ended)
         ledger.results = {flight.client: self._timed(flight, ledger.results[flight.client]) for flight in ended}
@@ -271,7 +271,12 @@ class Window:
         """If this round evaluates, evaluate the models that stayed with the flights that have ended."""
         round, models, began = self.round, dict[int, Ref](), dict[int, tuple[int, int]]()
         for flight in ended if round.inputs.evaluated else ():
-            if flight.result and flight.result.fate.keeps_state and flight.outputs and flight.outputs.model is not None:
+            if (
+                flight.result
+                and flight.result.status.keeps_state
+                and flight.outputs
+                and flight.outputs.model is not None
+            ):
                 models[flight.client] = flight.outputs.model
                 began[flight.client] = (flight.version, flight.number)
         parts = runs([*models], round.calls_per_wave)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rayfl.population.client import Fate, Traits
+from rayfl.population.client import ClientStatus, Traits
 from rayfl.population.sampling import Participation
 from rayfl.rounds import evaluation
 from rayfl.rounds.setup import Setup
@@ -42,7 +42,7 @@ OnRound = Callable[[RoundRow, Mapping[str, float]], None]
 
 
 class ClientRow(NamedTuple):
-    """One client's row in the record of a round; `status` is a `Fate`."""
+    """One client's row in the record of a round; `status` is a `ClientStatus`."""
 
     client: int
     status: str
@@ -97,8 +97,8 @@ class Ledger:
     simulated_s: float | None = None
 
     def result(self, client: int) -> ClientResult:
-        """A client's result so far; if it has none, a result with the fate that was drawn for it."""
-        drawn = self.participation.fates.get(client, Fate.NOT_SELECTED)
+        """A client's result so far; if it has none, a result with the status that was drawn for it."""
+        drawn = self.participation.statuses.get(client, ClientStatus.NOT_SELECTED)
         return self.results.get(client) or ClientResult(client, drawn)
 
     def add(self, later: Iterable[ClientResult]) -> None:
@@ -137,7 +137,7 @@ def record(setup: Setup, round: int, ledger: Ledger) -> RoundRecord:
     row = RoundRow(
         round=round,
         selected=len(ledger.participation.selected),
-        delivered=sum(row.status == Fate.DELIVERED for row in rows),
+        delivered=sum(row.status == ClientStatus.DELIVERED for row in rows),
         uplink_bits=sum(row.uplink_bits for row in rows),
         downlink_bits=sum(row.downlink_bits for row in rows),
         simulated_s=duration_s(setup.population, results) if ledger.simulated_s is None else ledger.simulated_s,
@@ -150,7 +150,7 @@ def client_row(traits: Traits, result: ClientResult) -> ClientRow:
     """One client's row; its time is download, then work, then upload, then the reply, at its own speeds."""
     return ClientRow(
         client=result.client,
-        status=result.fate.value,
+        status=result.status.value,
         uplink_bits=result.billed_bits,
         downlink_bits=result.downlink_bits,
         num_samples=result.num_examples,

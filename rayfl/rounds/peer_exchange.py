@@ -40,7 +40,7 @@ def mix(round: CurrentRound, messages: Mapping[int, Ref]) -> None:
     if not setup.method.capabilities.include_self:
         weights = without_diagonal(weights)
     bill(graph, messages, ledger)
-    counted = [client for client, result in ledger.results.items() if result.fate.keeps_state]
+    counted = [client for client, result in ledger.results.items() if result.status.keeps_state]
     receivers = [client for client in counted if client in round.run_state.states or not setup.stateful]
     slots, jobs = setup.state_slots, []
     for part in in_calls(receivers, weights, round.executor.num_workers, 4 * tree.num_entries(setup.initial)):

@@ -17,7 +17,7 @@ from rayfl.determinism.seeding import NOBODY
 from rayfl.determinism.torch_flags import fixed
 from rayfl.gather import Aggregate
 from rayfl.methods.base import Context
-from rayfl.population.client import Fate
+from rayfl.population.client import ClientStatus
 from rayfl.population.sampling import Participation
 from rayfl.rounds import downlinks
 from rayfl.rounds.check_hooks import A_STATE, HookInputs, checked, checked_hook
@@ -99,7 +99,7 @@ def peer_round(setup: Setup, executor: Executor, run_state: RunState) -> Current
     participation = setup.population.sample_round(number, everyone=True)
     inputs = RoundInputs(number, plan, evaluated=setup.evaluated(number))
     round = CurrentRound(setup, executor, run_state, inputs, Ledger(participation))
-    _, messages = train(round, participation.fates)
+    _, messages = train(round, participation.statuses)
     if setup.topology is not None and plan.up:
         mix(round, messages)
     return round
@@ -124,7 +124,9 @@ def note_downloads(round: CurrentRound) -> None:
 def update(round: CurrentRound, received: Mapping[str, Aggregate], ctx: Context) -> list[int]:
     """The server's update with what has arrived. Returns the clients that delivered, ascending."""
     setup, server = round.setup, round.run_state.server
-    delivered = sorted(client for client, result in round.ledger.results.items() if result.fate is Fate.DELIVERED)
+    delivered = sorted(
+        client for client, result in round.ledger.results.items() if result.status is ClientStatus.DELIVERED
+    )
     # Sums that were added here may have drawn, and workers decide where sums are added.
     key(setup.seed, round.number, purpose="server update")
     given = HookInputs(setup.method)

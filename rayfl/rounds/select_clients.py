@@ -80,7 +80,7 @@ def learn(round: CurrentRound) -> None:
     answers: list[Answer] = []
     for client in ledger.participation.selected:
         result, loss, traits = ledger.result(client), None, setup.population.traits(client)
-        if selection.hears_losses and result.fate == "delivered":
+        if selection.hears_losses and result.status == "delivered":
             if (loss := result.metrics.get(LOSS)) is None:
                 name = type(setup.method).__name__
                 raise RayflError(f" {selection.name!r} needs {LOSS}, which {name} does not report", KEY)
@@ -110,7 +110,7 @@ def _with_poll(result: ClientResult, asked: bool, polled: ClientResult, traits: 
     """A client's result with the bill of its poll. A client that was then selected has downloaded the broadcast only
     once, and the time of its poll lies before `begins_s`."""
     if not asked:
-        return replace(polled, fate=result.fate, metrics={})
+        return replace(polled, status=result.status, metrics={})
     return replace(
         result,
         billed_bits=result.billed_bits + polled.billed_bits,

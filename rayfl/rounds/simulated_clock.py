@@ -11,7 +11,7 @@ from dataclasses import replace
 from rayfl.data.batches import steps_within
 from rayfl.methods.base import Context, Plan, State, Work
 from rayfl.models.flops import forward_flops
-from rayfl.population.client import Fate, Traits
+from rayfl.population.client import ClientStatus, Traits
 from rayfl.population.sampling import Population
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.worker_jobs import ClientResult
@@ -71,7 +71,7 @@ def duration_s(population: Population, results: Iterable[ClientResult]) -> float
     A client is gone when it vanishes or its update is lost. Clients that train for themselves are not awaited: those
     that were not selected, and peers that miss the exchange.
     """
-    awaited = [(population.traits(result.client), result) for result in results if result.fate.awaited]
+    awaited = [(population.traits(result.client), result) for result in results if result.status.awaited]
     back = (arrival_s(traits, result) for traits, result in awaited)
     return max(back, default=0.0) + max((reply_s(traits, result) for traits, result in awaited), default=0.0)
 
@@ -79,14 +79,14 @@ def duration_s(population: Population, results: Iterable[ClientResult]) -> float
 def cut_off_if_late(setup: Setup, plan: Plan, result: ClientResult) -> ClientResult:
     """Return the result; if the round waits for the client and the client misses the deadline, cut the result off.
 
-    The cut result has `Fate.LATE` and a smaller bill. Called before training, because a client that is late need not
-    train, and again after training, when the size of the upload is known.
+    The cut result has `ClientStatus.LATE` and a smaller bill. Called before training, because a client that is late
+    need not train, and again after training, when the size of the upload is known.
     """
     deadline_s = setup.population.settings.deadline_s
-    if deadline_s is None or not plan.up or not result.fate.awaited:
+    if deadline_s is None or not plan.up or not result.status.awaited:
         return result
     in_time = moment(arrival_s(setup.population.traits(result.client), result)) <= deadline_s
-    return result if in_time else _cut_off(setup, result, deadline_s, Fate.LATE)
+    return result if in_time else _cut_off(setup, result, deadline_s, ClientStatus.LATE)
 
 
 def cut_off_surplus(setup: Setup, plan: Plan, results: Iterable[ClientResult]) -> dict[int, ClientResult]:
@@ -99,25 +99,25 @@ def cut_off_surplus(setup: Setup, plan: Plan, results: Iterable[ClientResult]) -
     wanted = setup.population.settings.take_first
     if wanted is None or not plan.up:
         return by_client
-    awaited = {client: result for client, result in by_client.items() if result.fate.awaited}
+    awaited = {client: result for client, result in by_client.items() if result.status.awaited}
     times = {client: arrival_s(setup.population.traits(client), result) for client, result in awaited.items()}
-    back = sorted((moment(times[client]), client) for client, result in awaited.items() if result.fate.keeps_state)
+    back = sorted((moment(times[client]), client) for client, result in awaited.items() if result.status.keeps_state)
     if len(back) < wanted:
         return by_client
     close, last = back[wanted - 1]
     surplus = {client for _, client in back[wanted:]} | {c for c in awaited if moment(times[c]) > close}
-    cut = {client: _cut_off(setup, by_client[client], times[last], Fate.SURPLUS) for client in surplus}
+    cut = {client: _cut_off(setup, by_client[client], times[last], ClientStatus.SURPLUS) for client in surplus}
     return by_client | cut
 
 
-def _cut_off(setup: Setup, result: ClientResult, close_s: float, fate: Fate) -> ClientResult:
+def _cut_off(setup: Setup, result: ClientResult, close_s: float, status: ClientStatus) -> ClientResult:
     """The result of a client after `close_s` seconds, when the server stops waiting: whole bytes and whole steps."""
     traits = setup.population.traits(result.client)
     busy_s = close_s - result.begins_s - result.downlink_bits / traits.downlink_bps
     sending_s = busy_s - num_gradients(result.work, result.costs) / traits.examples_per_s
     return replace(
         result,
-        fate=fate,
+        status=status,
         billed_bits=min(result.billed_bits, 8 * _whole(sending_s * traits.uplink_bps / 8)),
         downlink_bits=min(result.downlink_bits, 8 * _whole(close_s * traits.downlink_bps / 8)),
         work=_work_within(setup, result, busy_s * traits.examples_per_s),

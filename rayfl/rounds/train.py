@@ -7,7 +7,7 @@ import numpy as np
 from rayfl.determinism.addition_order import SumNode, cut, nodes_within
 from rayfl.gather import Aggregate
 from rayfl.methods.base import Plan
-from rayfl.population.client import Fate
+from rayfl.population.client import ClientStatus
 from rayfl.population.sampling import Participation
 from rayfl.rounds.aggregation import MOST_ALONE, aggregates
 from rayfl.rounds.executor import Job, Ref
@@ -20,22 +20,26 @@ FEW_WORKERS, EVEN = 2, 1.05
 """With at most FEW_WORKERS workers, each gets one call, if the longest call takes at most EVEN times the mean."""
 
 
-def server_participants(setup: Setup, plan: Plan, participation: Participation) -> dict[int, Fate]:
-    """Who downloads in a server round, with the fate drawn for each, by client in ascending order."""
-    fates = dict(participation.fates)
+def server_participants(setup: Setup, plan: Plan, participation: Participation) -> dict[int, ClientStatus]:
+    """Who downloads in a server round, with the status drawn for each, by client in ascending order."""
+    statuses = dict(participation.statuses)
     if plan.trainers == "all":
-        others = set(range(setup.num_clients)) - {*fates, *participation.unavailable.tolist()}
-        fates |= dict.fromkeys(others, Fate.NOT_SELECTED)
-    return {client: fates[client] for client in sorted(fates) if fates[client] is not Fate.DROPPED_BEFORE_DOWNLOAD}
+        others = set(range(setup.num_clients)) - {*statuses, *participation.unavailable.tolist()}
+        statuses |= dict.fromkeys(others, ClientStatus.NOT_SELECTED)
+    return {
+        client: statuses[client]
+        for client in sorted(statuses)
+        if statuses[client] is not ClientStatus.DROPPED_BEFORE_DOWNLOAD
+    }
 
 
-def train(round: CurrentRound, fates: Mapping[int, Fate]) -> tuple[dict[str, Aggregate], dict[int, Ref]]:
-    """Local work of the participants, whose drawn `fates` are given by client in ascending order.
+def train(round: CurrentRound, statuses: Mapping[int, ClientStatus]) -> tuple[dict[str, Aggregate], dict[int, Ref]]:
+    """Local work of the participants, whose drawn `statuses` are given by client in ascending order.
 
     Returns what arrived by message name, and, if `Setup.keeps_messages`, the messages of those who delivered.
     """
     setup = round.setup
-    jobs = train_jobs(round, fates)
+    jobs = train_jobs(round, statuses)
     answers = round.run(jobs)
     results = [result for answer in answers for result in answer.result.results]
     round.ledger.results |= cut_off_surplus(setup, round.inputs.plan, results)
@@ -47,10 +51,10 @@ def train(round: CurrentRound, fates: Mapping[int, Fate]) -> tuple[dict[str, Agg
             # The sums are taken out of the answers, so that each is freed as soon as it has been added.
             sums |= {node: answer.outputs.pop() for node in reversed(job.work.nodes)}
         outputs |= ClientOutputs.unpack(setup.output_slots, job.work.trained, answer.outputs)
-    fate_of = {client: round.ledger.results[client].fate for client in outputs}
+    status_of = {client: round.ledger.results[client].status for client in outputs}
     # A late client's answer is dropped: its message is not added, and its state stays that before the round.
-    outputs = {client: one for client, one in outputs.items() if fate_of[client].keeps_state}
-    delivered = {client: one for client, one in outputs.items() if fate_of[client] is Fate.DELIVERED}
+    outputs = {client: one for client, one in outputs.items() if status_of[client].keeps_state}
+    delivered = {client: one for client, one in outputs.items() if status_of[client] is ClientStatus.DELIVERED}
     messages = {client: one.message for client, one in delivered.items()} if setup.keeps_messages else {}
     received = {} if setup.is_peer else aggregates(round, sums, sum_bytes, delivered)
     round.run_state = round.run_state.updated(setup.memory_slots, outputs)
@@ -58,14 +62,17 @@ def train(round: CurrentRound, fates: Mapping[int, Fate]) -> tuple[dict[str, Agg
 
 
 def train_jobs(
-    round: CurrentRound, fates: Mapping[int, Fate], numbers: Mapping[int, int] | None = None, own_inputs: Ref = None
+    round: CurrentRound,
+    statuses: Mapping[int, ClientStatus],
+    numbers: Mapping[int, int] | None = None,
+    own_inputs: Ref = None,
 ) -> list[Job]:
     """The calls that train the participants; `numbers` and `own_inputs` are those of flights, see `TrainJob`."""
-    setup, clients, jobs = round.setup, list(fates), []
+    setup, clients, jobs = round.setup, list(statuses), []
     first = () if own_inputs is None else (own_inputs,)
-    for run in cut_into_calls(round, fates):
+    for run in cut_into_calls(round, statuses):
         nodes = nodes_within(run, (0, len(clients)))
-        drawn = {client: fates[client] for client in clients[slice(*run)]}
+        drawn = {client: statuses[client] for client in clients[slice(*run)]}
         flown = {client: numbers[client] for client in drawn} if numbers else {}
         work = TrainJob(tuple(nodes), drawn, round.executor.num_workers > MOST_ALONE, flown, bool(first))
         num_sums = 0 if setup.keeps_messages else len(nodes)
@@ -76,30 +83,30 @@ def train_jobs(
     return jobs
 
 
-def cut_into_calls(round: CurrentRound, fates: Mapping[int, Fate]) -> list[SumNode]:
-    """The participants of each training call, as runs of positions in `fates`.
+def cut_into_calls(round: CurrentRound, statuses: Mapping[int, ClientStatus]) -> list[SumNode]:
+    """The participants of each training call, as runs of positions in `statuses`.
 
     Every call costs some milliseconds. So if workers are few and calls would be about equally long, each worker gets
     one. If workers are many, each gets at most one. Otherwise there are as many calls as it takes to even out unequal
     clients and workers.
     """
     setup, num_workers = round.setup, round.executor.num_workers
-    one_each = cut(len(fates), num_workers, setup.work_width)
+    one_each = cut(len(statuses), num_workers, setup.work_width)
     if len(one_each) == num_workers <= FEW_WORKERS:
-        examples = planned_examples(setup, round.inputs.plan, fates)
+        examples = planned_examples(setup, round.inputs.plan, statuses)
         lengths = [examples[slice(*run)].sum() for run in one_each]
         if max(lengths) * len(lengths) <= EVEN * sum(lengths):
             return one_each
-    return cut(len(fates), round.calls_per_wave, setup.work_width, round.has_many_workers)
+    return cut(len(statuses), round.calls_per_wave, setup.work_width, round.has_many_workers)
 
 
-def planned_examples(setup: Setup, plan: Plan, fates: Mapping[int, Fate]) -> np.ndarray:
-    """The approximate number of examples that each participant trains on, float64, in the order of `fates`."""
-    clients = list(fates)
+def planned_examples(setup: Setup, plan: Plan, statuses: Mapping[int, ClientStatus]) -> np.ndarray:
+    """The approximate number of examples that each participant trains on, float64, in the order of `statuses`."""
+    clients = list(statuses)
     total, shares = np.zeros(len(clients)), setup.population.work_shares[clients]
     for stage in (stage for stage in plan.stages if not stage.free):
         held = stage.subset * setup.partition.split(stage.split).sizes[clients]
         a_step = np.minimum(held, stage.batch_size or held) * stage.batches_per_step
         examples = held * stage.epochs if stage.epochs else a_step * (stage.steps or 0)
         total += examples * (shares * stage.share if stage.split == "train" else 1.0)
-    return total * [fate.trains for fate in fates.values()]
+    return total * [status.trains for status in statuses.values()]

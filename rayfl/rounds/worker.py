@@ -21,7 +21,7 @@ from rayfl.determinism.process import trim
 from rayfl.determinism.seeding import generator
 from rayfl.gather import RobustMean
 from rayfl.methods.base import Carry, Work
-from rayfl.population.client import Fate
+from rayfl.population.client import ClientStatus
 from rayfl.rounds import evaluation
 from rayfl.rounds.check_hooks import HookInputs, checked, checked_hook
 from rayfl.rounds.client_round import CallInputs, ClientRound, Ended, Participant, with_memory, without_memory
@@ -114,7 +114,7 @@ class Worker:
         if job.own_inputs:
             round_inputs, *inputs = inputs
         kept = ClientOutputs.unpack(self.setup.memory_slots, job.clients, inputs)
-        trained = self._trained(round_inputs, job.fates, kept, job.numbers)
+        trained = self._trained(round_inputs, job.statuses, kept, job.numbers)
         results: list[ClientResult] = []
         outputs: list[Any] = []
 
@@ -122,9 +122,9 @@ class Worker:
             client_round, (result, left, evaluated) = next(trained)
             results.append(result if evaluated is None else result.joined(evaluated))
             self._on_client()
-            if client_round.fate.trains:
+            if client_round.status.trains:
                 outputs.extend(left.pack(self.setup.output_slots))
-            if result.fate is not Fate.DELIVERED or self.setup.keeps_messages:
+            if result.status is not ClientStatus.DELIVERED or self.setup.keeps_messages:
                 return None
             return FromClient(result.client, *left.message)
 
@@ -136,7 +136,7 @@ class Worker:
     def _trained(
         self,
         round_inputs: RoundInputs,
-        fates: Mapping[int, Fate],
+        statuses: Mapping[int, ClientStatus],
         kept: Mapping[int, ClientOutputs],
         numbers: Mapping[int, int],
     ) -> Iterator[tuple[ClientRound, Ended]]:
@@ -145,7 +145,7 @@ class Worker:
         message = self.setup.for_hooks({name: packet.opened() for name, packet in round_inputs.message.items()})
         self._given.note_message(message)
         call_inputs = CallInputs(round_inputs, message, self._shared("the server's state", round_inputs.server))
-        width, clients = self.setup.work_width, [*fates]
+        width, clients = self.setup.work_width, [*statuses]
         for first in range(0, len(clients), width):
             group = clients[first : first + width]
             states = [self._state(client, kept[client]) for client in group]
@@ -154,7 +154,7 @@ class Worker:
             client_rounds: list[ClientRound] = []
             for client, state in zip(group, states, strict=True):
                 memory = self._server_memory(client, kept[client])
-                participant = Participant(client, fates[client], state, memory, numbers.get(client))
+                participant = Participant(client, statuses[client], state, memory, numbers.get(client))
                 client_rounds.append(ClientRound(self.setup, call_inputs, participant))
             untrained = {one.client: ended for one in client_rounds if (ended := one.untrained()) is not None}
             tasks = [one.local_task() for one in client_rounds if one.client not in untrained]
@@ -290,9 +290,9 @@ class Worker:
     ) -> tuple[tuple[ClientResult, ...], list[Any]]:
         """Train every newcomer as in a round, and evaluate its model: after its training, and with the state it has."""
         model = self._shared("the model", round_inputs.model)
-        fates = dict.fromkeys(job.clients, Fate.NOT_SELECTED)
+        statuses = dict.fromkeys(job.clients, ClientStatus.NOT_SELECTED)
         results: list[ClientResult] = []
-        for one, ended in self._trained(round_inputs, fates, dict.fromkeys(fates, ClientOutputs()), {}):
+        for one, ended in self._trained(round_inputs, statuses, dict.fromkeys(statuses, ClientOutputs()), {}):
             result = self._evaluated(round_inputs, one.client, ended.outputs, model)
             results.append(result if ended.evaluated is None else ended.evaluated.joined(result))
         return tuple(results), []

@@ -11,7 +11,7 @@ import numpy as np
 from rayfl import tree
 from rayfl.determinism.addition_order import SumNode
 from rayfl.methods.base import Message, Plan, Stage, Work
-from rayfl.population.client import Fate
+from rayfl.population.client import ClientStatus
 from rayfl.rounds.errors import HookError
 
 
@@ -47,7 +47,7 @@ class RoundInputs:
 
 @dataclass(frozen=True)
 class TrainJob:
-    """Trains consecutive participants of a round: nodes of the summation tree, and each client's fate.
+    """Trains consecutive participants of a round: nodes of the summation tree, and each client's status.
 
     Inputs: `Setup.memory_slots` of all clients. Outputs: `Setup.output_slots` of `trained`, then, unless
     `Setup.keeps_messages`, the messages of each node (`partial_sums.Sent`). `packets`: whether a
@@ -57,7 +57,7 @@ class TrainJob:
     """
 
     nodes: tuple[SumNode, ...]
-    fates: Mapping[int, Fate]
+    statuses: Mapping[int, ClientStatus]
     packets: bool = False
     numbers: Mapping[int, int] = field(default_factory=dict)
     own_inputs: bool = False
@@ -65,12 +65,12 @@ class TrainJob:
     @property
     def clients(self) -> tuple[int, ...]:
         """All clients in order, one per leaf of the nodes."""
-        return tuple(self.fates)
+        return tuple(self.statuses)
 
     @property
     def trained(self) -> tuple[int, ...]:
         """The clients whose training is needed, in order."""
-        return tuple(client for client, fate in self.fates.items() if fate.trains)
+        return tuple(client for client, status in self.statuses.items() if status.trains)
 
 
 @dataclass(frozen=True)
@@ -233,7 +233,7 @@ class ClientResult:
     """
 
     client: int
-    fate: Fate = Fate.NOT_SELECTED
+    status: ClientStatus = ClientStatus.NOT_SELECTED
     message_bits: int = 0
     billed_bits: int = 0
     downlink_bits: int = 0

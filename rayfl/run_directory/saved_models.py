@@ -113,12 +113,12 @@ class ModelInputs(Settings):
     digest: Mapping[str, str] | str | None = Field(description="data.digest of experiment.json")
 
     def without_samples(self) -> "Dataset":
-        """The dataset that the models were trained on, without its samples."""
+        """The dataset that the models were trained on, without its examples."""
         import numpy as np
 
-        from rayfl.data.datasets import Dataset, Samples
+        from rayfl.data.datasets import Dataset, Examples
 
-        none = Samples(np.empty((0, *self.input_shape), np.uint8), np.empty(0, np.int64))
+        none = Examples(np.empty((0, *self.input_shape), np.uint8), np.empty(0, np.int64))
         kept = self.model_dump(include={"num_classes", "kind", "mean", "std", "white", "vocabulary", "classes"})
         return Dataset(self.dataset, none, none, input_names=self.columns, **kept)
 

@@ -56,7 +56,7 @@ PART = RunFiles(
     {
         "`records/rounds.parquet`": "a row per round: numbers of clients selected and delivered, bits up and down, "
         "simulated and real seconds",
-        "`records/clients.parquet`": "a row per client and round: status, bits, samples, steps, simulated seconds",
+        "`records/clients.parquet`": "a row per client and round: status, bits, examples, steps, simulated seconds",
         "`records/metrics.parquet`": "every metric, of the round or of one client",
     },
 )

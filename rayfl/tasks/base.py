@@ -13,7 +13,7 @@ from rayfl.network import Network
 
 
 class Task(Choice, ABC):
-    """What is learned. `outputs` are a network's, for a batch; `targets` are the batch's `Samples.labels`."""
+    """What is learned. `outputs` are a network's, for a batch; `targets` are the batch's `Examples.labels`."""
 
     label = "task"
     package = "rayfl.tasks"

@@ -120,9 +120,9 @@ class NextToken(Task):
         return (*dataset.input_shape, self.num_outputs(dataset))
 
     def check(self, dataset: Dataset, network: Network) -> None:
-        for samples in (dataset.train, dataset.test):
-            labels = samples.labels
-            if labels.shape != samples.inputs.shape or not np.issubdtype(labels.dtype, np.integer):
+        for examples in (dataset.train, dataset.test):
+            labels = examples.labels
+            if labels.shape != examples.inputs.shape or not np.issubdtype(labels.dtype, np.integer):
                 raise self.misfit(
                     f"tokens of the shape of the inputs, [{', '.join(['n', *map(str, dataset.input_shape)])}]", dataset
                 )
@@ -185,7 +185,7 @@ def task_for(dataset: Dataset) -> Task:
         if are_yes_or_no(labels):
             return Multilabel()
         if labels.ndim == 2:
-            cure = "labels[:, 0]" if labels.shape[1] == 1 else "one a sample"
+            cure = "labels[:, 0]" if labels.shape[1] == 1 else "one an example"
             raise RayflError(
                 f"{dataset.train.place or dataset.name} has labels [n, {labels.shape[1]}] that are whole numbers and "
                 f"not only 0 and 1: if they are classes, give {cure}, [n]; to predict numbers, set task='regression'"

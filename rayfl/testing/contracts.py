@@ -229,7 +229,7 @@ def unseen_clients_are_evaluated_and_leave_no_trace(make: Make) -> None:
 
 
 def without_unseen(setup: Setup) -> Setup:
-    """The same experiment without the unseen clients and their samples."""
+    """The same experiment without the unseen clients and their examples."""
     number, splits = (
         setup.num_clients,
         [setup.partition.split(name) for name in ("train", "validation", "heldout", "test")],

@@ -1,7 +1,7 @@
 """Elastic aggregation around any server method: Chen et al., Elastic Aggregation for Federated Optimization, CVPR 2023,
 Algorithm 1 and Eq. 5 to 7.
 
-Before it trains, a client runs over held-out samples at the model that it received: Omega_i <- mu Omega_i +
+Before it trains, a client runs over held-out examples at the model that it received: Omega_i <- mu Omega_i +
 (1 - mu) |grad ||F(x)||^2|, batch after batch, from zero. The server multiplies the aggregated delta entry by entry by
 zeta = 1 + tau - Omega / max(Omega) before its own update, whatever that is.
 
@@ -10,9 +10,9 @@ Where the paper is silent or contradicts itself:
 - The gradient is that of the batch's mean squared norm; the absolute value comes after it, once a batch. The model is
   in evaluation mode. No label is read.
 - A layer is a parameter tensor (`group="module"`: a module's tensors together). Where nothing is sensitive, zeta = 1.
-- Omega is weighted as the inner method weights its clients: by samples in FedAvg, uniformly in SCAFFOLD.
+- Omega is weighted as the inner method weights its clients: by examples in FedAvg, uniformly in SCAFFOLD.
 - A server that collects deltas one by one gets each of them times zeta.
-- Held-out samples are no longer trained on; to be fair to a baseline give it the same `splits.heldout_ratio`.
+- Held-out examples are no longer trained on; to be fair to a baseline give it the same `splits.heldout_ratio`.
 Omega is a message of its own and is not compressed: 4 bytes per entry (2 with fp16 or bf16).
 """
 

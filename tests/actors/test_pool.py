@@ -25,7 +25,7 @@ from rayfl.experiment.runtime import Runtime
 from rayfl.gather import Handle
 from rayfl.methods.base import Carry, Context
 from rayfl.methods.server.fedavg import FedAvg
-from rayfl.population.client import Fate
+from rayfl.population.client import ClientStatus
 from rayfl.rounds import downlinks
 from rayfl.rounds.errors import ClientError
 from rayfl.rounds.executor import InlineExecutor, Job
@@ -51,7 +51,7 @@ def test_three_actors_give_the_bits_of_one_process(method: str) -> None:
 
 def uploads(first: int, *clients: int) -> TrainJob:
     """Clients who all deliver, from the leaf `first` on."""
-    return TrainJob(((first, first + len(clients)),), dict.fromkeys(clients, Fate.DELIVERED))
+    return TrainJob(((first, first + len(clients)),), dict.fromkeys(clients, ClientStatus.DELIVERED))
 
 
 class Watched(RayExecutor):

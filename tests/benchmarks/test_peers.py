@@ -24,7 +24,7 @@ PLAN = Plan("tiny", (), (4,), 64 * 4 + 4 + 4 * 10 + 10, "contiguous", 0.1, 4, 2,
 
 @pytest.fixture(scope="module")
 def tiny() -> Work:
-    """Three clients of 6 samples of 8x8 pixels; two a round for two epochs in batches of 4."""
+    """Three clients of 6 examples of 8x8 pixels; two a round for two epochs in batches of 4."""
     draw = np.random.default_rng(0)
     inputs, labels = draw.standard_normal((20, 1, 8, 8), np.float32), draw.integers(0, 10, 20)
     selected = np.array([[0, 1], [1, 2], [0, 2]])
@@ -53,7 +53,7 @@ def test_the_files_hold_the_work(tiny: Work, tmp_path: Path):
 
 def test_local_work_sees_every_sample_in_every_epoch(tiny: Work):
     steps = tiny.batches(2)
-    # Six samples in batches of four: two steps an epoch.
+    # Six examples in batches of four: two steps an epoch.
     assert [len(rows) for rows in steps] == [4, 2, 4, 2] and tiny.steps(2) == 4 and tiny.examples(2) == 12
     for epoch in (steps[:2], steps[2:]):
         assert sorted(torch.cat(epoch).tolist()) == list(range(6))

@@ -75,9 +75,9 @@ def elsewhere(batches: StackBatches) -> StackBatches:
     """The same batches on torch's device "meta", whose tensors have shapes and no numbers."""
     twin, device = copy.copy(batches), torch.device("meta")
     twin.store = DeviceData(batches.store.dataset, device)
-    samples = twin.samples = copy.copy(batches.samples)
-    samples.device = samples.home = device
-    for each in (twin, samples):
+    examples = twin.examples = copy.copy(batches.examples)
+    examples.device = examples.home = device
+    for each in (twin, examples):
         vars(each).update({name: one.to(device) for name, one in vars(each).items() if isinstance(one, torch.Tensor)})
     return twin
 

@@ -26,7 +26,7 @@ def plan(num_examples: int, *, epochs=None, steps=None, batch_size=None, batches
 
 
 def client_data(num_train: int = 10, shape=(1, 1, 2), augment: bool = False) -> ClientData:
-    """One client with every even train sample, the last two test samples and nothing for validation."""
+    """One client with every even train example, the last two test examples and nothing for validation."""
     labels = np.arange(num_train) % 3
     dataset = numbered_images(labels, np.array([0, 1, 2, 0]), shape, augment)
     empty = Shards.empty(1)
@@ -48,7 +48,7 @@ def groups(data: ClientData, **given) -> list[tuple[Batch, ...]]:
 
 
 def numbers(batch: Batch) -> list[int]:
-    """Which samples a batch of `numbered_images` holds: the grey value times 255."""
+    """Which examples a batch of `numbered_images` holds: the grey value times 255."""
     return torch.round(batch.inputs[:, 0, 0, 0] * 255).int().tolist()
 
 
@@ -188,8 +188,8 @@ def test_augmentation_is_seeded():
 
 def test_read_only_arrays_are_never_written():
     data = client_data()
-    for samples in (data.dataset.train, data.dataset.test):
-        samples.inputs.flags.writeable = samples.labels.flags.writeable = False
+    for examples in (data.dataset.train, data.dataset.test):
+        examples.inputs.flags.writeable = examples.labels.flags.writeable = False
     (batch,) = singles(data, epochs=1)
     batch.inputs.add_(1.0)
     assert numbers(data.all("train")) == [0, 2, 4, 6, 8]

@@ -5,13 +5,13 @@ import pytest
 import torch
 
 from rayfl.choices.kinds import named
-from rayfl.data.datasets import Dataset, Samples, Source, cropped, draw_crops
+from rayfl.data.datasets import Dataset, Examples, Source, cropped, draw_crops
 from rayfl.data.sources.idx import FOLDER, Digits, read_idx
 
 
 def dataset_of(inputs: np.ndarray, kind: str, **values) -> Dataset:
-    samples = Samples(inputs, np.zeros(len(inputs), np.int64))
-    return Dataset("toy", samples, samples, 1, kind, **values)
+    examples = Examples(inputs, np.zeros(len(inputs), np.int64))
+    return Dataset("toy", examples, examples, 1, kind, **values)
 
 
 def test_the_datasets_are_found_by_name():

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from rayfl.data import loading
-from rayfl.data.datasets import Dataset, Samples
+from rayfl.data.datasets import Dataset, Examples
 from rayfl.data.loading import checked_dataset, first_row, keeping_datasets, read_dataset, whole_labels
 from rayfl.data.sources.arrays import ArrayFiles
 from tests.refusals import refused
 
-VECTORS = Samples(np.ones((6, 3), np.float32), np.arange(6) % 2, np.arange(6), "mine.npz")
-TOKENS = Samples(np.ones((6, 3), np.int64), np.arange(6) % 2, place="texts")
+VECTORS = Examples(np.ones((6, 3), np.float32), np.arange(6) % 2, np.arange(6), "mine.npz")
+TOKENS = Examples(np.ones((6, 3), np.int64), np.arange(6) % 2, place="texts")
 GOOD = Dataset("good", VECTORS, VECTORS, 2, "vector")
 TEXT = Dataset("text", TOKENS, TOKENS, 2, "text", vocabulary=9)
 
@@ -53,9 +53,9 @@ def test_good_data_pass_as_they_are():
         ({"place": "", "labels": changed(VECTORS.labels, 0, 9)}, ["good", "test label 9", "row 0", "0 to 1"]),
     ],
 )
-def test_the_sentence_names_file_and_row(samples: dict, names: list[str]):
+def test_the_sentence_names_file_and_row(examples: dict, names: list[str]):
     with refused(names=names):
-        checked_dataset(replace(GOOD, test=replace(VECTORS, **samples)))
+        checked_dataset(replace(GOOD, test=replace(VECTORS, **examples)))
 
 
 def test_tokens_are_below_the_vocabulary():

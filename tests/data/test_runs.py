@@ -27,7 +27,7 @@ from tests.refusals import refused
 TEXT = "\n".join(f"{number}. Two households, both alike in dignity!" for number in range(4))
 USERS = {name: {"snippets": [TEXT[: 14 + 11 * number]]} for number, name in enumerate(("ROMEO", "NURSE", "PARIS"))}
 SIZES = [26, 37, 15]
-"""Samples of NURSE, PARIS and ROMEO."""
+"""Examples of NURSE, PARIS and ROMEO."""
 
 
 class Tokens(nn.Embedding):
@@ -81,7 +81,7 @@ def test_fedavg_on_shakespeare_by_role(tmp_path, plays, engine):
     means = played(setup, tmp_path / "run")
     assert len(means) == 2
     assert means[1]["train/loss"] < means[0]["train/loss"]
-    # The pooled test set has all roles' samples, so its accuracy is the roles' own, weighted by their sizes.
+    # The pooled test set has all roles' examples, so its accuracy is the roles' own, weighted by their sizes.
     model = load_model(tmp_path / "run", "global")
     found = model_sums(setup, model, "test", np.arange(sum(SIZES)))
     # The second metric is accuracy, with a sum and a count for each example.

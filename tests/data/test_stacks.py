@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from rayfl.data.batches import Batch, ClientData, Order
-from rayfl.data.device import RESIDENT_SHARE, DeviceData, DeviceSamples
+from rayfl.data.device import RESIDENT_SHARE, DeviceData, DeviceExamples
 from rayfl.data.partition import Partition, Shards
 from rayfl.data.stacks import ALIGNED, StackBatches
 from rayfl.determinism.seeding import generator
@@ -16,7 +16,7 @@ SIZES = (5, 3, 4)
 
 
 def clients(shape=(1, 1, 2), augment: bool = False) -> list[ClientData]:
-    """Three clients with samples 0 to 4, 5 to 7 and 8 to 11."""
+    """Three clients with examples 0 to 4, 5 to 7 and 8 to 11."""
     dataset = numbered_images(np.arange(12) % 3, np.array([0, 1]), shape, augment)
     shards, empty = Shards.of(np.split(np.arange(12), np.cumsum(SIZES)[:-1])), Shards.empty(3)
     store = DeviceData(dataset, torch.device("cpu"))
@@ -39,7 +39,7 @@ def test_every_row_has_its_client_s_batches_and_padding_weighs_nothing():
         StackBatches(data[0].store, "train", orders(data, **given), width=3, size=2),
         looped(data, **given),
     )
-    # Five samples are 3 batches an epoch, three and four are 2.
+    # Five examples are 3 batches an epoch, three and four are 2.
     assert (batches.num_steps, [len(one) for one in wanted]) == (6, [6, 4, 4])
     for step in range(6):
         batch, active = batches.step(step), batches.active(step)
@@ -104,12 +104,12 @@ def test_inputs_own_their_memory_and_weights_are_aligned(shape: tuple[int, ...])
 
 
 def test_a_split_that_is_too_large_stays_in_main_memory_and_gives_the_same():
-    samples = clients()[0].dataset.train
-    size = samples.inputs.nbytes + samples.labels.nbytes
+    examples = clients()[0].dataset.train
+    size = examples.inputs.nbytes + examples.labels.nbytes
     cpu, rows = torch.device("cpu"), np.array([7, 0, 7])
     found = {}
     for most in (size, size - 1):
-        held = DeviceSamples(samples, torch.device("meta") if most < size else cpu, most)
+        held = DeviceExamples(examples, torch.device("meta") if most < size else cpu, most)
         found[most] = held
     assert (found[size].home, found[size - 1].home) == (cpu, cpu)
     assert (found[size].device, found[size - 1].device) == (cpu, torch.device("meta"))
@@ -121,7 +121,7 @@ def test_a_split_that_is_too_large_stays_in_main_memory_and_gives_the_same():
 def test_batches_of_a_gpu_are_those_of_main_memory_and_their_steps_wait_for_nothing(
     resident: bool,
 ):
-    """Raw samples lie there once, or come with each step from pinned memory where they are too large."""
+    """Raw examples lie there once, or come with each step from pinned memory where they are too large."""
     data, given = clients(shape=(3, 8, 8), augment=True), {"epochs": 2, "batch_size": 2}
     wanted = StackBatches(data[0].store, "train", orders(data, **given), width=4, size=2)
     with PretendedGpu() as gpu:

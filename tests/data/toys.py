@@ -1,8 +1,8 @@
-"""Small datasets whose every input tells which sample it is."""
+"""Small datasets whose every input tells which example it is."""
 
 import numpy as np
 
-from rayfl.data.datasets import Dataset, Samples
+from rayfl.data.datasets import Dataset, Examples
 
 
 def numbered_images(
@@ -15,8 +15,8 @@ def numbered_images(
     channels = shape[0]
     return Dataset(
         name="numbered",
-        train=Samples(np.broadcast_to(train[:, None, None, None], (len(train), *shape)).copy(), train_labels),
-        test=Samples(np.broadcast_to(test[:, None, None, None], (len(test), *shape)).copy(), test_labels),
+        train=Examples(np.broadcast_to(train[:, None, None, None], (len(train), *shape)).copy(), train_labels),
+        test=Examples(np.broadcast_to(test[:, None, None, None], (len(test), *shape)).copy(), test_labels),
         num_classes=num_classes,
         kind="image",
         mean=(0.0,) * channels,
@@ -26,7 +26,7 @@ def numbered_images(
 
 
 def balanced(num_classes: int, train_per_class: int, test_per_class: int, seed: int = 0) -> Dataset:
-    """Equally many samples of each class, in random order."""
+    """Equally many examples of each class, in random order."""
     draw = np.random.default_rng(seed)
     return numbered_images(
         draw.permutation(np.repeat(np.arange(num_classes), train_per_class)),

@@ -120,7 +120,7 @@ class Constructed(Drawing):
 
 
 class LargeBatches(Drawing):
-    """Draws only in batches of more than the two samples on which a model is tried before a run."""
+    """Draws only in batches of more than the two examples on which a model is tried before a run."""
 
     def hide(self, hidden: Tensor) -> Tensor:
         return F.dropout(hidden, 0.5, training=self.training) if len(hidden) > 2 else hidden

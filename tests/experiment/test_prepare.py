@@ -38,7 +38,7 @@ def test_everything_is_in_its_place():
     assert setup.uplink.name == "topk"
     assert isinstance(setup.method.task, NetworkTask)
     assert (setup.precision, setup.method.task.network.precision) == ("bf16", "bf16")
-    # 10 groups of 20 samples, 2 of each for the test: 180 over 5 clients.
+    # 10 groups of 20 examples, 2 of each for the test: 180 over 5 clients.
     assert setup.population.num_examples.tolist() == [36] * 5
     assert {name: tensor.shape for name, tensor in setup.initial.items()} == {"1.weight": (4, 8), "1.bias": (4,)}
 
@@ -59,8 +59,8 @@ def test_a_model_travels_once_and_beside_the_setup():
     content = pickle.dumps(setup, protocol=5, buffer_callback=buffers.append)
     model = 4 * (8 * 300 + 300 + 300 * 300 + 300 + 300 * 4 + 4)
     assert len(content) < model / 4
-    samples = sum(array.nbytes for array in (setup.dataset.train.inputs, setup.dataset.train.labels))
-    assert model < sum(len(buffer.raw()) for buffer in buffers) < 1.5 * model + 4 * samples
+    examples = sum(array.nbytes for array in (setup.dataset.train.inputs, setup.dataset.train.labels))
+    assert model < sum(len(buffer.raw()) for buffer in buffers) < 1.5 * model + 4 * examples
     # Ray's buffers are read-only.
     twin = pickle.loads(content, buffers=[bytes(buffer) for buffer in buffers])  # noqa: S301 (our own)
     assert all(torch.equal(twin.initial[name], tensor) for name, tensor in setup.initial.items())
@@ -176,7 +176,7 @@ def test_a_graph_that_cannot_be_is_refused_before_anything_starts(method, topolo
     ("method", "ratio", "trained"), [("fedavg", None, 29), ("lotteryfl", None, 23), ("fedavg", 0.5, 18)]
 )
 def test_validation_takes_the_place_of_the_test_data_and_no_method_sees_it(method, ratio, trained):
-    # 36 train samples a client: 7 of them are evaluated (0.2), and lotteryfl's gate gets 0.2 of the other 29, which is 6.
+    # 36 train examples a client: 7 of them are evaluated (0.2), and lotteryfl's gate gets 0.2 of the other 29: 6.
     given: dict[str, Any] = {"method": method, "splits": {"validation_ratio": ratio}}
     plain, setup = prepared(given), prepared({**given, "evaluation": {"split": "validation"}})
     assert setup.partition.train.sizes.tolist() == [trained] * 5
@@ -187,7 +187,7 @@ def test_validation_takes_the_place_of_the_test_data_and_no_method_sees_it(metho
         mine = {*plain.partition.train[client], *plain.partition.validation[client]}
         rows = setup.partition.test[client]
         evaluated = {*map(bytes, setup.dataset.test.inputs[rows])}
-        # The client's own train samples, each either seen or evaluated.
+        # The client's own train examples, each either seen or evaluated.
         assert evaluated | {bytes(setup.dataset.train.inputs[row]) for row in seen} == {
             bytes(plain.dataset.train.inputs[row]) for row in mine
         }

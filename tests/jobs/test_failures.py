@@ -93,7 +93,7 @@ class Mine(Source):
     def load(self):
         if self.size:
             raise ValueError("no such shape")
-        raise RayflError("=0 samples are too few", key=("data", "size"))
+        raise RayflError("=0 examples are too few", key=("data", "size"))
 """
 
 

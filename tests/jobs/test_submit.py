@@ -94,7 +94,7 @@ def test_a_submitted_job_runs_to_its_report(head, tmp_path):
     assert "2/2 rounds" in done.stdout
     run = read_run(directory)
     assert run.finished and len(run.rounds) == 2
-    # 650 parameters in float32 and a sample count of 64 bits from each of four clients.
+    # 650 parameters in float32 and an example count of 64 bits from each of four clients.
     assert run.rounds["uplink_bits"].to_pylist() == [4 * (32 * 650 + 64)] * 2
     assert json.loads((directory / "experiment.json").read_text())["name"] == "submitted"
     assert (directory / "report.html").stat().st_size > 10_000

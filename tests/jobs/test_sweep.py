@@ -65,7 +65,7 @@ def test_every_combination_has_its_run_and_all_are_on_one_page(file, command, pl
     assert runs_in("all") == NAMES
     for name in NAMES:
         run = read_run(Path("all", name))
-        # 650 parameters and a sample count of 64 bits, from each of four clients.
+        # 650 parameters and an example count of 64 bits, from each of four clients.
         assert run.finished and len(run.rounds) == 2
         assert (run.rounds["uplink_bits"][0].as_py() == 4 * (32 * 650 + 64)) == name.startswith("dense")
         assert run.experiment["seed"] == int(name[-1])

@@ -1,4 +1,4 @@
-"""`rayfl tune`: what its trials are evaluated by, what it writes, and that a killed one goes on as if it had not been."""
+"""`rayfl tune`: what its trials are evaluated by, what it writes, and that a killed one goes on."""
 
 import errno
 import itertools

@@ -14,7 +14,7 @@ from rayfl.rounds.rounds import RunState
 from rayfl.rounds.setup import Setup
 from tests.contracts.seams.closed_form import Points, batches, flat, points, start
 from tests.contracts.seams.quadratic import TRAIN, Quadratic, setup
-from tests.population.fates import with_fate
+from tests.population.statuses import with_status
 
 ENGINES = ("loop", "vmap")
 ABSENCES = (
@@ -112,7 +112,7 @@ def followed(
     """x after every round: local steps, the mean over those who delivered, the server's step where anyone did."""
     x, path = start(here), []
     for round in range(here.rounds):
-        delivered, ends = with_fate(here.population.sample_round(round), "delivered"), []
+        delivered, ends = with_status(here.population.sample_round(round), "delivered"), []
         for client in delivered:
             y = x
             for batch in train_batches(here, round, client):
@@ -130,7 +130,7 @@ def scaffolded(here: Setup, factors: Factors = untouched) -> list[tuple[np.ndarr
     hyper, x, c, own, seen = here.method.hyper.model_dump(), start(here), np.zeros(10), np.zeros((4, 10)), []
     decay = hyper["weight_decay"]
     for round in range(here.rounds):
-        delivered, dx, dc, lr = with_fate(here.population.sample_round(round), "delivered"), [], [], rate(here, round)
+        delivered, dx, dc, lr = with_status(here.population.sample_round(round), "delivered"), [], [], rate(here, round)
         for i in delivered:
             y, stream = x, train_batches(here, round, i)
             for batch in stream:

@@ -148,7 +148,7 @@ class Softmax:
         return np.stack([(_softmax(a @ x.T) - y).T @ a / len(a) + self.l2 * x for a, y in self.clients])
 
     def hessian(self, x: np.ndarray) -> np.ndarray:
-        """[P, P], P the entries of x in C order: mean over samples of (diag p - p p^T) kron a a^T, plus l2."""
+        """[P, P], P the entries of x in C order: mean over examples of (diag p - p p^T) kron a a^T, plus l2."""
         total = self.l2 * np.eye(x.size)
         for a, _ in self.clients:
             p = _softmax(a @ x.T)

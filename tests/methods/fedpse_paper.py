@@ -21,7 +21,7 @@ from tests.methods.reference import (
     trained,
     weight,
 )
-from tests.population.fates import with_fate
+from tests.population.statuses import with_status
 
 Training = Callable[[Setup, int, int, Vectors], tuple[Vectors, int]]
 
@@ -126,7 +126,7 @@ def compare(setup: Setup, train: Training = trained) -> Paper:
     """Everything that a round leaves behind, round by round."""
     paper = Paper(setup, train)
     for round, (record, run_state) in enumerate(played(setup)):
-        delivered = with_fate(setup.population.sample_round(round), "delivered")
+        delivered = with_status(setup.population.sample_round(round), "delivered")
         paper.play(round, delivered)
         compare_clients(setup, paper, record, run_state, delivered)
         if delivered:

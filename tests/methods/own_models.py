@@ -46,7 +46,7 @@ def common(here: Setup) -> np.ndarray:
 
 
 def data(here: Setup) -> list[Points]:
-    """All clients' train samples."""
+    """All clients' train examples."""
     return [points(here, i) for i in CLIENTS]
 
 

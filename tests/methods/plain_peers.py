@@ -23,7 +23,7 @@ from rayfl.topology.graphs import (
 )
 from tests.contracts.seams.closed_form import Points, batches, flat, start
 from tests.contracts.seams.quadratic import Quadratic, setup
-from tests.population.fates import with_fate
+from tests.population.statuses import with_status
 
 NUM_PEERS, DIM = 4, 10
 GRAPHS = (
@@ -66,8 +66,8 @@ def matrix(topology: Topology, seed: int, round: int, present: Sequence[int]) ->
 
 def absent(participation: Participation) -> tuple[set[int], set[int]]:
     """Peers without an exchange, and among them those whose round never was."""
-    lost = set(with_fate(participation, "dropped_after_training"))
-    return lost | set(with_fate(participation, "dropped_before_download")), lost
+    lost = set(with_status(participation, "dropped_after_training"))
+    return lost | set(with_status(participation, "dropped_before_download")), lost
 
 
 def followed(here: Setup, gradient: Gradient = plain, *, default_steps: int | None = None) -> list[np.ndarray]:

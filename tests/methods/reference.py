@@ -16,7 +16,7 @@ from rayfl.choices.kinds import find
 from rayfl.compress.base import Compressor
 from rayfl.compress.dense import Dense
 from rayfl.data.batches import schedule
-from rayfl.data.datasets import Dataset, Samples
+from rayfl.data.datasets import Dataset, Examples
 from rayfl.data.partition import Partition, Shards
 from rayfl.determinism import seeding
 from rayfl.methods.base import Method
@@ -35,7 +35,7 @@ Vectors = dict[str, np.ndarray]
 
 DIM, NUM_CLASSES = 6, 3
 SIZES = (9, 4, 14, 6, 11)
-"""Train examples of the clients; unequal, so that weights by samples and uniform ones differ."""
+"""Train examples of the clients; unequal, so that weights by examples and uniform ones differ."""
 
 
 def vectors(sizes: Sequence[int] = SIZES, seed: int = 0, dead: Mapping[int, Sequence[int]] | None = None) -> Dataset:
@@ -45,8 +45,8 @@ def vectors(sizes: Sequence[int] = SIZES, seed: int = 0, dead: Mapping[int, Sequ
     starts = np.cumsum([0, *sizes])
     for client, features in (dead or {}).items():
         inputs[starts[client] : starts[client + 1], list(features)] = 0
-    train = Samples(inputs, draw.integers(0, NUM_CLASSES, sum(sizes)))
-    test = Samples(draw.standard_normal((8, DIM)).astype(np.float32), draw.integers(0, NUM_CLASSES, 8))
+    train = Examples(inputs, draw.integers(0, NUM_CLASSES, sum(sizes)))
+    test = Examples(draw.standard_normal((8, DIM)).astype(np.float32), draw.integers(0, NUM_CLASSES, 8))
     return Dataset(name="vectors", train=train, test=test, num_classes=NUM_CLASSES, kind="vector")
 
 
@@ -127,15 +127,15 @@ def softmax_gradient(params: Vectors, inputs: np.ndarray, labels: np.ndarray) ->
 
 
 def trained(setup: Setup, round: int, client: int, start: Vectors) -> tuple[Vectors, int]:
-    """Local training by the equations, in float64: the trained parameters, and the samples that were processed."""
-    hyper, samples = setup.method.hyper, setup.dataset.train
+    """Local training by the equations, in float64: the trained parameters, and the examples that were processed."""
+    hyper, examples = setup.method.hyper, setup.dataset.train
     assert isinstance(hyper, LocalWork)
     params, lr = dict(start), hyper.lr * hyper.lr_decay**round
     first = {name: np.zeros_like(value) for name, value in params.items()}
     second = {name: np.zeros_like(value) for name, value in params.items()}
     num_samples = 0
     for step, rows in enumerate(batches(setup, round, client), start=1):
-        gradient = softmax_gradient(params, samples.inputs[rows].astype(np.float64), samples.labels[rows])
+        gradient = softmax_gradient(params, examples.inputs[rows].astype(np.float64), examples.labels[rows])
         norm = np.sqrt(sum((part**2).sum() for part in gradient.values()))
         factor = 1.0 if hyper.clip_norm is None else min(1.0, hyper.clip_norm / norm)
         for name, part in gradient.items():
@@ -178,18 +178,18 @@ def images(sizes: Sequence[int] = SIZES, seed: int = 0) -> Dataset:
     """Random grey images [1, 8, 8] with random labels."""
     draw = np.random.default_rng(seed)
 
-    def samples(count: int) -> Samples:
-        return Samples(draw.integers(0, 256, (count, 1, 8, 8)).astype(np.uint8), draw.integers(0, NUM_CLASSES, count))
+    def examples(count: int) -> Examples:
+        return Examples(draw.integers(0, 256, (count, 1, 8, 8)).astype(np.uint8), draw.integers(0, NUM_CLASSES, count))
 
     return Dataset(
-        name="images", train=samples(sum(sizes)), test=samples(8), num_classes=NUM_CLASSES, kind="image",
+        name="images", train=examples(sum(sizes)), test=examples(8), num_classes=NUM_CLASSES, kind="image",
         mean=(0.4,), std=(0.3,),
     )  # fmt: skip
 
 
 def trained_by_torch(setup: Setup, round: int, client: int, start: Vectors) -> tuple[Vectors, int]:
     """The same training by an ordinary module and torch.optim, in float64."""
-    hyper, samples = setup.method.hyper, setup.dataset.train
+    hyper, examples = setup.method.hyper, setup.dataset.train
     assert isinstance(hyper, LocalWork)
     net = TinyCNN().double()
     net.load_state_dict({name: torch.from_numpy(value) for name, value in start.items()})
@@ -197,9 +197,9 @@ def trained_by_torch(setup: Setup, round: int, client: int, start: Vectors) -> t
     optimizer = make(net.parameters(), lr=hyper.lr * hyper.lr_decay**round, weight_decay=hyper.weight_decay)
     num_samples = 0
     for rows in batches(setup, round, client):
-        pixels = (torch.from_numpy(samples.inputs[rows]).double() / 255 - 0.4) / 0.3
+        pixels = (torch.from_numpy(examples.inputs[rows]).double() / 255 - 0.4) / 0.3
         optimizer.zero_grad()
-        nn.functional.cross_entropy(net(pixels), torch.from_numpy(samples.labels[rows])).backward()
+        nn.functional.cross_entropy(net(pixels), torch.from_numpy(examples.labels[rows])).backward()
         if hyper.clip_norm is not None:
             nn.utils.clip_grad_norm_(net.parameters(), hyper.clip_norm)
         optimizer.step()

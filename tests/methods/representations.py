@@ -60,8 +60,8 @@ def cross_entropy(params: Tree, features: Tensor, labels: Tensor) -> Tensor:
 
 def examples(here: Setup, rows: np.ndarray) -> tuple[Tensor, Tensor]:
     """Inputs in float64, and labels, of train examples."""
-    samples = here.dataset.train
-    return torch.from_numpy(samples.inputs[rows]).double(), torch.from_numpy(samples.labels[rows])
+    examples = here.dataset.train
+    return torch.from_numpy(examples.inputs[rows]).double(), torch.from_numpy(examples.labels[rows])
 
 
 def stepped(params: Tree, loss: Tensor, lr: float) -> Tree:

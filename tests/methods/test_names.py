@@ -1,5 +1,6 @@
 """A method of ours is called as its file is, and a file has one."""
 
+import importlib
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -11,6 +12,8 @@ import rayfl.methods
 from rayfl.choices.kinds import find, named
 from rayfl.methods.base import Method
 from rayfl.methods.server.fedavg import FedAvg
+from rayfl.metrics.base import Metric
+from tests.refusals import refused
 
 NEW_METHOD = '''
 from rayfl.methods.server.fedavg import FedAvg
@@ -95,3 +98,22 @@ def test_every_method_says_where_it_comes_from():
     for name, method in named(Method).items():
         assert issubclass(method, Method)
         assert method.paper, name
+
+
+def test_a_method_is_imported_with_or_without_its_family():
+    from rayfl.methods import fedavg as short
+    from rayfl.methods.server import fedavg
+
+    assert short is fedavg and fedavg.__name__ == "rayfl.methods.server.fedavg"
+    assert fedavg.__spec__ is not None and fedavg.__spec__.name == fedavg.__name__
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("rayfl.methods.wrapper")
+
+
+def test_old_names_are_refused_with_the_new_ones():
+    with refused(names=["judges", "takes_targets"]):
+        type("Mine", (Metric,), {"judges": ("classes",)})
+    with refused(names=["for_newcomers", "capabilities.newcomer"]):
+        type("Mine", (FedAvg,), {"for_newcomers": lambda self: "model"})
+    with refused(names=["Samples", "Examples"]):
+        from rayfl.data.datasets import Samples  # noqa: F401  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,4 +1,4 @@
-"""Every model small enough to train in a test, with samples of its kind."""
+"""Every model small enough to train in a test, with examples of its kind."""
 
 from collections.abc import Mapping, Sequence
 
@@ -28,7 +28,7 @@ EXAMPLES: Mapping[str, tuple[Architecture, tuple[int, ...], int]] = {
     "char-lstm": (CharLSTM(embedding=4, hidden=10), (9,), NUM_TOKENS),
     "mean-embedding": (MeanEmbedding(vocabulary=NUM_TOKENS, embedding=4), (9,), 2),
 }
-"""By name: a model, the shape of a sample, and the number of classes."""
+"""By name: a model, the shape of an example, and the number of classes."""
 WITH_BUFFERS: Mapping[str, tuple[Architecture, tuple[int, ...], int]] = {
     "resnet18-batchnorm": (ResNet18BatchNorm(), COLOUR, 10),
 }

@@ -318,7 +318,7 @@ def test_a_subclass_trains_as_the_layer_and_its_activation(buffers: str):
         def forward(self, inputs: Tensor) -> Tensor:
             return self.norm(inputs).relu()
 
-    # 479 samples a client: the last of 15 batches has 31.
+    # 479 examples a client: the last of 15 batches has 31.
     one, two = (play(run_of(norm, parts={"buffers": buffers}))[1][-1].server["params"] for norm in (Fused, Apart))
     assert all(torch.equal(tensor, two[name.replace("2.", "2.norm.")]) for name, tensor in one.items())
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from rayfl.data.datasets import Dataset, Samples
+from rayfl.data.datasets import Dataset, Examples
 from rayfl.data.sources.imdb import IMDB
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import check_inputs, prepare
@@ -100,8 +100,8 @@ def test_a_method_tells_good_reviews_from_bad_ones(tmp_path: Path, engine: str):
 
 
 def texts(largest: int, vocabulary: int | None = None) -> Dataset:
-    train = Samples(np.array([[0, 1, 2], [3, 0, 0]]), np.array([0, 1]))
-    test = Samples(np.array([[1, largest, 0]]), np.array([1]))
+    train = Examples(np.array([[0, 1, 2], [3, 0, 0]]), np.array([0, 1]))
+    test = Examples(np.array([[1, largest, 0]]), np.array([1]))
     return Dataset(name="texts", train=train, test=test, num_classes=2, kind="text", vocabulary=vocabulary)
 
 

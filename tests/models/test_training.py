@@ -57,7 +57,7 @@ def doubled(params: Tree) -> Tree:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(set(EXAMPLES) - set(NOT_STACKED)))
 def test_stacked_clients_have_the_gradients_of_single_ones(name: str):
-    """In float64, with batches of 3 and 2 samples: the smaller one is padded."""
+    """In float64, with batches of 3 and 2 examples: the smaller one is padded."""
     task = task_of(name)
     clients = [doubled(task.init(seed)) for seed in range(2)]
     batches = [batch_of(name, size, seed=size) for size in (3, 2)]

@@ -42,7 +42,7 @@ def test_as_many_as_wanted_of_those_who_are_there(count: int, data: st.DataObjec
     draw = people.sample_round(round)
     assert len(draw.selected) == min(wanted, count - len(draw.unavailable))
     assert list(draw.selected) == sorted(set(draw.selected) - set(draw.unavailable))
-    assert set(draw.fates) == set(draw.selected)
+    assert set(draw.statuses) == set(draw.selected)
     assert people.sample_round(round, everyone=True).selected == tuple(sorted(there(people, round)))
     if p == 1.0:
         assert draw.selected == population(seed, count=count, per_round=wanted).sample_round(round).selected
@@ -71,16 +71,16 @@ def test_a_clients_chances_are_its_own(chances: list[float], other: float, seed:
 def test_faults_strike_the_same_whoever_is_selected(
     faults: dict[str, float], data: st.DataObject, seed: int, round: int
 ):
-    everyone = population(seed, count=20, **faults).sample_round(round).fates
+    everyone = population(seed, count=20, **faults).sample_round(round).statuses
     some = population(seed, count=20, per_round=data.draw(st.integers(1, 20)), **faults).sample_round(round)
-    assert some.fates == {client: everyone[client] for client in some.selected}
+    assert some.statuses == {client: everyone[client] for client in some.selected}
     assert set(everyone.values()) <= {"delivered", *(DROPOUTS[name] for name, p in faults.items() if p > 0)}
 
 
 @few
 @given(st.sampled_from(list(DROPOUTS)), chance, chance, seeds, rounds)
 def test_a_higher_chance_of_a_fault_spares_nobody(name: str, a: float, b: float, seed: int, round: int):
-    low, high = (population(seed, count=30, **{name: p}).sample_round(round).fates for p in sorted((a, b)))
+    low, high = (population(seed, count=30, **{name: p}).sample_round(round).statuses for p in sorted((a, b)))
     struck, more = ({c for c, word in status.items() if word == DROPOUTS[name]} for status in (low, high))
     assert struck <= more
     assert {word for c, word in high.items() if c not in more} <= {"delivered"}
@@ -92,7 +92,7 @@ def test_faults_come_as_often_as_they_are_said_to():
     people = population(
         count=20, dropout_before_download=0.2, dropout_after_download=0.25, dropout_after_training=0.5, upload_loss=0.4
     )
-    words: list[str] = [word for round in range(1000) for word in people.sample_round(round).fates.values()]
+    words: list[str] = [word for round in range(1000) for word in people.sample_round(round).statuses.values()]
     expected = dict(zip((*DROPOUTS.values(), "delivered"), (0.2, 0.2, 0.3, 0.12, 0.18), strict=True))
     for word, p in expected.items():
         assert abs(words.count(word) / len(words) - p) < 0.018

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayfl.determinism.seeding import generator
-from rayfl.population.client import Fate
+from rayfl.population.client import ClientStatus
 from rayfl.population.distributions import LogNormal, UniformValues
 from rayfl.population.sampling import DROPOUTS, Clients, Participation, Population
-from tests.population.fates import with_fate
+from tests.population.statuses import with_status
 from tests.refusals import refused
 
 
@@ -96,7 +96,7 @@ def test_dropouts_come_as_often_as_they_are_said_to():
     # 20,000 chances: before the download 0.3, else after training 0.25, so 0.3, 0.7 * 0.25 = 0.175 and 0.525.
     # Standard deviations at most sqrt(0.25 / 20000) = 0.0035; the bound is five of them.
     people = population(count=20, dropout_before_download=0.3, dropout_after_training=0.25)
-    status: list[str] = [word for round in range(1000) for word in people.sample_round(round).fates.values()]
+    status: list[str] = [word for round in range(1000) for word in people.sample_round(round).statuses.values()]
     expected = {"dropped_before_download": 0.3, "dropped_after_training": 0.175, "delivered": 0.525}
     for word, share in expected.items():
         assert abs(status.count(word) / len(status) - share) < 0.018
@@ -106,7 +106,7 @@ def test_dropouts_come_as_often_as_they_are_said_to():
 def test_dropouts_are_independent_between_clients_and_rounds():
     # Two clients both drop in 0.5 * 0.5 of the rounds, and so does one client in two rounds in a row.
     people = population(count=2, dropout_after_training=0.5)
-    lost = np.array([[s != "delivered" for s in people.sample_round(round).fates.values()] for round in range(4000)])
+    lost = np.array([[s != "delivered" for s in people.sample_round(round).statuses.values()] for round in range(4000)])
     for both in (lost[:, 0] & lost[:, 1], lost[1:, 0] & lost[:-1, 0]):
         assert abs(both.mean() - 0.25) < 5 * np.sqrt(0.25 * 0.75 / 4000)
 
@@ -117,9 +117,9 @@ def test_selection_does_not_depend_on_dropout_nor_dropout_on_selection():
     for round in range(20):
         draw = dropping.sample_round(round)
         assert draw.selected == plain.sample_round(round).selected
-        assert set(plain.sample_round(round).fates.values()) == {"delivered"}
+        assert set(plain.sample_round(round).statuses.values()) == {"delivered"}
         whole = everyone.sample_round(round)
-        assert draw.fates == {client: whole.fates[client] for client in draw.selected}
+        assert draw.statuses == {client: whole.statuses[client] for client in draw.selected}
 
 
 def test_everyone_means_everyone():
@@ -128,10 +128,10 @@ def test_everyone_means_everyone():
 
 
 def test_among():
-    draw = Participation({1: Fate.DELIVERED, 4: Fate.DROPPED_AFTER_TRAINING, 6: Fate.DELIVERED})
-    assert with_fate(draw, "delivered") == (1, 6)
-    assert with_fate(draw, "dropped_after_training", "delivered") == (1, 4, 6)
-    assert with_fate(draw, "dropped_before_download") == ()
+    draw = Participation({1: ClientStatus.DELIVERED, 4: ClientStatus.DROPPED_AFTER_TRAINING, 6: ClientStatus.DELIVERED})
+    assert with_status(draw, "delivered") == (1, 6)
+    assert with_status(draw, "dropped_after_training", "delivered") == (1, 4, 6)
+    assert with_status(draw, "dropped_before_download") == ()
 
 
 def test_traits():
@@ -180,7 +180,7 @@ def test_two_traits_of_one_client_are_drawn_apart():
     table = {"median": 1.0, "sigma": 1.0}
     people = population(count=2000, examples_per_s=table, uplink_mbps=table)
     pairs = [(people.traits(i).examples_per_s, people.traits(i).uplink_bps) for i in range(2000)]
-    # The sample correlation of independent normals has a standard deviation of 1 / sqrt 2000 = 0.022.
+    # The example correlation of independent normals has a standard deviation of 1 / sqrt 2000 = 0.022.
     assert abs(np.corrcoef(np.log(np.array(pairs).T))[0, 1]) < 5 * 0.022
 
 
@@ -202,5 +202,5 @@ def test_fates_of_some_clients_are_those_that_they_have_among_all(
     first, third = generator(seed, round, purpose="dropout").random((count, 2)).T
     second, fourth = generator(seed, round, purpose="further faults").random((count, 2)).T
     hits = np.stack([first < 0.2, second < 0.3, third < 0.4, fourth < 0.5, np.ones(count, bool)])
-    fates = [*DROPOUTS.values(), Fate.DELIVERED]
-    assert people.drawn_fates(round, chosen) == {client: fates[hits[:, client].argmax()] for client in chosen}
+    statuses = [*DROPOUTS.values(), ClientStatus.DELIVERED]
+    assert people.drawn_statuses(round, chosen) == {client: statuses[hits[:, client].argmax()] for client in chosen}

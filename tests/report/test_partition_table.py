@@ -3,7 +3,7 @@ import io
 import numpy as np
 from rich.console import Console
 
-from rayfl.data.datasets import Dataset, Samples
+from rayfl.data.datasets import Dataset, Examples
 from rayfl.data.partition import Partition, Shards
 from rayfl.report.partition_table import distances, holdings, table
 from tests.data.toys import numbered_images
@@ -58,10 +58,10 @@ def test_the_table_leaves_out_empty_splits_and_says_what_it_does_not_show():
 
 def test_numbers_are_counted_by_tenths_and_texts_by_samples():
     numbers, (_, partition) = np.array([[5.0], [1.0], [4.0], [2.0], [6.0], [3.0]]), small_partition()
-    samples = Samples(np.zeros((6, 1), np.float32), numbers)
-    heights = Dataset("heights", samples, samples, 1, "vector")
+    examples = Examples(np.zeros((6, 1), np.float32), numbers)
+    heights = Dataset("heights", examples, examples, 1, "vector")
     # The tenths end at 1.5, 2, 2.5, ..., 5.5. Client 0 has 5, 1 and 2, client 1 has 4 and 3.
     assert [np.flatnonzero(row).tolist() for row in holdings(heights, partition)] == [[0, 1, 7], [3, 5]]
-    texts = Dataset("texts", Samples(numbers.astype(int), numbers.astype(int)), samples, 9, "text")
+    texts = Dataset("texts", Examples(numbers.astype(int), numbers.astype(int)), examples, 9, "text")
     assert holdings(texts, partition).tolist() == [[3], [2]]
     assert [table(dataset, partition).row_count for dataset in (heights, texts)] == [2, 2]

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import rayfl
-from rayfl.data.datasets import Dataset, Samples
+from rayfl.data.datasets import Dataset, Examples
 from rayfl.data.sources.idx import Digits
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare
@@ -102,7 +102,7 @@ def test_pixels_deeper_than_8_bits_are_refused(played: Any):
 
 
 def test_large_numbers_of_a_table_are_scaled_before_they_are_rounded():
-    none = Samples(np.zeros((1, 1), np.float32), np.zeros(1, int))
+    none = Examples(np.zeros((1, 1), np.float32), np.zeros(1, int))
     data = Dataset("sensors", none, none, 2, "vector", (10.0**15,), (2.0,))
     model = Predictor(torch.nn.Identity(), data)
     assert model(torch.tensor([[10**15 + 4], [10**15 - 1]])).tolist() == [[2.0], [-0.5]]
@@ -202,7 +202,7 @@ def test_damaged_inputs_are_refused(played: Any, tmp_path: Path):
 
 
 def test_sources_may_have_numbers_of_numpy(tmp_path: Path):
-    data, colours = Digits().load(), Samples(np.empty((0, 3, 8, 8), np.uint8), np.empty(0))
+    data, colours = Digits().load(), Examples(np.empty((0, 3, 8, 8), np.uint8), np.empty(0))
     odd: dict[str, Any] = {
         "num_classes": np.int64(10),
         "mean": np.array([0.5], np.float32),
@@ -221,7 +221,7 @@ def test_sources_may_have_numbers_of_numpy(tmp_path: Path):
 
 
 def test_numbers_and_tokens():
-    numbers, none = torch.zeros(2, 3, dtype=torch.float64), Samples(np.empty((0, 3)), np.empty(0))
+    numbers, none = torch.zeros(2, 3, dtype=torch.float64), Examples(np.empty((0, 3)), np.empty(0))
     of_vectors = Dataset("toy", none, none, num_classes=3, kind="vector")
     assert Predictor(torch.nn.Identity(), of_vectors)(numbers).dtype == torch.float32
     of_tokens = replace(of_vectors, kind="text")

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from rayfl.population.client import Fate
+from rayfl.population.client import ClientStatus
 from rayfl.report.groups import Group
 from rayfl.report.page import report
 from rayfl.report.page_tables import _STATUSES, statuses
@@ -26,7 +26,7 @@ def group(directory: Path, *rounds: tuple[str, ...]) -> Group:
 
 
 def test_every_status_is_known():
-    assert set(_STATUSES) == set(Fate)
+    assert set(_STATUSES) == set(ClientStatus)
 
 
 def test_one_run_has_a_row_a_status(tmp_path: Path):

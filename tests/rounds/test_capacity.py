@@ -4,7 +4,7 @@ import pytest
 
 from rayfl.data.batches import amount
 from rayfl.experiment.prepare import prepare
-from rayfl.population.client import Fate
+from rayfl.population.client import ClientStatus
 from rayfl.rounds.train import planned_examples
 from rayfl.testing.executors import play
 from tests.contracts.every_method import experiment
@@ -47,6 +47,6 @@ def test_a_slow_client_measures_on_all_its_examples(name: str, measuring: str, e
     assert work.num_samples == sum(examples for _, examples in trained) + sizes[0]
     assert work.num_steps == sum(steps for steps, _ in trained) + evaluated
     # The lengths of calls are told from the same work, without rounding to steps.
-    told = planned_examples(here, here.plan(0), {0: Fate.DELIVERED})
+    told = planned_examples(here, here.plan(0), {0: ClientStatus.DELIVERED})
     whole = sum(sizes_of_train[0] * stage.epochs if stage.epochs else 10 * (stage.steps or 0) for stage in training)
     assert told == pytest.approx(0.1 * whole + sizes[0])

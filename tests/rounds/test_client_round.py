@@ -1,4 +1,4 @@
-"""One client in one call: its download, its fate, its message, and what is kept of it."""
+"""One client in one call: its download, its status, its message, and what is kept of it."""
 
 from dataclasses import replace
 from typing import Any
@@ -8,7 +8,7 @@ import torch
 
 from rayfl.determinism.seeding import NOBODY
 from rayfl.methods.base import Work
-from rayfl.population.client import Fate
+from rayfl.population.client import ClientStatus
 from rayfl.rounds import downlinks
 from rayfl.rounds.client_round import CallInputs, ClientRound, Participant, with_memory, without_memory
 from rayfl.rounds.setup import Evaluation, Setup
@@ -23,13 +23,15 @@ def clients(method: str = "fedavg", **given: Any) -> Setup:
     return setup_of(method, {"batch_size": 4}, sizes=(4, 4, 4), rounds=4, clients=given)
 
 
-def begun(setup: Setup, fate: Fate = Fate.DELIVERED, number: int | None = None, **inputs: Any) -> ClientRound:
+def begun(
+    setup: Setup, status: ClientStatus = ClientStatus.DELIVERED, number: int | None = None, **inputs: Any
+) -> ClientRound:
     """Client 1 after its download in round 2."""
     plan = setup.plan(2)
     server = setup.server_half.init_server(setup.initial)
     message, _ = downlinks.broadcast(setup, server, {}, setup.context(2, plan, NOBODY, "server"))
     call = CallInputs(RoundInputs(2, plan, message, **inputs), message, None)
-    return ClientRound(setup, call, Participant(1, fate, setup.first_state(1), {}, number))
+    return ClientRound(setup, call, Participant(1, status, setup.first_state(1), {}, number))
 
 
 def test_a_download_is_the_broadcast_and_what_was_missed():
@@ -40,29 +42,30 @@ def test_a_download_is_the_broadcast_and_what_was_missed():
 
 
 @pytest.mark.parametrize(
-    ("fate", "steps"), [(Fate.DROPPED_AFTER_DOWNLOAD, 0), (Fate.DROPPED_AFTER_TRAINING, 1), (Fate.LATE, 1)]
+    ("status", "steps"),
+    [(ClientStatus.DROPPED_AFTER_DOWNLOAD, 0), (ClientStatus.DROPPED_AFTER_TRAINING, 1), (ClientStatus.LATE, 1)],
 )
-def test_work_that_is_lost_is_billed_and_not_done(fate: Fate, steps: int):
-    ended = begun(clients(), fate).untrained()
+def test_work_that_is_lost_is_billed_and_not_done(status: ClientStatus, steps: int):
+    ended = begun(clients(), status).untrained()
     assert ended is not None
-    assert (ended.result.fate, ended.result.num_steps, ended.result.billed_bits) == (fate, steps, 0)
+    assert (ended.result.status, ended.result.num_steps, ended.result.billed_bits) == (status, steps, 0)
     assert ended.outputs.state is ended.outputs.message is ended.evaluated is None
 
 
-@pytest.mark.parametrize("fate", [Fate.DELIVERED, Fate.UPLOAD_LOST, Fate.NOT_SELECTED])
-def test_who_trains_has_a_message_only_if_it_uploads(fate: Fate):
+@pytest.mark.parametrize("status", [ClientStatus.DELIVERED, ClientStatus.UPLOAD_LOST, ClientStatus.NOT_SELECTED])
+def test_who_trains_has_a_message_only_if_it_uploads(status: ClientStatus):
     setup = clients()
-    client_round = begun(setup, fate)
+    client_round = begun(setup, status)
     assert client_round.untrained() is None
     ended = client_round.finish(client_round.begin(), WORK)
     entries = sum(tensor.numel() for tensor in setup.initial.values())
     # The number of its examples is the weight of its message: 64 bits.
-    assert (ended.result.fate, ended.result.billed_bits) == (fate, 32 * entries + 64 if fate.uploads else 0)
-    assert (ended.result.metrics != {}) is fate.keeps_state
+    assert (ended.result.status, ended.result.billed_bits) == (status, 32 * entries + 64 if status.uploads else 0)
+    assert (ended.result.metrics != {}) is status.keeps_state
 
 
 @pytest.mark.parametrize(
-    ("schedule", "number", "evaluated", "kept", "judged"),
+    ("schedule", "number", "evaluated", "kept", "measured"),
     [
         (None, None, True, False, True),
         (None, None, False, False, False),
@@ -73,13 +76,13 @@ def test_who_trains_has_a_message_only_if_it_uploads(fate: Fate):
     ],
 )
 def test_a_trained_model_is_evaluated_now_or_kept(
-    schedule: Any, number: int | None, evaluated: bool, kept: bool, evaluated: bool
+    schedule: Any, number: int | None, evaluated: bool, kept: bool, measured: bool
 ):
     setup = replace(clients(), evaluation=Evaluation(every=2))
     setup = replace(setup, schedule=schedule) if schedule else setup
     client_round = begun(setup, number=number, evaluated=evaluated)
     ended = client_round.finish(client_round.begin(), WORK)
-    assert (ended.outputs.model is not None, ended.evaluated is not None) == (kept, evaluated)
+    assert (ended.outputs.model is not None, ended.evaluated is not None) == (kept, measured)
     assert ended.evaluated is None or {"own_after_training/loss"} <= ended.evaluated.metrics.keys()
     # A model that is kept is not evaluated yet, so that its metrics are none of the training's.
     assert not any("_after_training" in name for name in ended.result.metrics)

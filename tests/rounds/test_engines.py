@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from rayfl.data.batches import Batch, ClientData
-from rayfl.data.datasets import Dataset, Samples
+from rayfl.data.datasets import Dataset, Examples
 from rayfl.data.partition import Partition, Shards
 from rayfl.determinism import seeding
 from rayfl.methods.base import Carry, Context, Finished, Method, Plan, Stage, Work
@@ -26,12 +26,12 @@ CPU = torch.device("cpu")
 
 
 def data() -> tuple[Dataset, Partition]:
-    """Sample k of all is (k + 1, 1): a client's sum of its inputs says which samples it saw."""
+    """Sample k of all is (k + 1, 1): a client's sum of its inputs says which examples it saw."""
     inputs = np.stack([np.arange(1, 13), np.ones(12)], axis=1).astype(np.float32)
-    samples = Samples(inputs, np.arange(12) % 2)
+    examples = Examples(inputs, np.arange(12) % 2)
     train = Shards.of(np.split(np.arange(12), np.cumsum(SIZES)[:-1]))
     empty = Shards.empty(3)
-    return Dataset("lines", samples, samples, 2, "vector"), Partition(train, train, empty, empty)
+    return Dataset("lines", examples, examples, 2, "vector"), Partition(train, train, empty, empty)
 
 
 def tasks(begin: Callable[[int], Carry], *stages: Stage, seed: int = 1, round: int = 0) -> list[LocalTask]:
@@ -78,14 +78,14 @@ def zero(client: int) -> Carry:
 
 @ENGINES
 def test_every_sample_is_seen_once_an_epoch_and_counted(engine: Engine):
-    # Batches of 2 over 5, 3 and 4 samples: 3, 2 and 2 steps an epoch. Two epochs, then one step.
+    # Batches of 2 over 5, 3 and 4 examples: 3, 2 and 2 steps an epoch. Two epochs, then one step.
     stages = (Stage("train", epochs=2, batch_size=2), Stage("more", steps=1, batch_size=1))
     done = list(engine(Summing(Quadratic()), tasks(zero, *stages)))
     assert [work["train"] for _, work in done] == [Work(6, 10), Work(4, 6), Work(4, 8)]
     assert [work["more"] for _, work in done] == [Work(1, 1)] * 3
     assert [carry["after train"].item() for carry, _ in done] == [6, 4, 4]
     assert [carry["after more"].item() for carry, _ in done] == [7, 5, 5]
-    # Samples 1..5, 6..8 and 9..12 twice, and one of them again.
+    # Examples 1..5, 6..8 and 9..12 twice, and one of them again.
     for (carry, _), twice, own in zip(done, (30, 42, 84), (range(1, 6), range(6, 9), range(9, 13)), strict=True):
         total, count = carry["sum"].tolist()
         assert total - twice in own
@@ -221,7 +221,7 @@ class Evaluating(Summing):
 
 @pytest.mark.parametrize("together", [1, 2])
 def test_images_through_group_norm_by_one_client_and_by_two(together: int):
-    images = Samples(np.random.default_rng(0).standard_normal((12, 2, 2, 2)).astype(np.float32), np.arange(12) % 2)
+    images = Examples(np.random.default_rng(0).standard_normal((12, 2, 2, 2)).astype(np.float32), np.arange(12) % 2)
     dataset, (_, partition) = Dataset("squares", images, images, 2, "vector"), data()
     task = classification(normed)
     params, first = task.init(0), torch.zeros(())

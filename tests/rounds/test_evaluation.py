@@ -46,7 +46,7 @@ def test_the_global_model_on_the_pooled_set_and_on_own_splits():
     for client, (loss, accuracy) in own.items():
         assert measured[client, "own/loss"] == pytest.approx(loss, rel=1e-5)
         assert measured[client, "own/accuracy"] == accuracy
-    # Clients have 2, 2, 2, 1 and 1 test samples; the mean over clients is not weighted by them.
+    # Clients have 2, 2, 2, 1 and 1 test examples; the mean over clients is not weighted by them.
     assert measured[None, "own/accuracy"] == pytest.approx(np.mean([accuracy for _, accuracy in own.values()]))
 
 
@@ -123,7 +123,7 @@ def test_more_examples_than_one_batch(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_clients_without_test_examples_are_left_out():
-    setup = setup_of("fedavg", {}, sizes=(4,) * 10, rounds=1)  # 8 test samples for 10 clients
+    setup = setup_of("fedavg", {}, sizes=(4,) * 10, rounds=1)  # 8 test examples for 10 clients
     assert setup.partition.test.sizes.tolist() == [1] * 8 + [0] * 2
     measured = values(setup)
     assert {client for client, name in measured if name == "own/accuracy"} == {None, *range(8)}

@@ -14,7 +14,7 @@ from tests.three_clients import DOWN, SIZES, UP, end, fated, near, one_round, ro
 
 
 @pytest.mark.parametrize(
-    ("fate", "up", "down", "num_steps", "seconds"),
+    ("status", "up", "down", "num_steps", "seconds"),
     [
         ("delivered", UP, DOWN, 2, 6.0),
         ("dropped_before_download", 0, 0, 0, 0.0),
@@ -24,24 +24,24 @@ from tests.three_clients import DOWN, SIZES, UP, end, fated, near, one_round, ro
     ],
 )
 def test_every_fault_is_billed_what_it_used(
-    monkeypatch: pytest.MonkeyPatch, fate: str, up: int, down: int, num_steps: int, seconds: float
+    monkeypatch: pytest.MonkeyPatch, status: str, up: int, down: int, num_steps: int, seconds: float
 ):
-    fated(monkeypatch, "delivered", "delivered", fate)
+    fated(monkeypatch, "delivered", "delivered", status)
     record, _ = one_round(three())
-    assert row(record, 2) == ClientRow(2, fate, up, down, 4 * num_steps, num_steps, near(seconds))
+    assert row(record, 2) == ClientRow(2, status, up, down, 4 * num_steps, num_steps, near(seconds))
     assert record.row.uplink_bits == 2 * UP + up
     assert record.row.downlink_bits == 2 * DOWN + down
     # Client 1 is back after 4 seconds; client 2 is waited for until it is back or gone.
     assert record.row.simulated_s == pytest.approx(max(4.0, seconds))
-    assert record.row.delivered == (3 if fate == "delivered" else 2)
+    assert record.row.delivered == (3 if status == "delivered" else 2)
 
 
-@pytest.mark.parametrize("fate", ["dropped_after_download", "dropped_after_training", "upload_lost"])
+@pytest.mark.parametrize("status", ["dropped_after_download", "dropped_after_training", "upload_lost"])
 @pytest.mark.parametrize("method", ["fedavg", "fedpse", "fedstc", "scaffold"])
-def test_what_is_lost_leaves_no_trace(monkeypatch: pytest.MonkeyPatch, method: str, fate: str):
+def test_what_is_lost_leaves_no_trace(monkeypatch: pytest.MonkeyPatch, method: str, status: str):
     fated(monkeypatch, "delivered", "delivered", "dropped_before_download")
     without = end(three(method, rounds=2))
-    fated(monkeypatch, "delivered", "delivered", fate)
+    fated(monkeypatch, "delivered", "delivered", status)
     assert_same_bits(end(three(method, rounds=2)), without)
     fated(monkeypatch, "delivered", "delivered", "delivered")
     assert any(

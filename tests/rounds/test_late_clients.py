@@ -37,13 +37,13 @@ def test_who_is_late_is_billed_what_crossed_until_the_deadline(
 
 
 @pytest.mark.parametrize("deadline_s", [None, 4.2, 4.9, 5.5])
-@pytest.mark.parametrize("fate", ["dropped_after_training", "upload_lost"])
-def test_no_deadline_makes_a_round_longer(monkeypatch: pytest.MonkeyPatch, fate: str, deadline_s: float | None):
-    fated(monkeypatch, "delivered", "delivered", fate)
-    gone = 5.0 if fate == "dropped_after_training" else 6.0
+@pytest.mark.parametrize("status", ["dropped_after_training", "upload_lost"])
+def test_no_deadline_makes_a_round_longer(monkeypatch: pytest.MonkeyPatch, status: str, deadline_s: float | None):
+    fated(monkeypatch, "delivered", "delivered", status)
+    gone = 5.0 if status == "dropped_after_training" else 6.0
     record, _ = one_round(three(deadline_s=deadline_s))
     assert record.row.simulated_s == pytest.approx(min(gone, deadline_s or gone))
-    assert row(record, 2).status == (fate if (deadline_s or 9.0) > gone else "late")
+    assert row(record, 2).status == (status if (deadline_s or 9.0) > gone else "late")
 
 
 @pytest.mark.parametrize("clients", [{}, {"deadline_s": 4.5}, {"take_first": 1}])

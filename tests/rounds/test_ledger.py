@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rayfl.methods.base import Work
-from rayfl.population.client import Fate, Traits
+from rayfl.population.client import ClientStatus, Traits
 from rayfl.population.sampling import Participation
 from rayfl.rounds.ledger import Ledger, RoundRow, client_row, record
 from rayfl.rounds.worker_jobs import ClientResult
@@ -17,31 +17,31 @@ TRAITS = Traits(id=3, num_examples=50, examples_per_s=20.0, uplink_bps=1e6, down
 
 def test_a_client_downloads_works_and_uploads_at_its_own_speeds():
     work = {"a": Work(2, 30), "b": Work(1, 10)}
-    row = client_row(TRAITS, ClientResult(3, Fate.DELIVERED, 500_000, 500_000, 1_000_000, work))
+    row = client_row(TRAITS, ClientResult(3, ClientStatus.DELIVERED, 500_000, 500_000, 1_000_000, work))
     # 1e6 / 4e6 + 40 / 20 + 5e5 / 1e6 = 0.25 + 2 + 0.5 seconds
     assert row.simulated_s == 2.75
     assert (row.client, row.num_samples, row.num_steps) == (3, 40, 3)
     assert (row.uplink_bits, row.downlink_bits) == (500_000, 1_000_000)
 
 
-@pytest.mark.parametrize("fate", list(Fate))
-def test_a_row_has_the_word_of_the_fate(fate: Fate):
-    status = client_row(TRAITS, ClientResult(3, fate)).status
-    assert (status, type(status)) == (fate.value, str)
+@pytest.mark.parametrize("status", list(ClientStatus))
+def test_a_row_has_the_word_of_the_status(status: ClientStatus):
+    word = client_row(TRAITS, ClientResult(3, status)).status
+    assert (word, type(word)) == (status.value, str)
 
 
 def test_later_waves_add_downloads_and_metrics():
-    ledger = Ledger(Participation({1: Fate.DELIVERED, 3: Fate.DROPPED_BEFORE_DOWNLOAD}))
+    ledger = Ledger(Participation({1: ClientStatus.DELIVERED, 3: ClientStatus.DROPPED_BEFORE_DOWNLOAD}))
     work = {"train": Work(2, 30)}
-    ledger.results[1] = ClientResult(1, Fate.LATE, 10, 9, 20, work, {"loss": 1.0})
+    ledger.results[1] = ClientResult(1, ClientStatus.LATE, 10, 9, 20, work, {"loss": 1.0})
     ledger.add([ClientResult(1, downlink_bits=7, reply_bits=7)])
     for client in (1, 2, 3):
         ledger.add([ClientResult(client, metrics={"accuracy": 0.5})])
     metrics = {"loss": 1.0, "accuracy": 0.5}
-    assert ledger.results[1] == ClientResult(1, Fate.LATE, 10, 9, 27, work, metrics, reply_bits=7)
-    # Who did not train keeps the fate that was drawn.
-    assert [ledger.result(client).fate for client in (2, 3, 4)] == [
-        Fate.NOT_SELECTED, Fate.DROPPED_BEFORE_DOWNLOAD, Fate.NOT_SELECTED,
+    assert ledger.results[1] == ClientResult(1, ClientStatus.LATE, 10, 9, 27, work, metrics, reply_bits=7)
+    # Who did not train keeps the status that was drawn.
+    assert [ledger.result(client).status for client in (2, 3, 4)] == [
+        ClientStatus.NOT_SELECTED, ClientStatus.DROPPED_BEFORE_DOWNLOAD, ClientStatus.NOT_SELECTED,
     ]  # fmt: skip
 
 
@@ -75,9 +75,9 @@ def test_a_round_lasts_until_the_last_client_is_back_or_gone():
 
 def test_rows_and_means_of_a_record():
     setup = setup_of("fedavg", {})
-    ledger = Ledger(Participation({0: Fate.DELIVERED, 2: Fate.DROPPED_BEFORE_DOWNLOAD}))
+    ledger = Ledger(Participation({0: ClientStatus.DELIVERED, 2: ClientStatus.DROPPED_BEFORE_DOWNLOAD}))
     metrics = {"train/loss": 2.0, "own/accuracy": 0.5}
-    ledger.results[0] = ClientResult(0, Fate.DELIVERED, 8, 8, 16, {"train": Work(1, 9)}, metrics)
+    ledger.results[0] = ClientResult(0, ClientStatus.DELIVERED, 8, 8, 16, {"train": Work(1, 9)}, metrics)
     ledger.results[4] = ClientResult(4, work={"train": Work(1, 11)})
     ledger.add([ClientResult(1, metrics={"own/accuracy": 1.0})])
     ledger.metrics["pooled/accuracy"] = 0.25

@@ -12,7 +12,7 @@ from rayfl.compress.random import RandK
 from rayfl.compress.sparse import TopK, sparse_packet
 from rayfl.experiment.prepare import prepare
 from rayfl.gather import Aggregate, ElementwiseMean, Sum, WeightedMean
-from rayfl.population.client import Fate
+from rayfl.population.client import ClientStatus
 from rayfl.population.sampling import Participation
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.ledger import Ledger
@@ -30,9 +30,9 @@ from tests.refusals import refused
 def test_links_are_billed_on_both_ends():
     # 0 hears 1 and 2; 1 hears 0; 2 hears 0. Messages of 100, 30 and 7 bits; 5, 4 and 3 numbers.
     graph = np.array([[0, 1, 1], [1, 0, 0], [1, 0, 0]], bool)
-    ledger = Ledger(Participation(dict.fromkeys(range(3), Fate.DELIVERED)))
+    ledger = Ledger(Participation(dict.fromkeys(range(3), ClientStatus.DELIVERED)))
     for client, bits, values in ((0, 100, 5), (1, 30, 4), (2, 7, 3)):
-        ledger.results[client] = ClientResult(client, Fate.DELIVERED, message_bits=bits, num_values=values)
+        ledger.results[client] = ClientResult(client, ClientStatus.DELIVERED, message_bits=bits, num_values=values)
     bill(csr_array(graph), [0, 1, 2], ledger)
     # Peer 0 is the busiest: it sends 100 bits to each of two, and receives 30 + 7.
     assert [ledger.results[i].billed_bits for i in range(3)] == [200, 30, 7]

@@ -223,7 +223,7 @@ def test_a_surplus_client_is_billed_for_the_stages_that_it_had():
     results = [
         ClientResult(
             client,
-            fate=setup.population.drawn_fates(0, [client])[client],
+            status=setup.population.drawn_statuses(0, [client])[client],
             stages=stages,
             work={
                 one.name: LocalTask(client, 1, 1, dict, setup.data(client), stages, setup.device).planned(one)

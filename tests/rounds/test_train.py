@@ -9,7 +9,7 @@ import pytest
 
 from rayfl.determinism.seeding import NOBODY
 from rayfl.gather import Aggregate, WeightedMean
-from rayfl.population.client import Fate
+from rayfl.population.client import ClientStatus
 from rayfl.rounds import downlinks
 from rayfl.rounds.executor import InlineExecutor, Job, JobResult, Ref
 from rayfl.rounds.ledger import Ledger
@@ -80,7 +80,7 @@ def begun(setup: Setup, workers: int) -> CurrentRound:
 )
 def test_many_workers_get_at_most_one_call(workers: int, calls: int, longest: int):
     round = begun(clients(1000), workers)
-    runs = cut_into_calls(round, dict.fromkeys(range(1000), Fate.DELIVERED))
+    runs = cut_into_calls(round, dict.fromkeys(range(1000), ClientStatus.DELIVERED))
     assert (len(runs), max(last - first for first, last in runs)) == (calls, longest)
 
 
@@ -116,10 +116,12 @@ def test_two_workers_get_two_calls_where_these_are_equally_long(
 
 def test_who_does_not_train_lengthens_no_call():
     here = clients(8)
-    idle = dict.fromkeys(range(4), Fate.DROPPED_AFTER_TRAINING) | dict.fromkeys(range(4, 8), Fate.DELIVERED)
+    idle = dict.fromkeys(range(4), ClientStatus.DROPPED_AFTER_TRAINING) | dict.fromkeys(
+        range(4, 8), ClientStatus.DELIVERED
+    )
     round = begun(here, 2)
     assert cut_into_calls(round, idle) == [(0, 2), (2, 4), (4, 6), (6, 8)]
-    assert cut_into_calls(round, dict.fromkeys(range(8), Fate.DELIVERED)) == [(0, 4), (4, 8)]
+    assert cut_into_calls(round, dict.fromkeys(range(8), ClientStatus.DELIVERED)) == [(0, 4), (4, 8)]
 
 
 def test_stacks_come_whole():
@@ -137,7 +139,7 @@ def test_a_call_holds_few_sums(count: int):
     name = next(iter(here.method.gather))
     here.method.gather = {name: Live()}
     Live.alive = Live.most = 0
-    job = TrainJob(((0, count),), dict.fromkeys(range(count), Fate.DELIVERED))
+    job = TrainJob(((0, count),), dict.fromkeys(range(count), ClientStatus.DELIVERED))
     answer, outputs = Worker(here).do(job, RoundInputs(0, plan, message), ())
     (sent,) = outputs
     assert isinstance(sent, Added) and sent.sums[name].count == count

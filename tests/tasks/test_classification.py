@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rayfl.data.datasets import Dataset, Samples
+from rayfl.data.datasets import Dataset, Examples
 from rayfl.network import Network
 from rayfl.tasks.base import Task
 from rayfl.tasks.supervised import Classification
@@ -43,10 +43,10 @@ def test_the_score_is_whether_the_largest_logit_is_right():
 
 @pytest.mark.parametrize("labels", [np.zeros((4, 2), np.float32), np.zeros((4, 3), np.int64), np.zeros(4, np.float32)])
 def test_targets_that_are_no_classes_are_refused(labels: np.ndarray):
-    samples = Samples(np.zeros((4, 2), np.float32), labels)
+    examples = Examples(np.zeros((4, 2), np.float32), labels)
     with refused(names=["classification", "'mine'", str(labels.dtype)]):
         network = Network(lambda: torch.nn.Linear(2, 2))
-        Classification().check(Dataset("mine", samples, samples, num_classes=2, kind="vector"), network)
+        Classification().check(Dataset("mine", examples, examples, num_classes=2, kind="vector"), network)
 
 
 class Fivefold(Classification):

@@ -23,7 +23,7 @@ from rayfl.rounds.setup import Setup
 from rayfl.wrappers.elastic import Elastic, ElasticAggregation, ElasticHyper
 from tests.bound_tasks import classification
 from tests.methods.reference import Vectors, doubles, initial, played, setup_of, trained
-from tests.population.fates import with_fate
+from tests.population.statuses import with_status
 from tests.refusals import refused
 
 P = 21
@@ -33,7 +33,7 @@ HYPER = {"lr": 0.5, "batch_size": 4}
 
 
 def around(setup: Setup, **hyper: Any) -> Setup:
-    """The same experiment with a third of each client's samples held out, and Elastic around its method."""
+    """The same experiment with a third of each client's examples held out, and Elastic around its method."""
     partition = setup.partition.hold_out(0.0, 0.34, np.random.default_rng(0))
     population = replace(setup.population, num_examples=partition.train.sizes)
     return replace(
@@ -76,7 +76,7 @@ def expected(setup: Setup, inner: Setup) -> tuple[list[Vectors], list[Vectors]]:
     assert isinstance(hyper, ElasticHyper)
     params, models, ratios = initial(setup), [], []
     for round in range(setup.rounds):
-        clients = with_fate(setup.population.sample_round(round), "delivered")
+        clients = with_status(setup.population.sample_round(round), "delivered")
         shares = np.array([len(setup.partition.train[client]) for client in clients], float)
         shares /= shares.sum()
         ends = [trained(inner, round, client, params)[0] for client in clients]
@@ -210,10 +210,10 @@ def test_a_tensor_without_a_sensitivity_is_left_alone():
 def test_the_sensitivity_is_billed(hyper: dict[str, Any], bits: list[int]):
     here = around(setup_of("fedavg", HYPER, rounds=4), **hyper)
     rounds = [record for record, _ in played(here)]
-    # Delta, the sensitivity, and the number of samples.
+    # Delta, the sensitivity, and the number of examples.
     assert [{row.uplink_bits for row in record.clients} for record in rounds] == [{(32 + b) * P + 64} for b in bits]
     assert {row.downlink_bits for record in rounds for row in record.clients} == {32 * P}
-    # And the held-out samples are work only where they are looked at.
+    # And the held-out examples are work only where they are looked at.
     for record, b in zip(rounds, bits, strict=True):
         for row in record.clients:
             held = len(here.partition.heldout[row.client]) if b else 0

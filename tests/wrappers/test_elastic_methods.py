@@ -35,7 +35,7 @@ from tests.methods.averaging import (
 )
 from tests.methods.personal.test_perfedavg import meta_trained
 from tests.methods.personal.test_pfedme import global_path
-from tests.population.fates import with_fate
+from tests.population.statuses import with_status
 
 MEMORY, FLOOR, ROUNDS = 0.8, 0.25, 6
 HYPER = {"lr": 0.1, "batch_size": 2}
@@ -79,7 +79,7 @@ def zeta_of(here: Setup) -> Factors:
     """zeta by Eq. 5 to 7. The output is c o x, so the gradient of the mean of ||F||^2 is 2 mean(c^2) o x."""
 
     def zeta(round: int, x: np.ndarray) -> np.ndarray:
-        delivered = with_fate(here.population.sample_round(round), "delivered")
+        delivered = with_status(here.population.sample_round(round), "delivered")
         total = np.zeros(10)
         for client in delivered:
             heldout, omega = points(here, client, "heldout"), np.zeros(10)

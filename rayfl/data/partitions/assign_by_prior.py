@@ -1,7 +1,7 @@
-"""Assign labelled samples to clients by each client's label prior, without replacement.
+"""Assign labelled examples to clients by each client's label prior, without replacement.
 
-The process follows the code of Dis-PFL: a random client that still needs samples draws a label from its prior, among
-the labels with samples left, and takes a random sample with this label; this is repeated. Here the process is
+The process follows the code of Dis-PFL: a random client that still needs examples draws a label from its prior, among
+the labels with examples left, and takes a random example with this label; this is repeated. Here the process is
 vectorised: all requests are drawn at once, and only those that came too late for their label are drawn again.
 """
 
@@ -16,17 +16,17 @@ LEAST_SHARE = 1e-300
 def assign_by_prior(
     labels: np.ndarray, priors: np.ndarray, sizes: np.ndarray, generator: np.random.Generator
 ) -> Shards:
-    """Give each client samples by its label prior.
+    """Give each client examples by its label prior.
 
-    labels: int64 [num_samples]; priors: [num_clients, num_classes], in any scale; sizes: the number of samples for each
-    client, int64 [num_clients]. A label that has run out is left out of the priors from then on; a client whose
-    labels have all run out (prior 0 on the rest) gets fewer samples.
+    labels: int64 [num_samples]; priors: [num_clients, num_classes], in any scale; sizes: the number of examples for
+    each client, int64 [num_clients]. A label that has run out is left out of the priors from then on; a client whose
+    labels have all run out (prior 0 on the rest) gets fewer examples.
     """
     num_clients, num_classes = priors.shape
     supply = np.bincount(labels, minlength=num_classes)
     clients = _arrivals(sizes, generator)
     label_of_request = _served(clients, priors, supply, generator)
-    # One line of samples a label, in random order; a label's requests are served from its line as they arrive.
+    # One line of examples a label, in random order; a label's requests are served from its line as they arrive.
     line = generator.permutation(len(labels))
     line = line[np.argsort(labels[line], kind="stable")]
     requests = np.argsort(label_of_request, kind="stable")[np.count_nonzero(label_of_request < 0) :]
@@ -51,7 +51,7 @@ def proportional_sizes(total: int, weights: np.ndarray) -> np.ndarray:
 
 
 def _arrivals(sizes: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    """The client of each request, in the order of arrival: each time uniform among those that still want samples.
+    """The client of each request, in the order of arrival: each time uniform among those that still want examples.
 
     Clients that ask at the ticks of independent Poisson clocks of the same rate arrive in just this order.
     """

@@ -8,20 +8,20 @@ from rayfl.data.partitions.matching_test_split import matching_test_split
 
 
 class Pathological(ByClass):
-    """Each client holds samples of a few random classes in equal shares (Dis-PFL).
+    """Each client holds examples of a few random classes in equal shares (Dis-PFL).
 
-    Every client is to get the same number of samples, in equal parts from its classes, without replacement. If a class
-    has run out, a client takes more of its other classes; if all of them have, it holds fewer samples.
-    The reference code repeats samples across clients instead. Classes that nobody drew are not used. The test split
+    Every client is to get the same number of examples, in equal parts from its classes, without replacement. If a class
+    has run out, a client takes more of its other classes; if all of them have, it holds fewer examples.
+    The reference code repeats examples across clients instead. Classes that nobody drew are not used. The test split
     follows the client's label shares (`matching_test_split`).
     """
 
     name = "pathological"
     classes_per_client: int = Field(default=2, ge=1, description="classes of each client")
-    test_samples: int = Field(default=100, ge=1, description="test samples of each client")
+    test_samples: int = Field(default=100, ge=1, description="test examples of each client")
 
     def split(self, dataset: Dataset, num_clients: int, generator: np.random.Generator) -> Partition:
-        """Assign the samples. Raise RayflError if a client gets no samples or there are too few classes."""
+        """Assign the examples. Raise RayflError if a client gets no examples or there are too few classes."""
         has_class = _draw_classes(self.name, self.classes_per_client, dataset, num_clients, generator)
         labels = dataset.train.labels
         train = assign_by_prior(labels, has_class.astype(np.float64), even_sizes(len(labels), num_clients), generator)
@@ -32,17 +32,17 @@ class Pathological(ByClass):
 class LabelsPerClient(ByClass):
     """Each client draws some distinct classes at random (the agents of MCE-PL).
 
-    The train samples of a class, shuffled, are divided equally over its holders; the last one takes the remainder.
-    Classes that nobody drew are not used. Each client is tested on all test samples of its classes.
+    The train examples of a class, shuffled, are divided equally over its holders; the last one takes the remainder.
+    Classes that nobody drew are not used. Each client is tested on all test examples of its classes.
     used_ratio: fraction of each share that is used, rounded down; the code of MCE-PL uses 0.2.
     """
 
     name = "labels-per-client"
     labels_per_client: int = Field(ge=1, examples=[3], description="classes of each client")
-    used_ratio: float = Field(default=1.0, gt=0.0, le=1.0, description="share of a client's samples that it uses")
+    used_ratio: float = Field(default=1.0, gt=0.0, le=1.0, description="share of a client's examples that it uses")
 
     def split(self, dataset: Dataset, num_clients: int, generator: np.random.Generator) -> Partition:
-        """Assign the samples. Raise RayflError if a client gets no samples or there are too few classes."""
+        """Assign the examples. Raise RayflError if a client gets no examples or there are too few classes."""
         has_class = _draw_classes(self.name, self.labels_per_client, dataset, num_clients, generator)
         labels, test_labels = dataset.train.labels, dataset.test.labels
         indices = []
@@ -51,13 +51,13 @@ class LabelsPerClient(ByClass):
             holders = np.flatnonzero(has_class[:, label])
             if not len(holders):
                 continue
-            samples = generator.permutation(np.flatnonzero(labels == label))
-            shares = np.full(len(holders), len(samples) // len(holders))
-            shares[-1] += len(samples) % len(holders)
+            examples = generator.permutation(np.flatnonzero(labels == label))
+            shares = np.full(len(holders), len(examples) // len(holders))
+            shares[-1] += len(examples) % len(holders)
             used = np.floor(shares * self.used_ratio + 1e-9).astype(np.int64)
             starts = np.cumsum(shares) - shares
             within = np.arange(used.sum()) - np.repeat(np.cumsum(used) - used, used)
-            indices.append(samples[np.repeat(starts, used) + within])
+            indices.append(examples[np.repeat(starts, used) + within])
             owners.append(np.repeat(holders, used))
         train = Shards.per_owner(np.concatenate(indices), np.concatenate(owners), num_clients)
         test = Shards.of([np.flatnonzero(has_class[client][test_labels]) for client in range(num_clients)])
@@ -67,8 +67,8 @@ class LabelsPerClient(ByClass):
 class LambdaRatio(ByClass):
     """The split of FedPSE; `ratio` is its lambda: 0 is iid, 1 gives each client one run of labels.
 
-    A random fraction `ratio` of the samples is sorted by label and cut into num_clients consecutive equal blocks; the
-    rest is cut into num_clients random equal blocks; client i holds the i-th of both. The test samples likewise.
+    A random fraction `ratio` of the examples is sorted by label and cut into num_clients consecutive equal blocks; the
+    rest is cut into num_clients random equal blocks; client i holds the i-th of both. The test examples likewise.
     """
 
     name = "lambda-ratio"
@@ -76,14 +76,14 @@ class LambdaRatio(ByClass):
         ge=0.0,
         le=1.0,
         examples=[0.5],
-        description="share of the samples that is split by label, FedPSE's lambda; 0 is iid",
+        description="share of the examples that is split by label, FedPSE's lambda; 0 is iid",
     )
 
     def split(self, dataset: Dataset, num_clients: int, generator: np.random.Generator) -> Partition:
-        """Assign the samples. Raise RayflError if there are too few train samples for the clients."""
+        """Assign the examples. Raise RayflError if there are too few train examples for the clients."""
         train = self._blocks(dataset.train.labels, num_clients, generator)
         test = self._blocks(dataset.test.labels, num_clients, generator)
-        return self.finish(train, test, f"there are {len(dataset.train)} train samples, so lower clients.count")
+        return self.finish(train, test, f"there are {len(dataset.train)} train examples, so lower clients.count")
 
     def _blocks(self, labels: np.ndarray, num_clients: int, generator: np.random.Generator) -> Shards:
         order = generator.permutation(len(labels))
@@ -92,8 +92,8 @@ class LambdaRatio(ByClass):
         rest = Shards.even(order[num_sorted:], num_clients)
         # Reversed: if sizes are uneven, a larger block of one cut is joined with a smaller block of the other.
         owners = np.concatenate([Shards.even(by_label, num_clients).owners, num_clients - 1 - rest.owners])
-        samples = np.concatenate([by_label, rest.indices])[np.argsort(owners, kind="stable")]
-        return Shards.cut(samples, np.bincount(owners, minlength=num_clients))
+        examples = np.concatenate([by_label, rest.indices])[np.argsort(owners, kind="stable")]
+        return Shards.cut(examples, np.bincount(owners, minlength=num_clients))
 
 
 def _draw_classes(

@@ -1,4 +1,4 @@
-"""Test samples for each client in the shares of its train labels (Dis-PFL)."""
+"""Test examples for each client in the shares of its train labels (Dis-PFL)."""
 
 import numpy as np
 
@@ -6,10 +6,10 @@ from rayfl.data.partition import Dataset, Shards, label_counts
 
 
 def matching_test_split(dataset: Dataset, train: Shards, num_samples: int, generator: np.random.Generator) -> Shards:
-    """For each client ceil(share * num_samples) test samples of each label, where share is that of its train split
+    """For each client ceil(share * num_samples) test examples of each label, where share is that of its train split
     (Dis-PFL).
 
-    Drawn without replacement inside a client, independently across clients, which may share test samples. If the
+    Drawn without replacement inside a client, independently across clients, which may share test examples. If the
     test set has too few of a label, `num_samples` shrinks for that client until all of its shares fit: the split
     stays like its train data (36 a class in `digits`, so a client with one class is tested on 36).
     """

@@ -9,33 +9,33 @@ from rayfl.errors import log_once
 
 
 class Iid(PartitionScheme):
-    """All samples, shuffled and cut into equal parts (sizes differ by at most one); the test samples likewise."""
+    """All examples, shuffled and cut into equal parts (sizes differ by at most one); the test examples likewise."""
 
     name = "iid"
 
     def split(self, dataset: Dataset, num_clients: int, generator: np.random.Generator) -> Partition:
-        """Assign the samples. Raise RayflError if there are more clients than train samples."""
+        """Assign the examples. Raise RayflError if there are more clients than train examples."""
         train = Shards.even(generator.permutation(len(dataset.train)), num_clients)
         test = Shards.even(generator.permutation(len(dataset.test)), num_clients)
-        return self.finish(train, test, f"there are {len(dataset.train)} train samples, so lower clients.count")
+        return self.finish(train, test, f"there are {len(dataset.train)} train examples, so lower clients.count")
 
 
 class Natural(PartitionScheme):
     """One client per group of the dataset, in the order of the group numbers.
 
-    Groups with fewer than `min_samples` samples (train and test together) or without train samples are dropped. With
-    fewer clients than groups, a random choice of groups is used. A notice says how many groups and samples are left.
+    Groups with fewer than `min_samples` examples (train and test together) or without train examples are dropped. With
+    fewer clients than groups, a random choice of groups is used. A notice says how many groups and examples are left.
     """
 
     name = "natural"
     min_samples: int = Field(default=2, ge=1, description="samples below which a group is left out")
 
     def split(self, dataset: Dataset, num_clients: int, generator: np.random.Generator) -> Partition:
-        """Assign the samples. Raise RayflError if the dataset has no groups, or fewer than `num_clients`."""
+        """Assign the examples. Raise RayflError if the dataset has no groups, or fewer than `num_clients`."""
         train_groups, test_groups = dataset.train.groups, dataset.test.groups
         if train_groups is None or test_groups is None:
             raise RayflError(
-                f"partition {self.name!r} needs an owner of each sample, and dataset {dataset.name!r} has none: give "
+                f"partition {self.name!r} needs an owner of each example, and dataset {dataset.name!r} has none: give "
                 "owners (an array owners in the file, or data.owners of a table or image folders), "
                 "or use 'iid' or 'dirichlet-client'"
             )
@@ -46,7 +46,7 @@ class Natural(PartitionScheme):
         if num_clients > len(groups):
             raise RayflError(
                 f"clients.count={num_clients}, but dataset {dataset.name!r} has {len(groups)} owners with at least "
-                f"min_samples={self.min_samples} samples: give at most that many clients"
+                f"min_samples={self.min_samples} examples: give at most that many clients"
             )
         if num_clients < len(groups):
             groups = np.sort(generator.choice(groups, num_clients, replace=False))
@@ -58,7 +58,7 @@ class Natural(PartitionScheme):
 def _note_left_out(
     dataset: Dataset, train_groups: np.ndarray, test_groups: np.ndarray, num_clients: int, num_used: int
 ) -> None:
-    """Log which owners and samples no client has. `num_used`: the train and test samples that clients have."""
+    """Log which owners and examples no client has. `num_used`: the train and test examples that clients have."""
     owners = np.unique(train_groups)
     is_stranger = np.isin(test_groups, owners, invert=True)
     strangers = np.unique(test_groups[is_stranger])
@@ -66,19 +66,19 @@ def _note_left_out(
     if num_clients < len(owners):
         log_once(
             WARNING,
-            f"{dataset.name}: {num_clients} of {len(owners)} owners ({num_used} of {total} samples) are clients, by "
+            f"{dataset.name}: {num_clients} of {len(owners)} owners ({num_used} of {total} examples) are clients, by "
             "clients.count and partition.min_samples",
         )
     if len(strangers):
         log_once(
             WARNING,
-            f"{dataset.name}: {np.count_nonzero(is_stranger)} of {len(test_groups)} test samples are from "
-            f"{len(strangers)} owners without train samples: only the pooled test set has them",
+            f"{dataset.name}: {np.count_nonzero(is_stranger)} of {len(test_groups)} test examples are from "
+            f"{len(strangers)} owners without train examples: only the pooled test set has them",
         )
 
 
 def _members(of_samples: np.ndarray, groups: np.ndarray) -> Shards:
-    """The samples of each of the sorted `groups`."""
+    """The examples of each of the sorted `groups`."""
     position = np.minimum(np.searchsorted(groups, of_samples), len(groups) - 1)
     chosen = np.flatnonzero(groups[position] == of_samples)
     return Shards.per_owner(chosen, position[chosen], len(groups))

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from rayfl.choices import plugins
-from rayfl.data.datasets import Dataset, Field, RayflError, Samples, Source
+from rayfl.data.datasets import Dataset, Examples, Field, RayflError, Source
 from rayfl.data.sources.conversion import InputKind, dataset, next_tokens
 from rayfl.limits.npy import read_npy, read_npz
 from rayfl.limits.regular_files import expanded, reading
@@ -21,7 +21,7 @@ _GIVE = "give data.path an .npz file, or a folder of .npy files"
 class ArrayFiles(Source):
     """An .npz file or a folder of .npy files: inputs, labels, owners, test_inputs, test_labels, test_owners.
 
-    All but inputs and labels may be missing; without test_inputs a share of the samples is held out. Whole bytes with
+    All but inputs and labels may be missing; without test_inputs a share of the examples is held out. Whole bytes with
     three or four axes are images, other whole numbers with two are tokens. Nothing pickled is read.
 
     Labels are classes [n], numbers [n, outputs], 0 and 1 [n, labels], or tokens [n, length]. With kind = "text" they
@@ -110,8 +110,8 @@ def _dataset(name: str, place: str, arrays: dict[str, np.ndarray], test_share: f
     required = NAMES[:2] if {"test_inputs", "test_labels"}.isdisjoint(arrays) else (*NAMES[:2], *NAMES[3:5])
     if missing := [key for key in required if key not in arrays]:
         raise RayflError(f"{place} has no array {missing[0]}; the names that count are {listed([*NAMES], 'and')}")
-    train = Samples(arrays["inputs"], arrays["labels"], arrays.get("owners"))
+    train = Examples(arrays["inputs"], arrays["labels"], arrays.get("owners"))
     test = None
     if "test_inputs" in arrays:
-        test = Samples(arrays["test_inputs"], arrays["test_labels"], arrays.get("test_owners"))
+        test = Examples(arrays["test_inputs"], arrays["test_labels"], arrays.get("test_owners"))
     return dataset(name, place, train, test, test_share, kind)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from rayfl.data.datasets import Dataset, Field, RayflError, Samples
+from rayfl.data.datasets import Dataset, Examples, Field, RayflError
 from rayfl.data.sources.fetch import Downloaded
 from rayfl.data.torchvision import torchvision
 
@@ -78,6 +78,6 @@ class CIFAR100(_CIFAR):
 
 
 # Any: one of torchvision's datasets, with `data` uint8 [n, height, width, channels] and a list of `targets`.
-def _samples(images: Any, folder: Path) -> Samples:
+def _samples(images: Any, folder: Path) -> Examples:
     pixels = np.ascontiguousarray(images.data.transpose(0, 3, 1, 2))
-    return Samples(pixels, np.array(images.targets, np.int64), place=str(folder))
+    return Examples(pixels, np.array(images.targets, np.int64), place=str(folder))

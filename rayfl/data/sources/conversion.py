@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from rayfl.data.datasets import Dataset, Samples, shown
+from rayfl.data.datasets import Dataset, Examples, shown
 from rayfl.data.loading import check_finite, check_lengths, check_shapes, check_targets, first_row, whole_labels
 from rayfl.data.sources.moments import moments
 from rayfl.errors import RayflError, did_you_mean, log_once
@@ -23,17 +23,17 @@ COARSE = 1024
 def dataset(
     name: str,
     place: str,
-    train: Samples,
-    test: Samples | None,
+    train: Examples,
+    test: Examples | None,
     test_share: float,
     kind: InputKind = "auto",
     *,
     classes: Sequence[str] = (),
     scaled: np.ndarray | None = None,
 ) -> Dataset:
-    """The dataset of a user's samples, whose labels and groups may be numbers or names.
+    """The dataset of a user's examples, whose labels and groups may be numbers or names.
 
-    Without `test` a share of the samples, drawn with a fixed seed, is held out. `place`: the file's name in error
+    Without `test` a share of the examples, drawn with a fixed seed, is held out. `place`: the file's name in error
     messages. `classes`: the names of numbered classes. `scaled`: bool [inputs], the columns of float64 inputs that are
     standardised, in place and before they are rounded to float32. Raise RayflError for unequal lengths, NaN, and wrong
     labels, and for a class of `test` that `train` has not.
@@ -62,7 +62,7 @@ def dataset(
         num_classes = train.labels.shape[-1]
         if kind == "text" and train.labels.shape == train.inputs.shape:
             num_classes = 1 + max(
-                int(tokens.max()) for samples in (train, test) for tokens in (samples.inputs, samples.labels)
+                int(tokens.max()) for examples in (train, test) for tokens in (examples.inputs, examples.labels)
             )
     mean, std = ((), ()) if scaled is None else _standardise(train.inputs, test.inputs, scaled)
     train_inputs, test_inputs = (_inputs(rows.place or place, rows.inputs, kind) for rows in (train, test))
@@ -70,8 +70,8 @@ def dataset(
         mean, std = moments(train_inputs)
     return Dataset(
         name=name,
-        train=Samples(train_inputs, train_labels, owners[0], train.place or place),
-        test=Samples(test_inputs, test_labels, owners[1], test.place or place),
+        train=Examples(train_inputs, train_labels, owners[0], train.place or place),
+        test=Examples(test_inputs, test_labels, owners[1], test.place or place),
         num_classes=num_classes,
         kind=kind,
         mean=mean,
@@ -80,7 +80,7 @@ def dataset(
     )
 
 
-def _check(place: str, split: str, rows: Samples) -> None:
+def _check(place: str, split: str, rows: Examples) -> None:
     check_lengths(place, split, rows)
     if rows.inputs.dtype.kind not in "biuf":
         raise RayflError(f"{place} has {split} inputs of type {rows.inputs.dtype}; give numbers")
@@ -102,18 +102,18 @@ def _is_gap(values: np.ndarray) -> np.ndarray:
     return np.isnan(values) if values.dtype.kind == "f" else np.zeros(len(values), dtype=bool)
 
 
-def _held_out(place: str, rows: Samples, share: float) -> tuple[Samples, Samples]:
-    """Train and test samples in their order. The draw is the same for every experiment."""
+def _held_out(place: str, rows: Examples, share: float) -> tuple[Examples, Examples]:
+    """Train and test examples in their order. The draw is the same for every experiment."""
     count = round(share * len(rows.inputs))
     if not 0 < count < len(rows.inputs):
         raise RayflError(
-            f"test_share={share:g} of the {len(rows.inputs)} samples of {place} leaves {len(rows.inputs) - count} to "
-            f"train and {count} to test; give another share, or test samples of their own"
+            f"test_share={share:g} of the {len(rows.inputs)} examples of {place} leaves {len(rows.inputs) - count} to "
+            f"train and {count} to test; give another share, or test examples of their own"
         )
     chosen = np.zeros(len(rows.inputs), dtype=bool)
     chosen[np.random.default_rng(0).permutation(len(chosen))[:count]] = True
     train, test = (
-        Samples(rows.inputs[part], rows.labels[part], None if rows.groups is None else rows.groups[part], rows.place)
+        Examples(rows.inputs[part], rows.labels[part], None if rows.groups is None else rows.groups[part], rows.place)
         for part in (~chosen, chosen)
     )
     return train, test
@@ -134,7 +134,7 @@ def _numbered_labels(place: str, train: np.ndarray, test: np.ndarray) -> tuple[n
 def _classes(place: str, train: np.ndarray, test: np.ndarray, names: tuple[str, ...]) -> tuple[int, tuple[str, ...]]:
     """The number of classes, the largest label + 1, and their names.
 
-    A notice names classes without samples. Raise RayflError for `SPARSE` times as many classes as occur.
+    A notice names classes without examples. Raise RayflError for `SPARSE` times as many classes as occur.
     """
     occurring = np.union1d(train, test)
     num_classes = int(occurring[-1]) + 1
@@ -142,19 +142,19 @@ def _classes(place: str, train: np.ndarray, test: np.ndarray, names: tuple[str, 
     of_labels = f"its labels are {occurring[0]} to {occurring[-1]}, and models get {num_classes} outputs"
     if num_classes > SPARSE * len(occurring):
         raise RayflError(
-            f"{place} has samples of {len(occurring)} classes: {of_labels}; number the classes from 0 without gaps, as "
-            "numpy.unique(labels, return_inverse=True) does, or give their names as labels"
+            f"{place} has examples of {len(occurring)} classes: {of_labels}; number the classes from 0 without gaps, "
+            "as numpy.unique(labels, return_inverse=True) does, or give their names as labels"
         )
     if len(missing := np.setdiff1d(np.arange(num_classes), occurring)):
         first = ", ".join(names[label] if names else str(label) for label in missing[:5])
         more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
         cure = "if that is not intended, number the classes from 0 without gaps"
-        log_once(WARNING, f"{place} has no sample of class {first}{more}: {of_labels}; {cure}")
+        log_once(WARNING, f"{place} has no example of class {first}{more}: {of_labels}; {cure}")
     return num_classes, names
 
 
 def _require_trained(place: str, train: np.ndarray, test: np.ndarray, names: tuple[str, ...]) -> None:
-    """Raise RayflError for a test label that no train sample has."""
+    """Raise RayflError for a test label that no train example has."""
     trained = np.unique(train)
     if len(strange := np.setdiff1d(test, trained)):
         row = int(np.flatnonzero(test == strange[0])[0])
@@ -164,7 +164,7 @@ def _require_trained(place: str, train: np.ndarray, test: np.ndarray, names: tup
             label = shown(names[strange[0]])
             cure = did_you_mean(names[strange[0]], [names[trained_class] for trained_class in trained])
         raise RayflError(
-            f"{place} has the test label {label} (row {row}, counted from 0), which no train sample has: "
+            f"{place} has the test label {label} (row {row}, counted from 0), which no train example has: "
             f"correct it, or leave these rows out; {cure}"
         )
 

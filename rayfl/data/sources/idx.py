@@ -14,7 +14,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from rayfl.data.datasets import Dataset, Field, RayflError, Samples, Source
+from rayfl.data.datasets import Dataset, Examples, Field, RayflError, Source
 from rayfl.data.sources.fetch import Downloaded
 from rayfl.determinism.seeding import generator
 from rayfl.limits import memory
@@ -48,8 +48,8 @@ class Digits(Source):
         grey = images[train] / 16.0
         return Dataset(
             name=self.name,
-            train=Samples(images[train], labels[train]),
-            test=Samples(images[test], labels[test]),
+            train=Examples(images[train], labels[train]),
+            test=Examples(images[test], labels[test]),
             num_classes=10,
             kind="image",
             mean=(float(grey.mean()),),
@@ -77,8 +77,8 @@ class _FourFiles(Downloaded):
         """Load the dataset. If files are missing and cannot be downloaded, RayflError says what to do."""
         frame = ((0, 0), (0, 0), (self.padding, self.padding), (self.padding, self.padding))
         files = self.files()
-        bare = read_samples(*files[:2]), read_samples(*files[2:])
-        train, test = (replace(samples, inputs=np.pad(samples.inputs, frame)) for samples in bare)
+        bare = read_examples(*files[:2]), read_examples(*files[2:])
+        train, test = (replace(examples, inputs=np.pad(examples.inputs, frame)) for examples in bare)
         return Dataset(self.name, train, test, 10, "image", (self.mean,), (self.std,))
 
 
@@ -106,9 +106,9 @@ class FashionMNIST(_FourFiles):
         return FASHION_MNIST_OF_DEBIAN if installed else super().fetch(advice, *inside, **options)
 
 
-def read_samples(images_path: Path, labels_path: Path) -> Samples:
+def read_examples(images_path: Path, labels_path: Path) -> Examples:
     """Images uint8 [n, 1, height, width] and their labels from two IDX files. Raise RayflError if one is wrong."""
-    return Samples(read_idx(images_path)[:, None], read_idx(labels_path).astype(np.int64), place=str(labels_path))
+    return Examples(read_idx(images_path)[:, None], read_idx(labels_path).astype(np.int64), place=str(labels_path))
 
 
 def read_idx(path: Path) -> np.ndarray:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rayfl.data.datasets import Dataset, Field, RayflError, Samples, Source
+from rayfl.data.datasets import Dataset, Examples, Field, RayflError, Source
 from rayfl.data.sources.conversion import dataset
 from rayfl.data.sources.splits import FileSplit, folders, split_folders, split_of
 from rayfl.data.torchvision import torchvision
@@ -78,7 +78,7 @@ class OwnImageFolder(Source):
             _refuse_inner_splits(home)
         return homes
 
-    def _samples(self, folder: Path, split: FileSplit, homes: Mapping[str, Path], classes: Sequence[str]) -> Samples:
+    def _samples(self, folder: Path, split: FileSplit, homes: Mapping[str, Path], classes: Sequence[str]) -> Examples:
         known = {*classes}
         for home in homes.values():
             if strange := [path.name for path in folders(home) if path.name not in known]:
@@ -88,11 +88,11 @@ class OwnImageFolder(Source):
         if not files:
             inside = "OWNER/CLASS folders" if self.owners else "class folders"
             raise RayflError(f"{folder} has no images to {split} with in its {inside}; give data.path another folder")
-        samples = self._decoded(files)
+        examples = self._decoded(files)
         owners = np.repeat([*by_owner], [len(owner_files) for owner_files in by_owner.values()])
-        return replace(samples, groups=owners) if self.owners else samples
+        return replace(examples, groups=owners) if self.owners else examples
 
-    def _decoded(self, files: Files) -> Samples:
+    def _decoded(self, files: Files) -> Examples:
         """The images, uint8 [n, channels, height, width]. Raise RayflError if they are too large for the memory, or of
         several sizes."""
         advice = "set data.side to scale all images"
@@ -112,7 +112,7 @@ class OwnImageFolder(Source):
                 f"the brightest pixel of {len(files)} images like {files[0][0]} is {images.max()} of 255; if their "
                 "files use only a part of their depth, stretch them, since few grey values are left",
             )
-        return Samples(images, np.array([label for _, label in files], np.int64))
+        return Examples(images, np.array([label for _, label in files], np.int64))
 
     def _pixels(self, path: Path) -> np.ndarray:
         """An image, uint8 [channels, height, width]."""

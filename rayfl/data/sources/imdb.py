@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rayfl.data.datasets import Dataset, Field, Samples
+from rayfl.data.datasets import Dataset, Examples, Field
 from rayfl.data.sources.fetch import Fetched
 from rayfl.limits import memory
 from rayfl.limits.regular_files import read_text, reading
@@ -57,8 +57,8 @@ class IMDB(Fetched):
         numbers = _numbered(train, self.vocabulary)
         return Dataset(
             name=self.name,
-            train=Samples(_encoded(train, numbers, self.length), train_labels, place=str(folder / "train")),
-            test=Samples(_encoded(test, numbers, self.length), test_labels, place=str(folder / "test")),
+            train=Examples(_encoded(train, numbers, self.length), train_labels, place=str(folder / "train")),
+            test=Examples(_encoded(test, numbers, self.length), test_labels, place=str(folder / "test")),
             num_classes=2,
             kind="text",
             vocabulary=self.vocabulary,

@@ -1,7 +1,7 @@
 """Recognises the splits of a user's files by the names of folders and files: train, validation and test.
 
 Validation data are the test split if there is no test split. If there is one, they are left out, and a notice says so:
-a client's own validation data are a share of its train samples (`splits.validation_ratio`).
+a client's own validation data are a share of its train examples (`splits.validation_ratio`).
 """
 
 import os
@@ -55,7 +55,7 @@ def chosen(folder: Path, candidates: Sequence[tuple[FileSplit, Path]]) -> dict[F
         if by_split.setdefault("test", validation) is not validation:
             log_once(
                 WARNING,
-                f"{validation} is not read, because {by_split['test'].name} is the test split: to use these samples, "
+                f"{validation} is not read, because {by_split['test'].name} is the test split: to use these examples, "
                 "put them into the train split; splits.validation_ratio sets a share of it aside",
             )
     return {split: by_split[split] for split in _WORDS if split in by_split}

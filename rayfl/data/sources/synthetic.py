@@ -1,7 +1,7 @@
 """Synthetic(alpha, beta) of FedProx: a softmax model and a feature distribution for each client.
 
 Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated Optimization in Heterogeneous Networks (MLSys 2020), section 5.1
-and appendix C.1. Deviations: the test share of a client is `test_ratio` of its samples, rounded, but at least one; and
+and appendix C.1. Deviations: the test share of a client is `test_ratio` of its examples, rounded, but at least one; and
 with a `shape` the features are rounded to pixels before they are labelled, which makes data of any image's shape.
 """
 
@@ -11,7 +11,7 @@ from typing import Annotated
 
 import numpy as np
 
-from rayfl.data.datasets import Dataset, Field, Samples, Source
+from rayfl.data.datasets import Dataset, Examples, Field, Source
 from rayfl.data.loading import MOST_CLASSES
 from rayfl.determinism.seeding import generator
 from rayfl.limits import memory
@@ -27,7 +27,7 @@ class Synthetic(Source):
 
     Group k labels x by argmax(W_k x + b_k) with W_k, b_k ~ N(u_k, 1), u_k ~ N(0, alpha); its features are
     x ~ N(v_k, diag(j^-1.2)) with v_k ~ N(B_k, 1), B_k ~ N(0, beta). alpha and beta are variances. u_k is one number, as
-    in the paper, and moves all logits of a sample alike, so the labels depend on beta but not on alpha.
+    in the paper, and moves all logits of an example alike, so the labels depend on beta but not on alpha.
 
     samples_per_group: None is the paper's 50 + LogNormal(4, 2), which is very uneven.
     shape: [channels, height, width] for uint8 images instead of float32 vectors of length `dim`.
@@ -72,22 +72,22 @@ class Synthetic(Source):
 
     @property
     def _dim(self) -> int:
-        """Numbers of one sample."""
+        """Numbers of one example."""
         return self.dim if self.shape is None else math.prod(self.shape)
 
     def _require_memory(self) -> None:
-        """Raise RayflError if memory cannot hold the samples of all groups, at least 50 each, or the model of one
+        """Raise RayflError if memory cannot hold the examples of all groups, at least 50 each, or the model of one
         group."""
-        samples = self.num_groups * (50 if self.samples_per_group is None else self.samples_per_group)
+        examples = self.num_groups * (50 if self.samples_per_group is None else self.samples_per_group)
         sizes = f"num_groups={self.num_groups}, samples_per_group={self.samples_per_group or 'drawn'}"
         sample = f"dim={self.dim}" if self.shape is None else f"shape={list(self.shape)}"
         sizes += f", {sample}, num_classes={self.num_classes}"
         bytes_a_sample = 4 * self._dim + 4 * self.num_classes // self.num_groups + 16
-        memory.require(samples * bytes_a_sample, f"data with {sizes}", "lower them")
+        memory.require(examples * bytes_a_sample, f"data with {sizes}", "lower them")
         memory.require(12 * self._dim * self.num_classes, f"data with {sizes}", "lower them")
 
-    def _group(self, group: int) -> tuple[Samples, Samples]:
-        """The train and the test samples of one group."""
+    def _group(self, group: int) -> tuple[Examples, Examples]:
+        """The train and the test examples of one group."""
         draw = generator(self.seed, client=group, purpose="synthetic")
         dim = self._dim
         size = self.samples_per_group
@@ -107,12 +107,12 @@ class Synthetic(Source):
             inputs = inputs.reshape(size, *self.shape)
         labels = np.argmax(features @ weights + bias, axis=1).astype(np.int64)
         num_test = min(size - 1, max(1, round(self.test_ratio * size)))
-        return Samples(inputs[num_test:], labels[num_test:]), Samples(inputs[:num_test], labels[:num_test])
+        return Examples(inputs[num_test:], labels[num_test:]), Examples(inputs[:num_test], labels[:num_test])
 
 
-def _joined(of_groups: Sequence[Samples]) -> Samples:
-    return Samples(
-        inputs=np.concatenate([samples.inputs for samples in of_groups]),
-        labels=np.concatenate([samples.labels for samples in of_groups]),
-        groups=np.repeat(np.arange(len(of_groups)), [len(samples) for samples in of_groups]),
+def _joined(of_groups: Sequence[Examples]) -> Examples:
+    return Examples(
+        inputs=np.concatenate([examples.inputs for examples in of_groups]),
+        labels=np.concatenate([examples.labels for examples in of_groups]),
+        groups=np.repeat(np.arange(len(of_groups)), [len(examples) for examples in of_groups]),
     )

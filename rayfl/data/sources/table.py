@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import csv, parquet
 
-from rayfl.data.datasets import Dataset, Field, Samples, Source
+from rayfl.data.datasets import Dataset, Examples, Field, Source
 from rayfl.data.sources.conversion import dataset
 from rayfl.errors import RayflError, did_you_mean
 from rayfl.limits import memory
@@ -25,7 +25,7 @@ EXACT = 2**53
 
 
 class TableSource(Source):
-    """A CSV file with a header, or a Parquet file: one sample per row, with a column of labels and columns of numbers.
+    """A CSV file with a header, or a Parquet file: one example per row, with a column of labels and columns of numbers.
 
     Labels are whole numbers from 0 or names of classes; each owner is a natural client. Columns of texts and the index
     that pandas writes are not inputs unless a setting names them. Each category becomes an input per value, which is 1
@@ -43,7 +43,7 @@ class TableSource(Source):
         default=(), description="columns of inputs; default: all other columns of numbers except pandas' index"
     )
     categories: tuple[str, ...] = Field(default=(), description="columns that become an input per value, 0 or 1")
-    owners: str | None = Field(default=None, description="the column with the owner of each sample")
+    owners: str | None = Field(default=None, description="the column with the owner of each example")
     standardise: bool = Field(
         default=True, description="shift and scale inputs to mean 0 and deviation 1 of train; categories stay 0 and 1"
     )
@@ -110,10 +110,10 @@ class TableSource(Source):
         ]
         return next((use for applies, use in uses if applies), f"of type {kind}")
 
-    def _rows(self, file: "_File", names: Sequence[str], values: Mapping[str, np.ndarray]) -> Samples:
+    def _rows(self, file: "_File", names: Sequence[str], values: Mapping[str, np.ndarray]) -> Examples:
         owners = None if self.owners is None else file.column(self.owners)
         labels = file.inputs(self.targets, {}) if self.targets else file.column(self.labels)
-        return Samples(file.inputs(names, values), labels, owners, file.path)
+        return Examples(file.inputs(names, values), labels, owners, file.path)
 
 
 class _File:
@@ -174,7 +174,7 @@ class _File:
         column = self.column(name)
         if len(strange := np.setdiff1d(column, values)):
             raise RayflError(
-                f"{self.path} has {shown(strange.tolist()[0])} in column {name!r}, which no train sample has; leave "
+                f"{self.path} has {shown(strange.tolist()[0])} in column {name!r}, which no train example has; leave "
                 "these rows out"
             )
         return column[:, None] == values

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rayfl.data.datasets import Dataset, Field, RayflError, Samples, Source
+from rayfl.data.datasets import Dataset, Examples, Field, RayflError, Source
 from rayfl.data.sources.conversion import PAD, dataset
 from rayfl.data.sources.splits import FileSplit, split_files
 from rayfl.limits import memory
@@ -57,7 +57,7 @@ class TextFiles(Source):
         texts = dataset(self.name, self.path, train, test, self.test_share, kind="text")
         return replace(texts, num_classes=NUM_TOKENS, vocabulary=NUM_TOKENS)
 
-    def _samples(self, splits: Mapping[str, Mapping[FileSplit, Path]], split: FileSplit) -> Samples:
+    def _samples(self, splits: Mapping[str, Mapping[FileSplit, Path]], split: FileSplit) -> Examples:
         """The sequences of all owners in one split; they have owners if there are several."""
         texts = {
             owner: sequences(self._read(paths[split]), self.length) for owner, paths in splits.items() if split in paths
@@ -65,7 +65,7 @@ class TextFiles(Source):
         inputs, labels = (np.concatenate(parts) for parts in zip(*texts.values(), strict=True))
         numbers = [owner for owner, name in enumerate(splits) if name in texts]
         owners = np.repeat(numbers, [len(rows) for rows, _ in texts.values()]) if len(splits) > 1 else None
-        return Samples(inputs, labels, owners)
+        return Examples(inputs, labels, owners)
 
     def _read(self, file: Path) -> bytes:
         with reading(file, "give data.path a file, or a folder of .txt files", EOFError, zlib.error):

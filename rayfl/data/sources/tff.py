@@ -1,4 +1,4 @@
-"""The datasets of TensorFlow Federated: samples by owner (a writer, a client, a speaking role), in HDF5 files.
+"""The datasets of TensorFlow Federated: examples by owner (a writer, a client, a speaking role), in HDF5 files.
 
 A file has a group `examples` with one group per client and one array per feature; h5py opens it, which is an optional
 dependency: `pip install 'rayfl[tff]'`.
@@ -23,7 +23,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from rayfl.data.datasets import Dataset, Field, RayflError, Samples
+from rayfl.data.datasets import Dataset, Examples, Field, RayflError
 from rayfl.data.loading import first_row, whole_labels
 from rayfl.data.sources.cifar import CIFAR100
 from rayfl.data.sources.fetch import Fetched
@@ -33,8 +33,8 @@ from rayfl.limits.regular_files import expanded, reading, require_regular
 
 FORMAT = 2
 """A change of the decoding raises this number, so that arrays of older versions are not used."""
-TrainAndTest = tuple[Samples, Samples]
-"""Train and test samples."""
+TrainAndTest = tuple[Examples, Examples]
+"""Train and test examples."""
 EMNIST_SIDE, EMNIST_CLASSES = 28, 62
 
 LENGTH = 80
@@ -47,8 +47,8 @@ _TOKEN_OF_CODE = np.full(129, UNKNOWN, np.int64)
 _TOKEN_OF_CODE[np.frombuffer(CHARACTERS.encode("ascii"), np.uint8)] = np.arange(1, len(CHARACTERS) + 1)
 
 
-class OwnerSamples(NamedTuple):
-    """The samples of one owner in one split. inputs: [n, ...]; labels: int64 [n]."""
+class OwnerExamples(NamedTuple):
+    """The examples of one owner in one split. inputs: [n, ...]; labels: int64 [n]."""
 
     owner: str
     inputs: np.ndarray
@@ -65,8 +65,8 @@ class OwnerFiles(Fetched):
         return [self.folder / f"{self.stem}_{split}.h5" for split in ("train", "test")]
 
     @abstractmethod
-    def read(self, path: Path) -> Iterable[OwnerSamples]:
-        """The samples of each owner in one file. Raise RayflError if they are wrong."""
+    def read(self, path: Path) -> Iterable[OwnerExamples]:
+        """The examples of each owner in one file. Raise RayflError if they are wrong."""
 
     def splits(self) -> TrainAndTest:
         """Both splits. Raise RayflError if the files are not in the folder, or wrong."""
@@ -74,12 +74,12 @@ class OwnerFiles(Fetched):
         if not all(path.exists() for path in files):
             raise self.missing(f"{self.folder} has no {files[0].name} and {files[1].name}")
         splits = cached_arrays(self.cache, self.name, files, lambda: joined(self.name, *map(self.read, files)))
-        train, test = (replace(samples, place=str(self.folder)) for samples in splits)
+        train, test = (replace(examples, place=str(self.folder)) for examples in splits)
         return train, test
 
 
-def joined(dataset: str, train: Iterable[OwnerSamples], test: Iterable[OwnerSamples]) -> TrainAndTest:
-    """Both splits; the group of a sample is its owner's place among the sorted names of all owners of either split.
+def joined(dataset: str, train: Iterable[OwnerExamples], test: Iterable[OwnerExamples]) -> TrainAndTest:
+    """Both splits; the group of an example is its owner's place among the sorted names of all owners of either split.
 
     Raise RayflError if a split has no owners.
     """
@@ -91,9 +91,9 @@ def joined(dataset: str, train: Iterable[OwnerSamples], test: Iterable[OwnerSamp
     return _samples(splits[0], numbers), _samples(splits[1], numbers)
 
 
-def _samples(parts: list[OwnerSamples], numbers: dict[str, int]) -> Samples:
+def _samples(parts: list[OwnerExamples], numbers: dict[str, int]) -> Examples:
     owners = [numbers[part.owner] for part in parts]
-    return Samples(
+    return Examples(
         inputs=np.concatenate([part.inputs for part in parts]),
         labels=np.concatenate([part.labels for part in parts]),
         groups=np.repeat(np.array(owners, np.int64), [len(part.labels) for part in parts]),
@@ -104,7 +104,7 @@ def cached_arrays(cache: Path, name: str, files: Sequence[Path], read: Callable[
     """Return what `read` makes of `files`; the arrays are saved below `cache`/arrays and mapped from there.
 
     Saved arrays are used again if the order, paths, sizes, inodes and times of the files are the same. If `cache`
-    cannot be written or is full, the samples stay in memory.
+    cannot be written or is full, the examples stay in memory.
     """
     stamps = [(str(path.absolute()), path.stat()) for path in files]
     fingerprint = [(path, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino) for path, s in stamps]
@@ -126,8 +126,8 @@ def _save(folder: Path, splits: TrainAndTest) -> None:
     with tempfile.TemporaryDirectory(dir=folder.parent, suffix=".partial") as home:
         partial = Path(home, folder.name)
         partial.mkdir()
-        for split, samples in zip(("train", "test"), splits, strict=True):
-            for part, values in (("inputs", samples.inputs), ("labels", samples.labels), ("groups", samples.groups)):
+        for split, examples in zip(("train", "test"), splits, strict=True):
+            for part, values in (("inputs", examples.inputs), ("labels", examples.labels), ("groups", examples.groups)):
                 if values is not None:
                     with open(partial / f"{split}-{part}.npy", "wb") as file:
                         np.save(file, values, allow_pickle=False)
@@ -136,11 +136,11 @@ def _save(folder: Path, splits: TrainAndTest) -> None:
         partial.rename(folder)
 
 
-def _load(folder: Path, split: str) -> Samples:
+def _load(folder: Path, split: str) -> Examples:
     paths = (folder / f"{split}-{part}.npy" for part in ("inputs", "labels", "groups"))
     # Plain arrays, since pickle cannot share the buffer of a memmap.
     inputs, labels, *groups = (np.asarray(np.load(path, mmap_mode="r")) for path in paths if path.exists())
-    return Samples(inputs, labels, groups[0] if groups else None)
+    return Examples(inputs, labels, groups[0] if groups else None)
 
 
 def read_tff(path: Path, *features: str) -> Iterator[tuple[str, list[np.ndarray]]]:
@@ -202,7 +202,7 @@ class FedCIFAR100(OwnerFiles):
         train, test = self.splits()
         return Dataset(self.name, train, test, CIFAR100.num_classes, "image", CIFAR100.mean, CIFAR100.std, self.augment)
 
-    def read(self, path: Path) -> Iterator[OwnerSamples]:
+    def read(self, path: Path) -> Iterator[OwnerExamples]:
         """Each client's images, uint8 [n, 3, 32, 32], and fine labels. Raise RayflError for other types or shapes."""
         for name, (images, labels) in read_tff(path, "image", "label"):
             classes = whole_labels(f"{path}: client {name!r}", "", labels, CIFAR100.num_classes)
@@ -213,7 +213,7 @@ class FedCIFAR100(OwnerFiles):
                 )
             # Clients of both files are numbered from 0, and are not the same.
             owner = f"test {name}" if path.stem.endswith("_test") else name
-            yield OwnerSamples(owner, np.ascontiguousarray(images.transpose(0, 3, 1, 2)), classes)
+            yield OwnerExamples(owner, np.ascontiguousarray(images.transpose(0, 3, 1, 2)), classes)
 
 
 class FederatedEMNIST(OwnerFiles):
@@ -235,7 +235,7 @@ class FederatedEMNIST(OwnerFiles):
         mean, std = moments(train.inputs)
         return Dataset(self.name, train, test, EMNIST_CLASSES, "image", mean, std)
 
-    def read(self, path: Path) -> Iterator[OwnerSamples]:
+    def read(self, path: Path) -> Iterator[OwnerExamples]:
         """Each writer's images, from pixels [n, 28, 28] or [n, 784] from 0 to 1. Raise RayflError if they are not."""
         for writer, (pixels, labels) in read_tff(path, "pixels", "label"):
             origin = f"{path}: writer {writer!r}"
@@ -245,7 +245,7 @@ class FederatedEMNIST(OwnerFiles):
                 raise RayflError(f"{origin} has images of shape {pixels.shape}, not [n, 28, 28]")
             if (row := first_row(pixels, lambda part: ~((part >= 0) & (part <= 1)))) is not None:
                 raise RayflError(f"{origin} has grey values outside [0, 1] in row {row}, counted from 0; make it again")
-            yield OwnerSamples(writer, np.rint(pixels * 255).astype(np.uint8).reshape(shape), classes)
+            yield OwnerExamples(writer, np.rint(pixels * 255).astype(np.uint8).reshape(shape), classes)
 
 
 class Shakespeare(OwnerFiles):
@@ -256,10 +256,10 @@ class Shakespeare(OwnerFiles):
 
     Token 0 is padding, 1 to 86 are the characters in ASCII's order, 87 any other, 88 and 89 the begin and the end of a
     snippet. `root` has TFF's shakespeare_train.h5 and shakespeare_test.h5, which need h5py. Every character of a
-    snippet, and its end, is the label of one sample, whose input is the 80 tokens before it, with padding before the
-    snippet's begin. Each role's train and test samples are those of the files.
+    snippet, and its end, is the label of one example, whose input is the 80 tokens before it, with padding before the
+    snippet's begin. Each role's train and test examples are those of the files.
 
-    A sample takes 640 bytes; the samples are mapped from `cache` after the first load.
+    An example takes 640 bytes; the examples are mapped from `cache` after the first load.
     """
 
     name = "shakespeare"
@@ -271,11 +271,11 @@ class Shakespeare(OwnerFiles):
         train, test = self.splits()
         return Dataset(self.name, train, test, NUM_TOKENS, "text", vocabulary=NUM_TOKENS)
 
-    def read(self, path: Path) -> Iterator[OwnerSamples]:
+    def read(self, path: Path) -> Iterator[OwnerExamples]:
         for name, (snippets,) in read_tff(path, "snippets"):
             for snippet in snippets:
                 text = snippet.decode("utf-8", errors="replace") if isinstance(snippet, bytes) else str(snippet)
-                yield OwnerSamples(name, *windows(text))
+                yield OwnerExamples(name, *windows(text))
 
 
 def tokens(text: str) -> np.ndarray:

@@ -14,7 +14,7 @@ with probability p (the round's shared coin), y <- y'. The slides garble y and g
 - A client's round is two gradients, at x and at w on the same examples: the whole train split (batch_size = 0), or one
   minibatch. It downloads both points, 8P bytes, and sends 2 C(P). The model that is evaluated is y.
 - If clients are absent, the mean in g is over those who delivered, and h moves by alpha times the sum of their D_i
-  over n, so that h = mean_i h_i. Weights by samples need all clients in every round.
+  over n, so that h = mean_i h_i. Weights by examples need all clients in every round.
 """
 
 from math import sqrt

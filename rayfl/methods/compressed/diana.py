@@ -11,7 +11,7 @@ the minimiser, so that the compressed differences vanish there, and h = mean_i h
 - h_i = 0 at the start, or with start = "gradient" the gradient of round 0, which is then sent uncompressed.
 - A client's round is one gradient, on its whole train split (batch_size = 0) or on one minibatch.
 - If clients are absent, g = h + the mean of the D_i that arrived, and h moves by alpha times their sum over n, so
-  that it stays the mean over all n; the h_i of the absent clients do not change. Weights by samples need all clients
+  that it stays the mean over all n; the h_i of the absent clients do not change. Weights by examples need all clients
   in every round.
 """
 

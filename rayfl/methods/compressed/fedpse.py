@@ -67,7 +67,7 @@ class FedPSEHyper(LocalWork):
 
     weighting: Literal["seen", "samples", "uniform"] = Field(
         default="seen",
-        description="weight of a client in the average: examples seen in the round (Algorithm 1's n_i), samples held, "
+        description="weight of a client in the average: examples seen in the round (Algorithm 1's n_i), examples held, "
         "or uniform",
     )
     keep_ratio: float = Field(

@@ -10,7 +10,7 @@ the paper's partial sum, in the cheapest of the three forms of shared/broadcasts
 - A round in which nothing arrives broadcasts nothing and leaves the server's residual.
 - keep_ratio is the same both ways, but a client with a retention ratio of its own sends that share. The paper's is
   1/400 with one local step; 0.1 is that of FedPSE's comparison.
-- Means are weighted by samples as in FedAvg; the paper's are uniform.
+- Means are weighted by examples as in FedAvg; the paper's are uniform.
 The sign is ours: delta_i is x minus the trained model, so C is subtracted.
 """
 

@@ -3,7 +3,7 @@ Algorithm 1.
 
 The server has k models x^1, ..., x^k. A client downloads all of them, chooses j_i = argmin_j f_i(x^j) on its train
 split (the lowest number if several are equal), and trains x^{j_i}. Up: delta_i, and j_i in 1 byte (none if k = 1).
-Server: x^j <- x^j - sum_{j_i = j} w_i delta_i / sum_{j_i = j} w_i, with w_i by samples or uniform.
+Server: x^j <- x^j - sum_{j_i = j} w_i delta_i / sum_{j_i = j} w_i, with w_i by examples or uniform.
 
 - This is the paper's model averaging. Its gradient averaging (`averaging="gradient"`) divides by the weights of all who
   delivered, so that a small cluster moves less; the paper's clients then take one step on all examples (`steps=1`,

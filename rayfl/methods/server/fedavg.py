@@ -11,7 +11,7 @@ from rayfl.methods.shared.local_training import GradientMethod, LocalCarry
 class FedAvg(GradientMethod, ModelServer):
     """Client: local steps from the received model x. Up: delta_i = x - x_i, with x_i the trained model.
 
-    Server: x <- x - sum_i p_i delta_i with p_i by samples or uniform.
+    Server: x <- x - sum_i p_i delta_i with p_i by examples or uniform.
     """
 
     paper = "McMahan et al., AISTATS 2017"

@@ -4,7 +4,7 @@ Client i minimises f_i(y) + mu / 2 ||y - x_t||^2 by local steps, with x_t the mo
 FedAvg, and mu = 0 is FedAvg itself.
 
 - All clients do the same amount of work (`epochs` or `steps`); the paper lets slow clients do less.
-- The mean is by samples like FedAvg's; the paper draws clients by their samples and takes a plain one.
+- The mean is by examples like FedAvg's; the paper draws clients by their examples and takes a plain one.
 - The recorded training loss is f_i, without the proximal term.
 """
 

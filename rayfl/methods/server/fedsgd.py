@@ -20,7 +20,7 @@ class FedSGDHyper(DCGDHyper):
 
 
 class FedSGD(DCGD):
-    """DCGD weighted by samples. Clients remember nothing except an uplink's own memory, if it has one."""
+    """DCGD weighted by examples. Clients remember nothing except an uplink's own memory, if it has one."""
 
     hyper: FedSGDHyper
     paper = "McMahan et al., AISTATS 2017"

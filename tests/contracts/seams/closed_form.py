@@ -1,6 +1,6 @@
-"""What the simulations in numpy share: x as one float64 vector, a client's samples, gradients in closed form.
+"""What the simulations in numpy share: x as one float64 vector, a client's examples, gradients in closed form.
 
-Only the data and the order of the batches are taken from rayfl: which samples a batch holds is no method's business.
+Only the data and the order of the batches are taken from rayfl: which examples a batch holds is no method's business.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ def flat(x: Tree) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Points:
-    """Samples: centres c and curvatures a, float64 [n, 10]."""
+    """Examples: centres c and curvatures a, float64 [n, 10]."""
 
     c: np.ndarray
     a: np.ndarray
@@ -49,9 +49,9 @@ class Points:
 
 
 def points(setup: Setup, client: int, split: str = "train") -> Points:
-    """A client's samples in `split`."""
-    samples = setup.dataset.train.inputs[setup.partition.split(split)[client]].astype(np.float64)
-    return Points(samples[:, 0], samples[:, 1])
+    """A client's examples in `split`."""
+    examples = setup.dataset.train.inputs[setup.partition.split(split)[client]].astype(np.float64)
+    return Points(examples[:, 0], examples[:, 1])
 
 
 def batches(
@@ -64,7 +64,7 @@ def batches(
     steps: int | None = None,
     batch_size: int,
 ) -> list[Points]:
-    """The batches of train samples that the client sees in a stage of a round."""
+    """The batches of train examples that the client sees in a stage of a round."""
     mine = points(setup, client)
     generator = seeding.generator(setup.seed, round, client, f"train/{stage}/batches")
     rows = schedule(len(mine), epochs=epochs, steps=steps, batch_size=batch_size, generator=generator)

@@ -1,4 +1,4 @@
-"""Quadratics, whose rounds can be computed by hand: a sample is a centre c and a curvature a of 0.5 sum a (x - c)^2."""
+"""Quadratics, with rounds computed by hand: an example is a centre c and a curvature a of 0.5 sum a (x - c)^2."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +11,7 @@ from rayfl import tree
 from rayfl.compress.base import Compressor
 from rayfl.compress.dense import Dense
 from rayfl.data.batches import Batch
-from rayfl.data.datasets import Dataset, Samples
+from rayfl.data.datasets import Dataset, Examples
 from rayfl.data.partition import Partition, Shards
 from rayfl.methods.base import Method
 from rayfl.population.sampling import Clients, Population
@@ -28,7 +28,7 @@ VALIDATION, HELDOUT, TEST = 2, 4, 2
 
 
 class Quadratic(BoundTask):
-    """Parameters x [10] in two tensors; the loss of a sample is 0.5 sum_j a_j (x_j - c_j)^2, its output c o x."""
+    """Parameters x [10] in two tensors; the loss of an example is 0.5 sum_j a_j (x_j - c_j)^2, its output c o x."""
 
     def init(self, seed: int) -> Tree:
         x = torch.from_numpy(np.random.default_rng(seed).standard_normal(DIM).astype(np.float32))
@@ -51,19 +51,19 @@ class Quadratic(BoundTask):
 
 
 def dataset() -> Dataset:
-    """Centres normal, curvatures uniform in [0.5, 1.5]: inputs float32 [n, 2, 10], each client's samples in a row."""
+    """Centres normal, curvatures uniform in [0.5, 1.5]: inputs float32 [n, 2, 10], each client's examples in a row."""
     generator = np.random.default_rng(7)
     count = sum(TRAIN) + len(TRAIN) * (VALIDATION + HELDOUT + TEST)
     owners = np.repeat(np.arange(len(TRAIN)), np.array(TRAIN) + VALIDATION + HELDOUT + TEST)
-    # Clients differ: each has a centre of its own around which its samples lie.
+    # Clients differ: each has a centre of its own around which its examples lie.
     centres = generator.standard_normal((len(TRAIN), DIM))[owners] + 0.3 * generator.standard_normal((count, DIM))
     inputs = np.stack([centres, generator.uniform(0.5, 1.5, (count, DIM))], axis=1).astype(np.float32)
-    samples = Samples(inputs, np.zeros(count, np.int64))
-    return Dataset("quadratic", train=samples, test=samples, num_classes=1, kind="vector")
+    examples = Examples(inputs, np.zeros(count, np.int64))
+    return Dataset("quadratic", train=examples, test=examples, num_classes=1, kind="vector")
 
 
 def partition() -> Partition:
-    """Every client's run of samples cut into train, validation, held-out and test."""
+    """Every client's run of examples cut into train, validation, held-out and test."""
     ends = np.cumsum(np.array(TRAIN) + VALIDATION + HELDOUT + TEST)
     runs = np.split(np.arange(ends[-1]), ends[:-1])
     cuts = [np.split(run, np.cumsum([size, VALIDATION, HELDOUT])) for run, size in zip(runs, TRAIN, strict=True)]

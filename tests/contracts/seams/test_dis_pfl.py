@@ -17,7 +17,7 @@ from rayfl.topology.graphs import FullyConnected, RandomNeighbours, Topology
 from tests.contracts.seams.closed_form import TENSORS, batches, flat, start
 from tests.contracts.seams.quadratic import setup
 from tests.contracts.seams.ways import Way
-from tests.population.fates import with_fate
+from tests.population.statuses import with_status
 
 ROUNDS, LR, DECAY, WEIGHT_DECAY, MOMENTUM = 5, 0.1, 0.9, 0.05, 0.4
 HYPER: Mapping[str, Any] = {
@@ -57,7 +57,7 @@ def expected(setup: Setup, regrow: str = "gradient") -> tuple[np.ndarray, np.nda
     masks = first_masks(setup)
     weights, trained = start(setup) * masks, start(setup) * masks
     for round in range(ROUNDS):
-        here = set(with_fate(setup.population.sample_round(round, everyone=True), "delivered"))
+        here = set(with_status(setup.population.sample_round(round, everyone=True), "delivered"))
         share, lr = 0.25 * (1 + math.cos(math.pi * round / ROUNDS)), LR * DECAY**round
         used = masks.copy()
         for i in range(4):

@@ -34,7 +34,7 @@ def factors(setup: Setup, round: int, x: np.ndarray) -> np.ndarray:
 
 
 def heldout_order(setup: Setup, round: int, client: int) -> np.ndarray:
-    """Four held-out samples in the order of the round, two a batch."""
+    """Four held-out examples in the order of the round, two a batch."""
     generator = seeding.generator(setup.seed, round, client, "train/sensitivity/batches")
     assert HELDOUT == 4
     return generator.permutation(HELDOUT)

@@ -21,7 +21,7 @@ def test_one_label_a_client_is_dealt_exactly():
 
 
 def test_a_client_whose_labels_have_run_out_goes_short():
-    # Both clients want three samples of label 0, of which there are four; nobody may take label 1.
+    # Both clients want three examples of label 0, of which there are four; nobody may take label 1.
     labels = np.array([0, 0, 0, 0, 1, 1])
     for seed in range(20):
         shards = assign_by_prior(

@@ -22,7 +22,7 @@ def test_client_priors_give_equal_sizes():
 
 def test_alpha_goes_from_one_class_each_to_alike():
     far = [distances(counts_of(DirichletClient(alpha=alpha), 20)).mean() for alpha in (0.01, 0.3, 1e6)]
-    # Two hundred samples of 10 equally likely classes: each share is 0.1 with a standard deviation of 0.021, and the
+    # Two hundred examples of 10 equally likely classes: each share is 0.1 with a standard deviation of 0.021, and the
     # distance, half the sum of ten absolute deviations, is about 0.5 * 10 * 0.8 * 0.021 = 0.085.
     assert far[2] < 0.12
     assert far[2] < far[1] < far[0]
@@ -43,7 +43,7 @@ def test_clients_of_a_group_share_their_prior():
     dataset = balanced(num_classes=5, train_per_class=2000, test_per_class=100)
     counts = counts_of(SharedGroups(num_groups=2, alpha=0.5), 6, dataset)
     shares = counts / counts.sum(axis=1, keepdims=True)
-    # 1,667 samples a client: a share deviates by at most 0.5 / sqrt(1667) = 0.012 from that of its group.
+    # 1,667 examples a client: a share deviates by at most 0.5 / sqrt(1667) = 0.012 from that of its group.
     for group in (shares[:3], shares[3:]):
         assert np.abs(group - group.mean(axis=0)).max() < 0.06
     assert np.abs(shares[:3].mean(axis=0) - shares[3:].mean(axis=0)).max() > 0.1
@@ -57,7 +57,7 @@ def test_more_groups_than_clients_are_refused():
 def test_log_normal_sizes():
     assert set(counts_of(DirichletSizes(sigma=0.0), 16).sum(axis=1).tolist()) == {250}
     partition = DirichletSizes(sigma=0.3).split(TEN, 400, generator(0))
-    # Ten samples a client on average; the spread of log-sizes is 0.3, rounding adds a little. Standard error 0.3 / 28.
+    # Ten examples a client on average; the spread of log-sizes is 0.3, rounding adds a little. Standard error 0.3 / 28.
     assert abs(np.log(partition.train.sizes).std() - 0.3) < 0.05
     assert np.array_equal(np.sort(partition.test.indices), np.arange(2000))
     # The test split is half as large and follows the same proportions, up to the rounding of either.

@@ -23,7 +23,7 @@ def test_lambda_one_gives_each_client_one_run_of_labels():
 
 
 def test_lambda_one_cuts_blocks_and_not_classes():
-    # Three classes of 4 for two clients: six consecutive samples are all of class 0 and half of class 1.
+    # Three classes of 4 for two clients: six consecutive examples are all of class 0 and half of class 1.
     dataset = balanced(num_classes=3, train_per_class=4, test_per_class=2)
     partition = LambdaRatio(ratio=1.0).split(dataset, 2, generator(0))
     assert sorted(dataset.train.labels[partition.train[0]].tolist()) == [0, 0, 0, 0, 1, 1]
@@ -42,7 +42,7 @@ def test_lambda_half_is_half_a_run_of_labels_and_half_at_random():
         assert block <= set(partition.train[client].tolist())
         rest = set(partition.train[client].tolist()) - block
         assert rest <= set(order[100:].tolist())
-    # Of the 25 random samples about 6 are of the client's own class, so it holds about 31 of 50 (lambda 0: 12.5).
+    # Of the 25 random examples about 6 are of the client's own class, so it holds about 31 of 50 (lambda 0: 12.5).
     own = [np.mean(dataset.train.labels[partition.train[client]] == client) for client in range(4)]
     assert 0.5 < np.mean(own) < 0.75
 

@@ -51,7 +51,7 @@ def test_pathological_clients_hold_only_their_classes():
     partition = Pathological(classes_per_client=2).split(MANY, 10, generator(0))
     counts = label_counts(MANY.train.labels, partition.train, 10)
     assert np.count_nonzero(counts, axis=1).max() == 2
-    # Ten clients want 103 samples each, and nobody can get more.
+    # Ten clients want 103 examples each, and nobody can get more.
     assert partition.train.sizes.max() == 103
 
 
@@ -59,7 +59,7 @@ def test_pathological_classes_have_equal_shares_where_there_is_enough():
     dataset = balanced(num_classes=4, train_per_class=1000, test_per_class=300)
     partition = Pathological(classes_per_client=4).split(dataset, 2, generator(0))
     counts = label_counts(dataset.train.labels, partition.train, 4)
-    # 2,000 of 4,000 samples at a quarter each: 500 with a standard deviation below sqrt(2000 * 3 / 16) = 19.4.
+    # 2,000 of 4,000 examples at a quarter each: 500 with a standard deviation below sqrt(2000 * 3 / 16) = 19.4.
     assert np.abs(counts - 500).max() < 80
 
 
@@ -70,7 +70,7 @@ def test_the_test_split_has_the_shares_of_the_train_split():
     test = matching_test_split(dataset, train, 100, generator(0))
     assert label_counts(dataset.test.labels, test, 3).tolist() == [[7, 93, 0], [0, 0, 100]]
     thirds = Shards.of([np.array([of_label[0][0], of_label[1][0], of_label[2][0]])])
-    # ceil(100 / 3) = 34 of each label: 102 samples.
+    # ceil(100 / 3) = 34 of each label: 102 examples.
     assert label_counts(dataset.test.labels, matching_test_split(dataset, thirds, 100, generator(0)), 3).tolist() == [
         [34, 34, 34]
     ]
@@ -80,7 +80,7 @@ def test_a_small_test_set_shrinks_the_split_and_keeps_its_shares():
     dataset = balanced(num_classes=2, train_per_class=10, test_per_class=6)
     of_label = [np.flatnonzero(dataset.train.labels == label) for label in range(2)]
     train = Shards.of([np.concatenate([of_label[0][:6], of_label[1][:2]]), of_label[1][2:3]])
-    # Three quarters of label 0 must fit into 6 samples: 8 in all, and 2 of label 1. The other client takes all 6.
+    # Three quarters of label 0 must fit into 6 examples: 8 in all, and 2 of label 1. The other client takes all 6.
     assert label_counts(dataset.test.labels, matching_test_split(dataset, train, 100, generator(0)), 2).tolist() == [
         [6, 2],
         [0, 6],

@@ -3,7 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rayfl.data.datasets import Dataset, Samples
+from rayfl.data.datasets import Dataset, Examples
 from rayfl.data.partitions.plain import Natural
 from rayfl.determinism.seeding import generator
 from tests.data.toys import balanced
@@ -11,10 +11,10 @@ from tests.refusals import check_sentence, refused
 
 
 def written_by(train_groups: list[int], test_groups: list[int]) -> Dataset:
-    def samples(groups: list[int]) -> Samples:
-        return Samples(np.zeros((len(groups), 1), np.float32), np.zeros(len(groups), np.int64), np.array(groups))
+    def examples(groups: list[int]) -> Examples:
+        return Examples(np.zeros((len(groups), 1), np.float32), np.zeros(len(groups), np.int64), np.array(groups))
 
-    return Dataset("letters", samples(train_groups), samples(test_groups), 2, "vector")
+    return Dataset("letters", examples(train_groups), examples(test_groups), 2, "vector")
 
 
 def test_each_writer_is_a_client_in_the_order_of_their_numbers():
@@ -24,7 +24,7 @@ def test_each_writer_is_a_client_in_the_order_of_their_numbers():
 
 
 def test_writers_with_fewer_than_two_samples_are_dropped():
-    # Writer 1 has one sample, writer 4 has one of each, writer 9 only a test sample.
+    # Writer 1 has one example, writer 4 has one of each, writer 9 only a test example.
     letters = written_by([1, 4, 5, 5], [4, 9])
     partition = Natural().split(letters, 2, generator(0))
     assert [partition.train[client].tolist() for client in range(2)] == [[1], [2, 3]]
@@ -52,7 +52,7 @@ def test_data_without_writers_is_refused():
 
 
 def test_owners_and_samples_that_are_left_out_are_counted(caplog: pytest.LogCaptureFixture):
-    # 11 owners with 20 samples each, of which the test has 4.
+    # 11 owners with 20 examples each, of which the test has 4.
     groups = np.repeat(np.arange(11), 20)
     is_test = np.tile(np.arange(20) < 4, 11)
     dataset = replace(written_by(groups[~is_test].tolist(), groups[is_test].tolist()), name="firms")

@@ -47,7 +47,7 @@ def test_every_client_has_its_own_test_samples_each_once(scheme):
         indices = partition.test[client]
         assert len(np.unique(indices)) == len(indices)
         assert np.all((indices >= 0) & (indices < len(DATASET.test)))
-    # Synthetic holds back one sample in ten of 8 groups of 50: 40 test samples for 8 clients.
+    # Synthetic holds back one example in ten of 8 groups of 50: 40 test examples for 8 clients.
     assert partition.test.sizes.sum() >= 8
 
 

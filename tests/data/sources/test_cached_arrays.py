@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rayfl.data.datasets import Samples
+from rayfl.data.datasets import Examples
 from rayfl.data.sources.tff import cached_arrays
 
 
@@ -16,11 +16,11 @@ class Reader:
         self.calls = 0
         self.groups = groups
 
-    def __call__(self) -> tuple[Samples, Samples]:
+    def __call__(self) -> tuple[Examples, Examples]:
         self.calls += 1
         images = np.arange(12, dtype=np.uint8).reshape(3, 1, 2, 2)
         groups = np.array([4, 4, 5]) if self.groups else None
-        return Samples(images, np.array([0, 1, 2]), groups), Samples(images[:1], np.array([7]), None)
+        return Examples(images, np.array([0, 1, 2]), groups), Examples(images[:1], np.array([7]), None)
 
 
 @pytest.fixture

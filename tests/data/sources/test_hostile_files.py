@@ -1,4 +1,4 @@
-"""Files of samples that would fill the memory, never end, or are not what they say."""
+"""Files of examples that would fill the memory, never end, or are not what they say."""
 
 import os
 import struct

@@ -12,7 +12,7 @@ from pyarrow import parquet
 
 import rayfl
 from rayfl.choices.kinds import make
-from rayfl.data.datasets import Dataset, Samples, Source
+from rayfl.data.datasets import Dataset, Examples, Source
 from rayfl.data.loading import checked_dataset, read_dataset
 from rayfl.data.sources.arrays import Arrays
 from rayfl.experiment.experiment import Experiment
@@ -78,10 +78,10 @@ def test_a_class_of_images_that_has_only_an_empty_train_folder_is_refused(tmp_pa
 
 
 class Rare(Source):
-    """Class 2 has test samples alone."""
+    """Class 2 has test examples alone."""
 
     def load(self) -> Dataset:
-        train, test = (Samples(VECTORS[:4].astype(np.float32), np.array([0, 1, 0, last])) for last in (1, 2))
+        train, test = (Examples(VECTORS[:4].astype(np.float32), np.array([0, 1, 0, last])) for last in (1, 2))
         return Dataset("rare things", train, test, 3, "vector", classes=("ape", "bee", "cat"))
 
 
@@ -92,7 +92,7 @@ def test_a_source_of_ones_own_with_such_a_class_gets_a_notice(caplog: pytest.Log
 
 
 def test_a_drawn_test_split_with_such_a_class_gets_a_notice(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    # The samples that the fixed draw holds out have a class of their own.
+    # The examples that the fixed draw holds out have a class of their own.
     chosen = np.random.default_rng(0).permutation(24)[:6]
     labels = CLASSES.copy()
     labels[chosen[0]] = 3

@@ -29,9 +29,9 @@ def shades(home: Path, folders: Mapping[str, list[int]]) -> Path:
     return home
 
 
-def first(samples: np.ndarray) -> list[int]:
+def first(examples: np.ndarray) -> list[int]:
     """The shade of each image."""
-    return samples.reshape(len(samples), -1)[:, 0].tolist()
+    return examples.reshape(len(examples), -1)[:, 0].tolist()
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def test_a_group_does_not_depend_on_how_many_there_are():
 
 
 def test_beta_is_the_variance_of_the_groups_centres():
-    # The mean over 200 dimensions of a group's samples is B_k + the mean of N(0, 1) / sqrt(200) + noise: variance beta.
+    # The mean over 200 dimensions of a group's examples is B_k + the mean of N(0, 1) / sqrt(200): variance beta.
     for beta in (0.0, 9.0):
         dataset = Synthetic(beta=beta, num_groups=200, samples_per_group=20, dim=200).load()
         centres = dataset.train.inputs.reshape(200, 18 * 200).mean(axis=1)
@@ -47,7 +47,7 @@ def test_beta_is_the_variance_of_the_groups_centres():
 def test_features_have_variance_falling_with_their_number():
     dataset = Synthetic(num_groups=1, samples_per_group=4000, dim=32).load()
     variances = dataset.train.inputs.var(axis=0)
-    # j^-1.2 for j = 1, 2, 4, ..., 32; an estimate from 3,600 samples has a relative deviation of sqrt(2 / 3600).
+    # j^-1.2 for j = 1, 2, 4, ..., 32; an estimate from 3,600 examples has a relative deviation of sqrt(2 / 3600).
     for power in range(6):
         assert variances[2**power - 1] == pytest.approx(2.0 ** (-1.2 * power), rel=0.12)
 

@@ -133,7 +133,7 @@ CASES = [
     finished("null values", column("value", None)),
     finished("null bits", column("uplink_bits", None), "rounds"),
     finished("null clients", column("client", None), "clients"),
-    finished("null fates", column("status", None), "clients"),
+    finished("null statuses", column("status", None), "clients"),
     finished("bits below zero", column("uplink_bits", -5), "rounds"),
     finished("bits of 2^63", column("uplink_bits", 2**63 - 1), "rounds"),
     finished("rounds below zero", column("round", -1), "rounds"),

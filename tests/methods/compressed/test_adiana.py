@@ -33,7 +33,7 @@ from tests.methods.convex import (
     prox,
     rand_k,
 )
-from tests.population.fates import with_fate
+from tests.population.statuses import with_status
 from tests.refusals import refused
 
 
@@ -106,7 +106,7 @@ def followed(method: ADIANA, here: Setup, given: Parameters) -> dict[str, list[n
     seen: dict[str, list[np.ndarray]] = {"y": [], "z": [], "w": [], "shift": []}
     for round in range(here.rounds):
         x = theta1 * z + theta2 * w + (1 - theta1 - theta2) * y
-        there = with_fate(here.population.sample_round(round), "delivered")
+        there = with_status(here.population.sample_round(round), "delivered")
         old, estimates = shifts.copy(), []
         for i in there:
             generator = draws(here, round, i)
@@ -174,8 +174,8 @@ def error(method: Method, rounds: int) -> list[float]:
     here = setup(method, rounds=rounds, uplink=RandK(ratio=7 / 8))
     inputs = here.dataset.train.inputs.copy()
     inputs[:, 1] = np.logspace(-4, 0, 10)
-    samples = replace(here.dataset.train, inputs=inputs)
-    here = replace(here, dataset=replace(here.dataset, train=samples, test=samples))
+    examples = replace(here.dataset.train, inputs=inputs)
+    here = replace(here, dataset=replace(here.dataset, train=examples, test=examples))
     minimiser = np.mean([points(here, i).c.mean(axis=0) for i in CLIENTS], axis=0)
     found = [flat(here.server_half.model(run_state.server)) - minimiser for run_state in play(here)[1]]
     return [float((e**2).sum() / ((start(here) - minimiser) ** 2).sum()) for e in found]

@@ -30,7 +30,7 @@ from tests.methods.convex import (
     rand_k,
     softmax_setup,
 )
-from tests.population.fates import with_fate
+from tests.population.statuses import with_status
 from tests.refusals import refused
 
 
@@ -42,7 +42,7 @@ def followed(method: DIANA, here: Setup) -> dict[str, list[np.ndarray]]:
     x, shifts, v = start(here), np.zeros((4, 10)), np.zeros(10)
     seen: dict[str, list[np.ndarray]] = {"params": [], "shift": [], "velocity": []}
     for round in range(here.rounds):
-        there = with_fate(here.population.sample_round(round), "delivered")
+        there = with_status(here.population.sample_round(round), "delivered")
         difference = {i: gradient(here, i, x, hyper.l2) - shifts[i] for i in there}
         exact = hyper.start == "gradient" and round == 0
         sent = {i: d if exact else rand_k(d, draws(here, round, i)) for i, d in difference.items()}

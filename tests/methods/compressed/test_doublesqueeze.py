@@ -32,7 +32,7 @@ from tests.methods.convex import (
     server_draws,
     top_k,
 )
-from tests.population.fates import with_fate
+from tests.population.statuses import with_status
 from tests.refusals import refused
 
 TOP_K = TopK(keep_ratio=RATIO)
@@ -55,7 +55,7 @@ def followed(method: DoubleSqueeze, here: Setup, up: str, down: str) -> tuple[di
         if round:
             c = factor_down * compress_down(v, server_draws(here, round))
             x, e = x - c, v - c
-        sent, there = [], with_fate(here.population.sample_round(round), "delivered")
+        sent, there = [], with_status(here.population.sample_round(round), "delivered")
         for i in there:
             v_i = method.hyper.lr * method.hyper.lr_decay**round * gradient(here, i, x, method.hyper.l2) + own[i]
             sent.append(factor * compress(v_i, draws(here, round, i)))

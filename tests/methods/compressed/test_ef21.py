@@ -35,7 +35,7 @@ from tests.methods.convex import (
     rand_k,
     top_k,
 )
-from tests.population.fates import with_fate
+from tests.population.statuses import with_status
 from tests.refusals import refused
 
 TOP_K = TopK(keep_ratio=RATIO)
@@ -51,7 +51,7 @@ def followed(method: EF21, here: Setup) -> dict[str, list[np.ndarray]]:
     x, shifts = start(here), np.zeros((4, 10))
     seen: dict[str, list[np.ndarray]] = {"params": [], "shift": []}
     for round in range(here.rounds):
-        there = with_fate(here.population.sample_round(round), "delivered")
+        there = with_status(here.population.sample_round(round), "delivered")
         for i in there:
             difference = gradient(here, i, x, hyper.l2) - shifts[i]
             shifts[i] = shifts[i] + factor * compress(difference, draws(here, round, i))
@@ -149,10 +149,10 @@ def test_feedback_would_count_errors_twice():
 @pytest.mark.parametrize("name", ["ef21", "ef21_bc", "diana", "adiana"])
 @pytest.mark.parametrize("absence", [{"per_round": 3}, {"upload_loss": 0.01}], ids=str)
 def test_weights_by_samples_need_everyone(name: str, absence: dict[str, Any]):
-    kind, samples = find(Method, name), {"weighting": "samples"}
+    kind, examples = find(Method, name), {"weighting": "samples"}
     with refused(
         names=[*(f"clients.{key}" for key in absence), kind.__name__, "weighting='samples'", "weighting='uniform'"]
     ):
-        setup(kind, hyper=samples, clients=absence)
-    setup(kind, hyper=samples, clients={"per_round": 4})
+        setup(kind, hyper=examples, clients=absence)
+    setup(kind, hyper=examples, clients={"per_round": 4})
     setup(kind, clients=absence)

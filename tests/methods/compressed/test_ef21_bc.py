@@ -29,7 +29,7 @@ from tests.methods.convex import (
     server_draws,
     top_k,
 )
-from tests.population.fates import with_fate
+from tests.population.statuses import with_status
 from tests.refusals import refused
 
 TOP_K = TopK(keep_ratio=RATIO)
@@ -46,7 +46,7 @@ def followed(method: EF21BC, here: Setup, up: str, down: str) -> dict[str, list[
         if round:
             w = w + factor_down * compress_down(shifts.mean(axis=0) - w, server_draws(here, round))
         x = x - method.hyper.lr * method.hyper.lr_decay**round * w
-        for i in with_fate(here.population.sample_round(round), "delivered"):
+        for i in with_status(here.population.sample_round(round), "delivered"):
             difference = gradient(here, i, x, method.hyper.l2) - shifts[i]
             shifts[i] = shifts[i] + factor * compress(difference, draws(here, round, i))
         for name, value in (("params", x), ("known", w), ("shift", shifts.mean(axis=0))):

@@ -12,7 +12,7 @@ from rayfl.methods.compressed.fedpse import FedPSE
 from rayfl.methods.server.fedavg import FedAvg
 from tests.methods.fedpse_paper import close, compare, flat, uplink_of
 from tests.methods.reference import SIZES, TinyCNN, images, initial, played, setup_of, trained_by_torch, vectors
-from tests.population.fates import with_fate
+from tests.population.statuses import with_status
 
 BASE = {"lr": 0.3, "batch_size": 0, "steps": 3, "keep_ratio": 0.4, "absent": "nothing"}
 
@@ -60,7 +60,7 @@ def test_who_does_not_deliver_keeps_everything(clients: dict[str, Any], scope: s
     compare(setup)
     rounds, kept = played(setup), 0
     for round in range(1, 6):
-        for client in set(range(len(SIZES))) - set(with_fate(setup.population.sample_round(round), "delivered")):
+        for client in set(range(len(SIZES))) - set(with_status(setup.population.sample_round(round), "delivered")):
             before, after = (rounds[r][1].states.get(client) for r in (round - 1, round))
             assert before is after
             kept += before is not None

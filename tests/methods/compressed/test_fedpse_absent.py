@@ -17,7 +17,7 @@ from rayfl.testing.executors import play
 from rayfl.testing.watching import watched
 from tests.contracts.seams.closed_form import TENSORS, flat
 from tests.methods.own_models import CLIENTS, made, personal
-from tests.population.fates import with_fate
+from tests.population.statuses import with_status
 
 ABSENCES = ({"per_round": 2}, {"dropout_before_download": 0.3, "dropout_after_training": 0.2, "upload_loss": 0.2})
 
@@ -37,7 +37,7 @@ def test_with_every_entry_it_is_fedavg(clients: dict[str, Any]):
     away = 0
     for round, (state, other) in enumerate(zip(play(here)[1], play(plain)[1], strict=True)):
         own, x = personal(here, state, "base"), flat(other.server["params"])
-        there = with_fate(here.population.sample_round(round), "delivered")
+        there = with_status(here.population.sample_round(round), "delivered")
         for i in there:
             np.testing.assert_allclose(own[i], x, rtol=1e-5, atol=1e-5)
         away += len(CLIENTS) - len(there)
@@ -105,8 +105,8 @@ def test_more_rounds_give_the_models_of_a_longer_run():
     # Some who train in round 2, the last one of the shorter run, are away in rounds 3 to 5.
     longer = replace(fedpse({"per_round": 2}, keep_ratio=0.3), rounds=6)
     shorter = replace(longer, rounds=3)
-    early = set(with_fate(longer.population.sample_round(2), "delivered"))
-    late = {i for round in range(3, 6) for i in with_fate(longer.population.sample_round(round), "delivered")}
+    early = set(with_status(longer.population.sample_round(2), "delivered"))
+    late = {i for round in range(3, 6) for i in with_status(longer.population.sample_round(round), "delivered")}
     assert early - late
 
     def models(here: Setup, run_state: RunState) -> dict[str, list[Any]]:

@@ -32,7 +32,7 @@ from tests.methods.reference import (
     trained_by_torch,
     weight,
 )
-from tests.population.fates import with_fate
+from tests.population.statuses import with_status
 from tests.refusals import refused
 
 BASE = {"lr": 0.3, "batch_size": 0, "steps": 3}
@@ -148,7 +148,7 @@ def check(paper: Paper, record: RoundRecord, run_state: RunState, delivered: tup
 def compare(setup: Setup, train: Training = trained) -> Paper:
     paper = Paper(setup, train)
     for round, (record, run_state) in enumerate(played(setup)):
-        delivered = with_fate(setup.population.sample_round(round), "delivered")
+        delivered = with_status(setup.population.sample_round(round), "delivered")
         found = {m.client: m.value for m in record.metrics if m.name == "train/loss"}
         losses = {client: value for client, value in found.items() if client is not None and value is not None}
         paper.play(round, delivered, losses)
@@ -190,16 +190,16 @@ def test_the_losses_are_those_of_the_equations():
     setup = setup_of("fedscr", BASE | {"adaptive": True, "batch_size": 4}, rounds=1)
     ((record, _),) = played(setup)
     losses = {m.client: m.value for m in record.metrics if m.name == "train/loss" and m.client is not None}
-    params, samples, per_step = initial(setup), setup.dataset.train, []
+    params, examples, per_step = initial(setup), setup.dataset.train, []
     for rows in batches(setup, 0, 2):
-        logits = samples.inputs[rows].astype(np.float64) @ params["1.weight"].T + params["1.bias"]
+        logits = examples.inputs[rows].astype(np.float64) @ params["1.weight"].T + params["1.bias"]
         log_p = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
-        per_step.append(-log_p[np.arange(len(rows)), samples.labels[rows]].mean())
+        per_step.append(-log_p[np.arange(len(rows)), examples.labels[rows]].mean())
         gradient = np.exp(log_p)
-        gradient[np.arange(len(rows)), samples.labels[rows]] -= 1
+        gradient[np.arange(len(rows)), examples.labels[rows]] -= 1
         gradient /= len(rows)
         params = {
-            "1.weight": params["1.weight"] - 0.3 * gradient.T @ samples.inputs[rows],
+            "1.weight": params["1.weight"] - 0.3 * gradient.T @ examples.inputs[rows],
             "1.bias": params["1.bias"] - 0.3 * gradient.sum(axis=0),
         }
     assert losses[2] == pytest.approx(np.mean(per_step), rel=1e-5)

@@ -16,7 +16,7 @@ from rayfl.rounds.setup import Setup
 from tests.compress.ternary_paper import num_bits, stc
 from tests.methods.fedpse_paper import Training, close, flat, unflat
 from tests.methods.reference import SIZES, TinyCNN, images, initial, played, setup_of, trained, trained_by_torch, weight
-from tests.population.fates import with_fate
+from tests.population.statuses import with_status
 
 BASE = {"lr": 0.3, "batch_size": 0, "steps": 3, "keep_ratio": 0.4}
 ABSENT = {"per_round": 2, "dropout_after_training": 0.3, "dropout_before_download": 0.2}
@@ -71,8 +71,8 @@ class Paper:
 
     def play(self, round: int, run_state: RunState) -> None:
         drawn = self.setup.population.sample_round(round)
-        delivered = with_fate(drawn, "delivered")
-        self.up, self.down = {}, {i: self.missed(i) for i in with_fate(drawn, "delivered", "dropped_after_training")}
+        delivered = with_status(drawn, "delivered")
+        self.up, self.down = {}, {i: self.missed(i) for i in with_status(drawn, "delivered", "dropped_after_training")}
         total, weights = np.zeros_like(self.x), 0.0
         for i in delivered:
             end, _ = self.train(self.setup, round, i, unflat(self.x, self.like))

@@ -18,7 +18,7 @@ from tests.contracts.seams.closed_form import batches, flat, start
 from tests.contracts.seams.quadratic import TRAIN
 from tests.methods.averaging import made
 from tests.methods.convex import CLIENTS
-from tests.population.fates import with_fate
+from tests.population.statuses import with_status
 from tests.refusals import refused
 
 LOSSES = {"per_round": 3, "dropout_after_training": 0.3}
@@ -37,7 +37,7 @@ def followed(here: Setup, exact: bool = False) -> list[tuple[np.ndarray, np.ndar
     x, u, e, seen = start(here), np.zeros(a.shape[:2]), np.zeros(a.shape[:2]), []
     for round in range(here.rounds):
         tables, weights = [], []
-        for i in with_fate(here.population.sample_round(round), "delivered"):
+        for i in with_status(here.population.sample_round(round), "delivered"):
             (batch,) = batches(here, round, i, steps=1, batch_size=hyper["batch_size"] or TRAIN[i])
             tables.append(a @ (batch.gradient(x) + hyper["l2"] * x))
             weights.append(TRAIN[i] if hyper["weighting"] == "samples" else 1)

@@ -16,7 +16,7 @@ from rayfl.rounds.setup import Evaluation, Setup
 from rayfl.testing.executors import play
 from tests.contracts.seams.closed_form import Points, flat, points, start
 from tests.contracts.seams.quadratic import Quadratic, setup
-from tests.population.fates import with_fate
+from tests.population.statuses import with_status
 from tests.refusals import refused
 
 JUDGED = Evaluation(pooled=False)
@@ -50,8 +50,8 @@ def followed(here: Setup, clients: list[Points] | None = None) -> list[Round]:
     for round in range(here.rounds):
         drawn = here.population.sample_round(round)
         asked, uploads = set(), set()
-        for k in (*with_fate(drawn, "delivered"), *with_fate(drawn, "dropped_after_training")):
-            away = k not in with_fate(drawn, "delivered")
+        for k in (*with_status(drawn, "delivered"), *with_status(drawn, "dropped_after_training")):
+            away = k not in with_status(drawn, "delivered")
             change = clients[k].gradient(x) + hyper["l2"] * x - sent[k]
             if "smoothness" in hyper:
                 point = uploaded[k]

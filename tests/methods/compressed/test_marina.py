@@ -33,7 +33,7 @@ from tests.methods.convex import (
     same_coin,
     softmax_setup,
 )
-from tests.population.fates import with_fate
+from tests.population.statuses import with_status
 from tests.refusals import refused
 
 
@@ -46,7 +46,7 @@ def followed(method: MARINA, here: Setup) -> dict[str, list[np.ndarray]]:
     seen: dict[str, list[np.ndarray]] = {"params": [], "gradient": []}
     started = False
     for round in range(here.rounds):
-        there, sent = with_fate(here.population.sample_round(round), "delivered"), {}
+        there, sent = with_status(here.population.sample_round(round), "delivered"), {}
         for i in there:
             now, (last, old) = gradient(here, i, x, hyper.l2), points[i]
             points[i] = (round, x)

@@ -13,7 +13,7 @@ from rayfl.testing.executors import play
 from tests.contracts.seams.closed_form import flat, points, start
 from tests.contracts.seams.quadratic import TRAIN, Quadratic, setup
 from tests.methods.reference import doubles, initial, played, setup_of, softmax_gradient
-from tests.population.fates import with_fate
+from tests.population.statuses import with_status
 
 CLIENTS = range(4)
 GROUPS = (slice(0, 4), slice(4, 8), slice(8, 10))
@@ -35,7 +35,7 @@ def followed(here: Setup) -> tuple[list[np.ndarray], list[np.ndarray]]:
     weights = np.array(TRAIN if hyper["weighting"] == "samples" else (1, 1, 1, 1), np.float64)
     x, errors, path, seen = start(here), np.zeros((4, 10)), [], []
     for round in range(here.rounds):
-        drawn, total = with_fate(here.population.sample_round(round), "delivered"), np.zeros(10)
+        drawn, total = with_status(here.population.sample_round(round), "delivered"), np.zeros(10)
         for k in drawn:
             wanted = hyper["lr"] * hyper["lr_decay"] ** round * points(here, k).gradient(x)
             wanted += errors[k] if hyper["error_feedback"] else 0
@@ -79,13 +79,13 @@ def test_equals_the_equations(hyper: dict[str, Any], clients: dict[str, Any], en
 
 def test_equals_the_equations_on_logistic_regression():
     here = setup_of("onebit", {"lr": 0.5}, rounds=5)
-    samples, x = here.dataset.train, initial(here)
+    examples, x = here.dataset.train, initial(here)
     errors = [{name: np.zeros_like(value) for name, value in x.items()} for _ in range(5)]
     for record, run_state in played(here):
         total = {name: np.zeros_like(value) for name, value in x.items()}
         for k in range(5):
             rows = here.partition.train[k]
-            gradient = softmax_gradient(x, samples.inputs[rows].astype(np.float64), samples.labels[rows])
+            gradient = softmax_gradient(x, examples.inputs[rows].astype(np.float64), examples.labels[rows])
             for name in x:
                 wanted = 0.5 * gradient[name] + errors[k][name]
                 # One group an output unit: the rows of the weight [3, 6], and the bias as a whole.

@@ -92,10 +92,10 @@ def test_the_mean_over_many_rounds_is_the_gradient():
 
 def test_with_many_levels_it_is_gradient_descent():
     here = setup_of("qsgd", {"lr": 0.5, "levels": 2**15 - 1, "weighting": "samples"}, rounds=5)
-    samples, x = here.dataset.train, initial(here)
+    examples, x = here.dataset.train, initial(here)
     for _, run_state in played(here):
         # Weighted by their examples the clients' gradients make up that of all examples together.
-        gradient = softmax_gradient(x, samples.inputs.astype(np.float64), samples.labels)
+        gradient = softmax_gradient(x, examples.inputs.astype(np.float64), examples.labels)
         x = {name: x[name] - 0.5 * gradient[name] for name in x}
         for name, value in doubles(run_state.server["params"]).items():
             np.testing.assert_allclose(value, x[name], atol=2e-4)

@@ -16,7 +16,7 @@ from tests.contracts.seams.closed_form import flat, points, start
 from tests.contracts.seams.quadratic import Quadratic, setup
 from tests.methods.reference import doubles, initial, setup_of, softmax_gradient
 from tests.methods.reference import played as played_of
-from tests.population.fates import with_fate
+from tests.population.statuses import with_status
 from tests.refusals import refused
 
 MODEL, ONE_BIT, TWO_BITS = 320, 16, 24
@@ -29,7 +29,7 @@ def followed(here: Setup, momentum: float = 0.0, l2: float = 0.0) -> tuple[list[
     x, memory, path, sums = start(here), np.zeros((4, 10)), [], []
     for round in range(here.rounds):
         total = np.zeros(10)
-        for k in with_fate(here.population.sample_round(round), "delivered"):
+        for k in with_status(here.population.sample_round(round), "delivered"):
             gradient = points(here, k).gradient(x) + l2 * x
             memory[k] = momentum * memory[k] + (1 - momentum) * gradient
             total += np.where(memory[k] >= 0, 1, -1)
@@ -60,12 +60,12 @@ def test_follows_the_majority(hyper: dict[str, Any], engine: str):
 
 def test_follows_the_majority_of_logistic_regressions():
     here = setup_of("signsgd", {"lr": 0.05}, rounds=6)
-    samples, x = here.dataset.train, initial(here)
+    examples, x = here.dataset.train, initial(here)
     for record, run_state in played_of(here):
         total = {name: np.zeros_like(value) for name, value in x.items()}
         for k in range(5):
             rows = here.partition.train[k]
-            gradient = softmax_gradient(x, samples.inputs[rows].astype(np.float64), samples.labels[rows])
+            gradient = softmax_gradient(x, examples.inputs[rows].astype(np.float64), examples.labels[rows])
             for name in x:
                 total[name] += np.where(gradient[name] >= 0, 1, -1)
         x = {name: x[name] - 0.05 * np.sign(total[name]) for name in x}
@@ -84,9 +84,9 @@ def test_who_was_away_downloads_the_model_and_who_was_there_only_votes(clients: 
     version, has, seen = 0, dict.fromkeys(range(4), 0), set()
     for round, (record, run_state, x) in enumerate(zip(records, run_states, path, strict=True)):
         drawn = here.population.sample_round(round)
-        delivered = with_fate(drawn, "delivered")
+        delivered = with_status(drawn, "delivered")
         expected = {}
-        for k in (*delivered, *with_fate(drawn, "dropped_after_training")):
+        for k in (*delivered, *with_status(drawn, "dropped_after_training")):
             expected[k] = (0, 0) if has[k] == version else (0, MODEL)
         version += bool(delivered)
         for k in delivered:

@@ -167,7 +167,7 @@ def test_the_search_looks_without_dropout():
     carry: DisPFLCarry = {**method.start(params), "mask": tree.map(torch.zeros_like, params)}
     search = method.plan(0, 0.0).stages[1]
     found = method.step(carry, batch, stage=search).get("gradient", {})
-    # p - onehot = +-1/2 a sample, a third each.
+    # p - onehot = +-1/2 an example, a third each.
     sixth = 1 / 6
     expected = [[-sixth, sixth, -sixth], [sixth, -sixth, sixth]]
     torch.testing.assert_close(found["1.weight"], torch.tensor(expected))

@@ -13,7 +13,7 @@ from rayfl.rounds.setup import Setup
 from rayfl.topology.graphs import RandomNeighbours
 from rayfl.tree import Tree
 from tests.methods.reference import SIZES, Vectors, batches, initial, played, setup_of, softmax_gradient
-from tests.population.fates import with_fate
+from tests.population.statuses import with_status
 
 ROUNDS, RATIO = 6, 0.2
 HYPER = {"lr": 0.5, "epochs": 2, "batch_size": 4, "momentum": 0.5, "weight_decay": 0.01, "prune_ratio": RATIO}
@@ -27,15 +27,15 @@ def setup(clients: dict[str, Any] | None = None, **hyper: Any) -> Setup:
 
 
 def accuracy(setup: Setup, params: Vectors, client: int) -> float:
-    rows, samples = setup.partition.validation[client], setup.dataset.train
-    logits = samples.inputs[rows] @ params["1.weight"].T + params["1.bias"]
-    return float((logits.argmax(axis=1) == samples.labels[rows]).mean())
+    rows, examples = setup.partition.validation[client], setup.dataset.train
+    logits = examples.inputs[rows] @ params["1.weight"].T + params["1.bias"]
+    return float((logits.argmax(axis=1) == examples.labels[rows]).mean())
 
 
 def trained(setup: Setup, round: int, client: int, params: Vectors, mask: np.ndarray) -> Vectors:
-    samples, velocity = setup.dataset.train, {name: np.zeros_like(value) for name, value in params.items()}
+    examples, velocity = setup.dataset.train, {name: np.zeros_like(value) for name, value in params.items()}
     for rows in batches(setup, round, client):
-        gradient = softmax_gradient(params, samples.inputs[rows].astype(np.float64), samples.labels[rows])
+        gradient = softmax_gradient(params, examples.inputs[rows].astype(np.float64), examples.labels[rows])
         for name in params:
             velocity[name] = 0.5 * velocity[name] + gradient[name] + 0.01 * params[name]
         params = {name: value - 0.5 * velocity[name] for name, value in params.items()}
@@ -70,7 +70,7 @@ def test_equals_the_equations(clients: dict[str, Any], hyper: dict[str, Any], ta
                 x[i], left[i] = initial(here), left[i] * (1 - RATIO)
                 x[i]["1.weight"] = x[i]["1.weight"] * masks[i]
             ends.append(trained(here, round, i, x[i], masks[i]))
-        present = with_fate(here.population.sample_round(round, everyone=True), "delivered")
+        present = with_status(here.population.sample_round(round, everyone=True), "delivered")
         graph = RandomNeighbours(degree=2).receives(count, here.seed, round)
         for i in range(count):
             heard = [i, *(j for j in np.flatnonzero(graph[i]) if j in present)] if i in present else [i]

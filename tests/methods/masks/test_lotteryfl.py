@@ -19,7 +19,7 @@ from rayfl.rounds.setup import Setup
 from tests.methods.masks.test_lottery_dsgd import HYPER, RATIO, accuracy, trained
 from tests.methods.masks.test_subfedavg import bits
 from tests.methods.reference import SIZES, Vectors, initial, played, setup_of
-from tests.population.fates import with_fate
+from tests.population.statuses import with_status
 from tests.refusals import refused
 
 ROUNDS = 7
@@ -50,7 +50,7 @@ def test_equals_the_equations(clients: dict[str, Any], min_accuracy: float, targ
     for round, (record, run_state) in enumerate(played(here)):
         ends: dict[int, Vectors] = {}
         down, changed = [bits(int(mask.sum()), changed=False) for mask in masks], {}
-        for i in with_fate(here.population.sample_round(round), "delivered"):
+        for i in with_status(here.population.sample_round(round), "delivered"):
             begun = {**x, "1.weight": x["1.weight"] * masks[i]}
             good, thick = accuracy(here, begun, i) > min_accuracy, left[i] > target[i]
             gates.add((bool(good), thick))

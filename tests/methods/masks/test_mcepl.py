@@ -26,7 +26,7 @@ from rayfl.topology.graphs import FullyConnected, RandomNeighbours, Topology
 from tests.bound_tasks import classification
 from tests.contracts.every_method import experiment
 from tests.methods.reference import DIM, NUM_CLASSES, SIZES, initial, played, setup_of, softmax_gradient
-from tests.population.fates import with_fate
+from tests.population.statuses import with_status
 
 LAYER, BIAS = "1.weight", "1.bias"
 
@@ -59,10 +59,10 @@ def gradient(here: Setup, round: int, client: int, m: np.ndarray, z: np.ndarray)
     generator = seeding.generator(here.seed, round, client, "train/train/batches")
     plan = schedule(len(rows), epochs=None, steps=1, batch_size=hyper.batch_size or None, generator=generator)
     (batch,) = (rows[chosen] for chosen in plan)
-    samples = here.dataset.train
+    examples = here.dataset.train
     scaled = hyper.scale * w[LAYER]
     dv = softmax_gradient(
-        {LAYER: scaled * m, BIAS: w[BIAS]}, samples.inputs[batch].astype(np.float64), samples.labels[batch]
+        {LAYER: scaled * m, BIAS: w[BIAS]}, examples.inputs[batch].astype(np.float64), examples.labels[batch]
     )[LAYER]
     return dv * scaled * np.sign(z) + hyper.lasso * z / np.linalg.norm(z, axis=1, keepdims=True)
 
@@ -78,7 +78,7 @@ def check(here: Setup, ratio: list[float], alone: bool = False) -> list[set[int]
     tuned = hyper.lr if given is None else given
     for round, (record, run_state) in enumerate(played(here)):
         status = here.population.sample_round(round, everyone=True)
-        present, lost = set(with_fate(status, "delivered")), set(with_fate(status, "dropped_after_training"))
+        present, lost = set(with_status(status, "delivered")), set(with_status(status, "dropped_after_training"))
         assert here.topology is not None
         graph = here.topology.receives(count, here.seed, round)
         g, sent = {}, {}

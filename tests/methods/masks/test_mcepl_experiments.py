@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rayfl.data.datasets import Dataset, Samples
+from rayfl.data.datasets import Dataset, Examples
 from rayfl.data.sources.cifar import CIFAR10
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare
@@ -22,12 +22,14 @@ def made_up(source: CIFAR10) -> Dataset:
     """Noise, ten images of each class to train and four to test."""
     draw = np.random.default_rng(0)
 
-    def samples(count: int) -> Samples:
+    def examples(count: int) -> Examples:
         inputs = draw.integers(0, 256, (10 * count, 3, 32, 32)).astype(np.uint8)
-        return Samples(inputs, np.repeat(np.arange(10), count))
+        return Examples(inputs, np.repeat(np.arange(10), count))
 
     shades = (0.5, 0.5, 0.5)
-    return Dataset("cifar10", train=samples(10), test=samples(4), num_classes=10, kind="image", mean=shades, std=shades)
+    return Dataset(
+        "cifar10", train=examples(10), test=examples(4), num_classes=10, kind="image", mean=shades, std=shades
+    )
 
 
 @pytest.mark.parametrize("method", ["mcepl", "par_weipru"])

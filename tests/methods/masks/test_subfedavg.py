@@ -18,7 +18,7 @@ from rayfl.rounds.evaluate_round import personal_models
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.setup import Setup
 from tests.methods.reference import SIZES, Vectors, initial, played, setup_of, softmax_gradient
-from tests.population.fates import with_fate
+from tests.population.statuses import with_status
 from tests.refusals import refused
 
 ROUNDS, RATIO = 7, 0.2
@@ -33,9 +33,9 @@ def setup(clients: dict[str, Any] | None = None, engine: str = "loop", **hyper: 
 
 
 def accuracy(setup: Setup, params: Vectors, client: int) -> float:
-    rows, samples = setup.partition.validation[client], setup.dataset.train
-    logits = samples.inputs[rows] @ params["1.weight"].T + params["1.bias"]
-    return float((logits.argmax(axis=1) == samples.labels[rows]).mean())
+    rows, examples = setup.partition.validation[client], setup.dataset.train
+    logits = examples.inputs[rows] @ params["1.weight"].T + params["1.bias"]
+    return float((logits.argmax(axis=1) == examples.labels[rows]).mean())
 
 
 def without_smallest(weight: np.ndarray, mask: np.ndarray) -> np.ndarray:
@@ -46,12 +46,12 @@ def trained(
     setup: Setup, round: int, client: int, params: Vectors, mask: np.ndarray
 ) -> tuple[Vectors, np.ndarray, np.ndarray]:
     """The weights after all epochs, and the candidates after the first one and the last one."""
-    samples, velocity, candidates = setup.dataset.train, dict.fromkeys(params, 0.0), []
+    examples, velocity, candidates = setup.dataset.train, dict.fromkeys(params, 0.0), []
     mine = setup.partition.train[client]
     for stage, epochs in (("first epoch", 1), ("train", 2)):
         generator = seeding.generator(setup.seed, round, client, f"train/{stage}/batches")
         for rows in schedule(len(mine), epochs=epochs, steps=None, batch_size=4, generator=generator):
-            inputs, labels = samples.inputs[mine[rows]].astype(np.float64), samples.labels[mine[rows]]
+            inputs, labels = examples.inputs[mine[rows]].astype(np.float64), examples.labels[mine[rows]]
             gradient = softmax_gradient(params, inputs, labels)
             velocity = {name: 0.5 * velocity[name] + gradient[name] + 0.01 * params[name] for name in params}
             params = {name: value - 0.4 * velocity[name] for name, value in params.items()}
@@ -95,7 +95,7 @@ def test_equals_the_equations(
         ends: dict[int, Vectors] = {}
         down = {i: bits(int(mask.sum()), changed=False) for i, mask in enumerate(masks)}
         changed = {}
-        for i in with_fate(here.population.sample_round(round), "delivered"):
+        for i in with_status(here.population.sample_round(round), "delivered"):
             begun = {"1.weight": x["1.weight"] * masks[i], "1.bias": x["1.bias"]}
             end, early, late = trained(here, round, i, begun, masks[i])
             slim = {**end, "1.weight": end["1.weight"] * late}

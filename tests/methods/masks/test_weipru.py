@@ -32,7 +32,7 @@ from tests.methods.reference import (
     setup_of,
     softmax_gradient,
 )
-from tests.population.fates import with_fate
+from tests.population.statuses import with_status
 
 LAYER, BIAS = "1.weight", "1.bias"
 RATIOS = [0.3, 0.5, 0.8, 0.3, 0.5]
@@ -54,11 +54,11 @@ def prune(x: Vectors, r: float) -> Vectors:
 def step(here: Setup, round: int, client: int, x: Vectors, at: Vectors) -> Vectors:
     """x - lr (gradient at `at` + weight decay on x)."""
     assert isinstance(here.method, PrunedWeights)
-    rows, samples, hyper = here.partition.train[client], here.dataset.train, here.method.hyper
+    rows, examples, hyper = here.partition.train[client], here.dataset.train, here.method.hyper
     generator = seeding.generator(here.seed, round, client, "train/train/batches")
     plan = schedule(len(rows), epochs=None, steps=1, batch_size=hyper.batch_size or None, generator=generator)
     (batch,) = (rows[chosen] for chosen in plan)
-    found = softmax_gradient(at, samples.inputs[batch].astype(np.float64), samples.labels[batch])
+    found = softmax_gradient(at, examples.inputs[batch].astype(np.float64), examples.labels[batch])
     return {name: x[name] - hyper.lr * (found[name] + hyper.weight_decay * x[name]) for name in x}
 
 
@@ -89,7 +89,7 @@ def test_equals_the_equations(method: str, hyper: dict[str, Any]):
     came_back = 0
     for round, (record, run_state) in enumerate(played(here)):
         status = here.population.sample_round(round, everyone=True)
-        present, lost = set(with_fate(status, "delivered")), set(with_fate(status, "dropped_after_training"))
+        present, lost = set(with_status(status, "delivered")), set(with_status(status, "dropped_after_training"))
         graph, before = here.topology.receives(len(x), here.seed, round), [prune(x[i], r) for i, r in enumerate(RATIOS)]
         for i in set(range(len(x))) - lost:
             x[i] = step(here, round, i, x[i], prune(x[i], RATIOS[i]))

@@ -8,7 +8,7 @@ import pytest
 
 from rayfl.compress.dense import Dense
 from rayfl.compress.sparse import TopK
-from rayfl.data.datasets import Samples
+from rayfl.data.datasets import Examples
 from rayfl.population.sampling import Clients
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.setup import Setup
@@ -91,8 +91,8 @@ def test_peers_agree_at_the_rate_of_the_spectral_gap(topology: Topology):
     here = made("dpsgd", {"lr": lr, "steps": 1, "batch_size": 0}, rounds=rounds, topology=topology)
     inputs = here.dataset.train.inputs.copy()
     inputs[:, 1] = 1.0
-    samples = Samples(inputs, here.dataset.train.labels)
-    here = replace(here, dataset=replace(here.dataset, train=samples, test=samples))
+    examples = Examples(inputs, here.dataset.train.labels)
+    here = replace(here, dataset=replace(here.dataset, train=examples, test=examples))
     starts = np.random.default_rng(1).standard_normal((2, 4, DIM))
     runs = [[models(here, run_state) for run_state in play(here, run_state=world_of(x, here))[1]] for x in starts]
     differences = [one - other for one, other in zip(*runs, strict=True)]

@@ -16,7 +16,7 @@ from rayfl.testing.executors import play
 from tests.contracts.seams.closed_form import flat, points, start
 from tests.methods.averaging import ABSENCES, Server, assert_follows, followed, made, rate, train_batches
 from tests.methods.own_models import personal
-from tests.population.fates import with_fate
+from tests.population.statuses import with_status
 from tests.refusals import refused
 
 HYPER = {"lr": 0.1, "batch_size": 2}
@@ -34,7 +34,7 @@ def adapted(here: Setup, path: list[np.ndarray]) -> list[tuple[np.ndarray, np.nd
     v, alpha, seen = np.stack([start(here)] * 4), np.full(4, hyper["alpha"]), []
     for round, x in enumerate([start(here), *path[:-1]]):
         lr = rate(here, round)
-        for i in with_fate(here.population.sample_round(round), "delivered"):
+        for i in with_status(here.population.sample_round(round), "delivered"):
             w, share = x, alpha[i]
             for step, batch in enumerate(train_batches(here, round, i)):
                 gradient = batch.gradient(share * v[i] + (1 - share) * w)

@@ -12,7 +12,7 @@ from rayfl.rounds.setup import Evaluation, Setup
 from rayfl.testing.executors import play
 from tests.contracts.seams.closed_form import batches, flat, points, start
 from tests.methods.averaging import ABSENCES, ENGINES, Server, assert_follows, followed, made, wells
-from tests.population.fates import with_fate
+from tests.population.statuses import with_status
 from tests.refusals import refused
 
 HYPER = {"lr": 0.1, "lr_decay": 0.8, "epochs": 2, "batch_size": 2, "lam": 0.7, "personal_lr": 0.3}
@@ -23,7 +23,7 @@ def personal(here: Setup, path: list[np.ndarray], pull: str) -> list[np.ndarray]
     lam, v, seen = 0.7, np.stack([start(here)] * 4), []
     for round, x in enumerate([start(here), *path[:-1]]):
         lr = 0.3 * 0.8**round
-        for i in with_fate(here.population.sample_round(round), "delivered"):
+        for i in with_status(here.population.sample_round(round), "delivered"):
             for batch in batches(here, round, i, "personal", epochs=3, batch_size=2):
                 if pull == "joint":
                     v[i] = v[i] - lr * (batch.gradient(v[i]) + lam * (v[i] - x))

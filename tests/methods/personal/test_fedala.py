@@ -20,7 +20,7 @@ from tests.contracts.seams.closed_form import BIAS, Points, flat, points, start
 from tests.contracts.seams.quadratic import TRAIN, Quadratic
 from tests.methods.averaging import ABSENCES, ENGINES, made, rate, share, train_batches
 from tests.methods.own_models import personal
-from tests.population.fates import with_fate
+from tests.population.statuses import with_status
 from tests.refusals import refused
 
 HYPER = {"lr": 0.1, "batch_size": 2, "weights_lr": 0.7}
@@ -43,7 +43,7 @@ def mixing(here: Setup, last: slice) -> list[tuple[np.ndarray, np.ndarray, np.nd
     x, u, weights, left_out, seen = start(here), np.stack([start(here)] * 4), np.ones((4, 10)), 0, []
     fitted = [False] * 4
     for round in range(here.rounds):
-        delivered = with_fate(here.population.sample_round(round), "delivered")
+        delivered = with_status(here.population.sample_round(round), "delivered")
         for i in delivered:
             t, losses = u[i] + (x - u[i]) * weights[i], []
             for batch in passes(here, round, i, not fitted[i]) if round else []:
@@ -93,7 +93,7 @@ def test_follows_its_equations(engine: str, hyper: dict[str, Any], last: slice, 
 
 
 def test_a_weight_by_hand():
-    # One sample with c = 0 and a = 1, so the gradient is t. x = 3, u = 1, W = 1: t = 3, and W = 1 - 0.1 * 3 * 2 = 0.4.
+    # One example with c = 0 and a = 1, so the gradient is t. x = 3, u = 1, W = 1: t = 3, and W = 1 - 0.1 * 3 * 2 = 0.4.
     # Then t = 1 + 2 * 0.4 = 1.8, and W = 0.4 - 0.1 * 1.8 * 2 = 0.04; t = 1.08, and W is cut at 0, so that t = u = 1.
     method = FedALA(Quadratic(), FedALA.Hyper(weights_lr=0.1, num_mixed=1))
     x, own = ({"weight": torch.full((2, 4), value), "bias": torch.full((2,), value)} for value in (3.0, 1.0))

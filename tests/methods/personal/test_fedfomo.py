@@ -17,7 +17,7 @@ from rayfl.testing.executors import Shuffled, play
 from tests.contracts.seams.closed_form import batches, flat, points, start
 from tests.contracts.seams.quadratic import setup
 from tests.methods.averaging import ENGINES, made
-from tests.population.fates import with_fate
+from tests.population.statuses import with_status
 from tests.refusals import refused
 
 HYPER = {"lr": 0.1, "epochs": 1, "batch_size": 2, "num_candidates": 2, "epsilon": 0.0}
@@ -43,7 +43,7 @@ def expected(setup: Setup) -> tuple[list[dict[int, np.ndarray]], list[list[list[
     affinity, heard, seen = np.zeros((4, 4)), [], []
     for round in range(setup.rounds):
         new, heard_now = {}, []
-        for i in with_fate(setup.population.sample_round(round), "delivered"):
+        for i in with_status(setup.population.sample_round(round), "delivered"):
             others = chosen(setup, round, i, [j for j in relayed if j != i], affinity[i])
             before = trained = models[i]
             for batch in batches(setup, round, i, epochs=1, batch_size=2):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rayfl.data.batches import Batch
-from rayfl.data.datasets import Samples
+from rayfl.data.datasets import Examples
 from rayfl.gather import Aggregate, Sum
 from rayfl.methods.personal.fedproto import FedProto
 from rayfl.rounds.setup import Setup
@@ -34,7 +34,7 @@ from tests.methods.representations import (
     state_of,
     stepped,
 )
-from tests.population.fates import with_fate
+from tests.population.statuses import with_status
 from tests.refusals import refused
 
 
@@ -44,7 +44,7 @@ def made(hyper: dict[str, Any], engine: str = "loop", **options: Any) -> Setup:
     labels = dataset.train.labels.copy()
     labels[starts[1] : starts[2]] = 0
     labels[starts[3] : starts[4]] %= 2
-    dataset = replace(dataset, train=Samples(dataset.train.inputs, labels))
+    dataset = replace(dataset, train=Examples(dataset.train.inputs, labels))
     return small("fedproto", hyper, engine, dataset=dataset, **options)
 
 
@@ -67,7 +67,7 @@ def expected(here: Setup) -> list[Round]:
     for round in range(here.rounds):
         sent: dict[int, dict[int, tuple[Tensor, int]]] = {}
         down = list(prototypes)
-        for i in with_fate(here.population.sample_round(round), "delivered"):
+        for i in with_status(here.population.sample_round(round), "delivered"):
             y = leaves(models[i])
             for rows in batches(here, round, i):
                 inputs, labels = examples(here, rows)
@@ -91,12 +91,12 @@ def expected(here: Setup) -> list[Round]:
 
 def accuracies(here: Setup, models: dict[int, Tree], prototypes: dict[int, Tensor]) -> tuple[dict, dict]:
     """Of each client's test split: by the nearest prototype, and by the own head."""
-    nearest, heads, samples = {}, {}, here.dataset.test
+    nearest, heads, examples = {}, {}, here.dataset.test
     table = torch.stack([prototypes.get(j, torch.full((WIDTH,), torch.inf).double()) for j in range(NUM_CLASSES)])
     for client, model in models.items():
         rows = here.partition.test[client]
-        features = representation(model, torch.from_numpy(samples.inputs[rows]).double()).detach()
-        labels = torch.from_numpy(samples.labels[rows])
+        features = representation(model, torch.from_numpy(examples.inputs[rows]).double()).detach()
+        labels = torch.from_numpy(examples.labels[rows])
         nearest[client] = (
             (torch.cdist(features, table).nan_to_num(torch.inf).argmin(1) == labels).double().mean().item()
         )
@@ -147,7 +147,7 @@ def test_without_the_term_clients_train_alone():
 def test_clients_with_the_same_examples_have_the_prototypes_of_the_server(weighting: str):
     dataset = vectors((7, 7, 7, 7, 7))
     inputs, labels = np.tile(dataset.train.inputs[:7], (5, 1)), np.tile(dataset.train.labels[:7], 5)
-    dataset = replace(dataset, train=Samples(inputs, labels))
+    dataset = replace(dataset, train=Examples(inputs, labels))
     hyper = {"batch_size": 0, "weighting": weighting}
     here = small("fedproto", hyper, dataset=dataset, sizes=(7, 7, 7, 7, 7))
     run_state = play(here)[1][-1]

@@ -28,7 +28,7 @@ from tests.contracts.every_method import experiment
 from tests.contracts.seams.closed_form import batches, flat
 from tests.methods.own_models import CLIENTS, MODEL_BITS, common, curvature, made, personal, rounds_of
 from tests.methods.reference import DIM, NUM_CLASSES, played, setup_of
-from tests.population.fates import with_fate
+from tests.population.statuses import with_status
 from tests.refusals import refused
 
 GRAPHS = (
@@ -65,9 +65,9 @@ def followed(here: Any, server: bool) -> list[tuple[np.ndarray, list[int]]]:
     hyper, w, seen = here.method.hyper, common(here), []
     for round in range(here.rounds):
         drawn = here.population.sample_round(round, everyone=not server)
-        there = list(with_fate(drawn, "delivered"))
+        there = list(with_status(drawn, "delivered"))
         # Peers that are away from the exchange train all the same, unless they vanish with what they trained.
-        trains = there if server else sorted({*there, *with_fate(drawn, "dropped_before_download")})
+        trains = there if server else sorted({*there, *with_status(drawn, "dropped_before_download")})
         for k in trains:
             for batch in batches(here, round, k, epochs=None, steps=hyper.steps, batch_size=hyper.batch_size):
                 w[k] = w[k] - hyper.lr * hyper.lr_decay**round * batch.gradient(w[k])

@@ -24,7 +24,7 @@ from tests.contracts.every_method import on_digits
 from tests.contracts.seams.closed_form import flat, points
 from tests.contracts.seams.quadratic import SHAPES
 from tests.methods.averaging import ABSENCES, ENGINES, made, rate, share, train_batches
-from tests.population.fates import with_fate
+from tests.population.statuses import with_status
 from tests.refusals import refused
 
 HYPER = {"lr": 0.2, "lr_decay": 0.9, "batch_size": 2}
@@ -52,7 +52,7 @@ def expected(here: Setup, num_clusters: int) -> tuple[list[np.ndarray], list[dic
     x, path, choices = models(here.initial, num_clusters), [], []
     by_all = here.method.hyper.model_dump()["averaging"] == "gradient"
     for round in range(here.rounds):
-        here_now = with_fate(here.population.sample_round(round), "delivered")
+        here_now = with_status(here.population.sample_round(round), "delivered")
         choice = {client: chosen(here, x, client) for client in here_now}
         moved = x.copy()
         for cluster in set(choice.values()):
@@ -117,14 +117,14 @@ def test_one_cluster_is_fedavg_to_the_bit(engine: str):
 
 
 def planted(here: Setup, a: float) -> Setup:
-    """The clients' samples all lie at a in even clients and at -a in odd ones, with curvature 1."""
+    """The clients' examples all lie at a in even clients and at -a in odd ones, with curvature 1."""
     inputs = np.ones_like(here.dataset.train.inputs)
     for client in range(4):
         for split in ("train", "validation", "heldout"):
             inputs[here.partition.split(split)[client], 0] = a * (-1) ** client
         inputs[here.partition.test[client], 0] = a * (-1) ** client
-    samples = replace(here.dataset.train, inputs=inputs)
-    return replace(here, dataset=Dataset("planted", train=samples, test=samples, num_classes=1, kind="vector"))
+    examples = replace(here.dataset.train, inputs=inputs)
+    return replace(here, dataset=Dataset("planted", train=examples, test=examples, num_classes=1, kind="vector"))
 
 
 def begun(here: Setup, starts: list[float]) -> Setup:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.methods.reference import SIZES, initial, played, setup_of, trained
-from tests.population.fates import with_fate
+from tests.population.statuses import with_status
 from tests.refusals import refused
 
 
@@ -44,7 +44,7 @@ def test_a_client_whose_update_is_lost_keeps_its_model():
     setup = setup_of("local", {}, clients={"dropout_after_training": 0.5}, rounds=5)
     rounds, lost = played(setup), 0
     for round in range(1, 5):
-        for client in with_fate(setup.population.sample_round(round, everyone=True), "dropped_after_training"):
+        for client in with_status(setup.population.sample_round(round, everyone=True), "dropped_after_training"):
             assert rounds[round - 1][1].states.get(client) is rounds[round][1].states.get(client)
             lost += 1
     assert lost

@@ -11,7 +11,7 @@ from rayfl.methods.personal.mixture_admm import MixtureADMM, solved
 from rayfl.testing.executors import play
 from tests.contracts.seams.closed_form import batches, flat, start
 from tests.methods.own_models import CLIENTS, MODEL_BITS, common, curvature, made, personal, rounds_of
-from tests.population.fates import with_fate
+from tests.population.statuses import with_status
 from tests.refusals import refused
 
 EXACT = {"x_step": "closed_form", "cg_iterations": 10}
@@ -35,7 +35,7 @@ def test_follows_its_equations(hyper: dict[str, Any], clients: dict[str, Any]):
     h, b = curvature(here)
     x, z, y = common(here), start(here), np.zeros(10)
     for record, own, state in rounds_of(here):
-        there, old = with_fate(here.population.sample_round(record.row.round), "delivered"), x.copy()
+        there, old = with_status(here.population.sample_round(record.row.round), "delivered"), x.copy()
         for i in there:
             u = 4 * z - sum(old[j] for j in CLIENTS if j != i)
             if given.x_step == "closed_form":

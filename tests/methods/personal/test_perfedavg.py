@@ -26,7 +26,7 @@ from tests.methods.averaging import (
     wells,
 )
 from tests.methods.reference import Vectors, initial, played, setup_of, softmax_gradient
-from tests.population.fates import with_fate
+from tests.population.statuses import with_status
 
 ALPHA, BETA = 0.2, 0.15
 HYPER = {"alpha": ALPHA, "lr": BETA, "steps": 3, "batch_size": 2}
@@ -41,7 +41,7 @@ def step(w: np.ndarray, stream: list[Points], alpha: float, beta: float) -> np.n
 
 
 def trained(here: Setup, round: int, client: int, w: np.ndarray) -> np.ndarray:
-    """A round's local steps from w. Client 0 has 7 samples, so that batches of one sample are among those of two."""
+    """A round's local steps from w. Client 0 has 7 examples, so that batches of one example are among those of two."""
     hyper = here.method.hyper.model_dump()
     count, num_steps = (2 if hyper["variant"] == "fo" else 3), hyper["steps"]
     stream = batches(here, round, client, steps=count * num_steps, batch_size=hyper["batch_size"])
@@ -54,7 +54,7 @@ def meta_trained(here: Setup, factors: Factors = untouched) -> list[np.ndarray]:
     """x after every round; `factors` multiply the averaged delta."""
     x, server, path = start(here), Server(), []
     for round in range(here.rounds):
-        delivered = with_fate(here.population.sample_round(round), "delivered")
+        delivered = with_status(here.population.sample_round(round), "delivered")
         if delivered:
             ends = [trained(here, round, client, x) for client in delivered]
             mean = np.average(ends, axis=0, weights=[share(here, client) for client in delivered])
@@ -100,17 +100,17 @@ def test_the_global_model_ends_at_the_minimiser_of_the_adapted_losses(variant: s
 def test_a_hessian_product_of_a_network_is_that_of_its_loss(variant: str):
     """Softmax regression in float64: the central difference of its closed gradient, at a distance of 1e-4 |v|."""
     here = setup_of("perfedavg", {"variant": variant})
-    method, samples = here.method, here.dataset.train
+    method, examples = here.method, here.dataset.train
     assert isinstance(method, PerFedAvg)
     draw = np.random.default_rng(3)
     w = initial(here)
     vector = {name: draw.standard_normal(value.shape) for name, value in w.items()}
-    inputs, labels = samples.inputs.astype(np.float64), samples.labels
+    inputs, labels = examples.inputs.astype(np.float64), examples.labels
 
     def gradient(sign: float) -> dict[str, np.ndarray]:
         return softmax_gradient({name: w[name] + sign * 1e-4 * vector[name] for name in w}, inputs, labels)
 
-    everybody = Batch(torch.from_numpy(samples.inputs), torch.from_numpy(samples.labels))
+    everybody = Batch(torch.from_numpy(examples.inputs), torch.from_numpy(examples.labels))
     expected = {name: (gradient(1.0)[name] - gradient(-1.0)[name]) / 2e-4 for name in w}
     # A gradient ten thousand times as large has a product as many times as large, to the same digits.
     for size in (1.0, 1e4):
@@ -129,10 +129,10 @@ def test_a_step_of_a_network_takes_the_hessian_where_it_stands(variant: str):
     here = setup_of("perfedavg", hyper, rounds=1, clients={"per_round": 1})
     ((record, run_state),) = played(here)
     (client,) = [row.client for row in record.clients if row.status == "delivered"]
-    rows, samples, w = here.partition.train[client], here.dataset.train, initial(here)
+    rows, examples, w = here.partition.train[client], here.dataset.train, initial(here)
 
     def gradient(params: Vectors) -> Vectors:
-        return softmax_gradient(params, samples.inputs[rows].astype(np.float64), samples.labels[rows])
+        return softmax_gradient(params, examples.inputs[rows].astype(np.float64), examples.labels[rows])
 
     def moved(direction: Vectors, size: float) -> Vectors:
         return {name: w[name] + size * direction[name] for name in w}

@@ -14,7 +14,7 @@ from rayfl.rounds.setup import Evaluation, Setup
 from rayfl.testing.executors import play
 from tests.contracts.seams.closed_form import batches, flat, points, start
 from tests.methods.averaging import ABSENCES, ENGINES, Factors, assert_follows, made, optima, untouched, wells
-from tests.population.fates import with_fate
+from tests.population.statuses import with_status
 from tests.refusals import refused
 
 HYPER = {"lr": 0.1, "lam": 4.0, "personal_lr": 0.15, "inner_steps": 3, "steps": 4, "batch_size": 2, "beta": 1.5}
@@ -41,12 +41,12 @@ def simulated(here: Setup, factors: Factors = untouched) -> tuple[list[np.ndarra
     beta = here.method.hyper.model_dump()["beta"]
     for round in range(here.rounds):
         participation = here.population.sample_round(round)
-        fates = ("dropped_before_download", "dropped_after_training")
-        gone = {client for fate in fates for client in with_fate(participation, fate)}
+        statuses = ("dropped_before_download", "dropped_after_training")
+        gone = {client for status in statuses for client in with_status(participation, status)}
         ends = {i: trained(here, round, i, x) for i in range(4) if i not in gone}
         for i, (_, theta) in ends.items():
             thetas[i] = theta
-        if delivered := with_fate(participation, "delivered"):
+        if delivered := with_status(participation, "delivered"):
             mean = np.mean([ends[i][0] for i in delivered], axis=0)
             x = x - beta * factors(round, x) * (x - mean)
         path.append(x)
@@ -79,8 +79,8 @@ def test_follows_its_equations(engine: str, name: str, clients: dict[str, Any]):
     # All that are there download x, and only the sampled ones send 40 bytes.
     for round, record in enumerate(records):
         participation = here.population.sample_round(round)
-        assert record.row.uplink_bits == 320 * len(with_fate(participation, "delivered"))
-        assert record.row.downlink_bits == 320 * (4 - len(with_fate(participation, "dropped_before_download")))
+        assert record.row.uplink_bits == 320 * len(with_status(participation, "delivered"))
+        assert record.row.downlink_bits == 320 * (4 - len(with_status(participation, "dropped_before_download")))
 
 
 @pytest.mark.parametrize("inner_steps", [1, 12])

@@ -8,7 +8,7 @@ import pytest
 from rayfl.testing.executors import play
 from tests.contracts.seams.closed_form import batches, flat, start
 from tests.methods.own_models import CLIENTS, MODEL_BITS, common, curvature, made, personal, rounds_of
-from tests.population.fates import with_fate
+from tests.population.statuses import with_status
 from tests.refusals import refused
 
 ABSENCES = ({}, {"per_round": 2}, {"dropout_before_download": 0.2, "dropout_after_training": 0.2, "upload_loss": 0.2})
@@ -26,7 +26,7 @@ def test_follows_its_equations(hyper: dict[str, Any], clients: dict[str, Any]):
     epochs = None if given.steps else given.epochs or 1
     for record, own, state in rounds_of(here):
         round = record.row.round
-        there = with_fate(here.population.sample_round(round), "delivered")
+        there = with_status(here.population.sample_round(round), "delivered")
         old, old_c = x.copy(), c.copy()
         for i in there:
             velocity = np.zeros(10)

@@ -27,7 +27,7 @@ from tests.methods.reference import (
     vectors,
     weight,
 )
-from tests.population.fates import with_fate
+from tests.population.statuses import with_status
 
 P = 6 * 3 + 3
 """Parameters of the logistic regression."""
@@ -39,7 +39,7 @@ def reference(setup: Setup, train: Training) -> list[Vectors]:
     """x <- sum_i p_i x_i over those who delivered, after every round (x stays where nobody did)."""
     params, models = initial(setup), []
     for round in range(setup.rounds):
-        delivered = with_fate(setup.population.sample_round(round), "delivered")
+        delivered = with_status(setup.population.sample_round(round), "delivered")
         ends = [train(setup, round, client, params)[0] for client in delivered]
         weights = [weight(setup, client, int(setup.partition.train.sizes[client])) for client in delivered]
         if ends:
@@ -102,7 +102,7 @@ def test_one_step_is_exact_to_float32():
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
 def test_weights_are_shared_by_those_who_deliver(clients: dict[str, Any], weighting: str):
     setup = setup_of("fedavg", {"lr": 0.5, "batch_size": 0, "weighting": weighting}, clients=clients, rounds=6)
-    arrived = {len(with_fate(setup.population.sample_round(round), "delivered")) for round in range(6)}
+    arrived = {len(with_status(setup.population.sample_round(round), "delivered")) for round in range(6)}
     assert arrived != {len(SIZES)}, "somebody has to be missing"
     assert_equal_models(setup, trained)
 
@@ -110,8 +110,8 @@ def test_weights_are_shared_by_those_who_deliver(clients: dict[str, Any], weight
 def test_a_round_without_deliveries_leaves_the_model():
     setup = setup_of("fedavg", {"lr": 0.5}, sizes=(5, 7), clients={"dropout_after_training": 0.7}, rounds=12)
     rounds = played(setup)
-    empty = [r for r in range(1, 12) if not with_fate(setup.population.sample_round(r), "delivered")]
-    full = [r for r in range(1, 12) if with_fate(setup.population.sample_round(r), "delivered")]
+    empty = [r for r in range(1, 12) if not with_status(setup.population.sample_round(r), "delivered")]
+    full = [r for r in range(1, 12) if with_status(setup.population.sample_round(r), "delivered")]
     assert empty
     assert full
     for round in range(1, 12):
@@ -173,7 +173,7 @@ def test_a_lost_update_does_not_touch_the_error_memory():
     setup = setup_of("fedavg", {}, uplink=compressor, clients=clients, rounds=6)
     rounds, lost = played(setup), 0
     for round in range(1, 6):
-        for client in with_fate(setup.population.sample_round(round), "dropped_after_training"):
+        for client in with_status(setup.population.sample_round(round), "dropped_after_training"):
             before, after = (rounds[r][1].states.get(client) for r in (round - 1, round))
             assert before is after
             lost += 1

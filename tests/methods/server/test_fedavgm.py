@@ -8,7 +8,7 @@ import pytest
 from rayfl.testing.executors import play
 from tests.contracts.seams.closed_form import flat, start
 from tests.methods.averaging import ABSENCES, ENGINES, HeavyBall, assert_follows, followed, made, wells
-from tests.population.fates import with_fate
+from tests.population.statuses import with_status
 
 HYPER = {"lr": 0.1, "batch_size": 2}
 
@@ -70,7 +70,7 @@ def test_without_momentum_it_is_fedavg(clients: dict[str, Any]):
 def test_a_round_in_which_nothing_arrives_moves_nothing():
     here = made("fedavgm", HYPER, rounds=10, clients=ABSENCES[2])
     run_states = play(here)[1]
-    empty = [round for round in range(1, 10) if not with_fate(here.population.sample_round(round), "delivered")]
+    empty = [round for round in range(1, 10) if not with_status(here.population.sample_round(round), "delivered")]
     assert empty
     for round in empty:
         before, after = run_states[round - 1].server, run_states[round].server

@@ -15,7 +15,7 @@ from rayfl.testing.executors import play
 from tests.contracts.seams.closed_form import flat, points, start
 from tests.methods.averaging import ABSENCES, made, optima, rate, train_batches, wells
 from tests.methods.own_models import data, personal
-from tests.population.fates import with_fate
+from tests.population.statuses import with_status
 from tests.refusals import refused
 
 HYPER = {"lr": 0.1, "batch_size": 2}
@@ -28,7 +28,7 @@ def dynamic(here: Setup, alpha: float) -> list[tuple[np.ndarray, np.ndarray, np.
     x, h, own, seen = start(here), np.zeros(10), np.zeros((4, 10)), []
     decay = here.method.hyper.model_dump()["weight_decay"]
     for round in range(here.rounds):
-        delivered, ends = with_fate(here.population.sample_round(round), "delivered"), []
+        delivered, ends = with_status(here.population.sample_round(round), "delivered"), []
         for i in delivered:
             theta = x
             for batch in train_batches(here, round, i):
@@ -67,7 +67,7 @@ def test_both_memories_move_with_what_arrived(uplink: Compressor):
     for round, run_state in enumerate(run_states):
         own, server = personal(here, run_state, "shift"), run_state.server
         np.testing.assert_allclose(flat(server["shift"]), own.mean(axis=0), atol=2e-6)
-        delivered = with_fate(here.population.sample_round(round), "delivered")
+        delivered = with_status(here.population.sample_round(round), "delivered")
         for i in range(4):
             assert np.array_equal(own[i], before[i]) == (i not in delivered)
             kept += i not in delivered and bool(own[i].any())
@@ -101,14 +101,17 @@ def test_converges_to_the_minimum_with_three_of_four_clients():
 
 
 def test_the_mean_of_the_clients_last_models_is_evaluated():
-    """Of those who delivered last, y_i = x - delta_i; a round in which nothing arrives leaves it. `cloud` evaluates x."""
+    """Of those who delivered last, y_i = x - delta_i; an empty round leaves it. `cloud` evaluates x."""
     hyper = {**HYPER, "alpha": 0.5}
     options = {"rounds": 8, "clients": ABSENCES[2], "evaluation": Evaluation()}
     here, cloud = made("feddyn", hyper, **options), made("feddyn", {**hyper, "judged": "cloud"}, **options)
     (records, run_states), (others, other_states) = play(here), play(cloud)
     x, before, mean, empty = start(here), np.zeros((4, 10)), start(here), 0
     for round, (run_state, other) in enumerate(zip(run_states, other_states, strict=True)):
-        own, delivered = personal(here, run_state, "shift"), with_fate(here.population.sample_round(round), "delivered")
+        own, delivered = (
+            personal(here, run_state, "shift"),
+            with_status(here.population.sample_round(round), "delivered"),
+        )
         empty += not delivered
         if delivered:
             mean = np.mean([x - (own[i] - before[i]) for i in delivered], axis=0)

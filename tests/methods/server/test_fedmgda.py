@@ -11,7 +11,7 @@ from rayfl.gather import Aggregate, Collect, Handle
 from rayfl.methods.server.fedmgda import FedMGDA
 from rayfl.tree import Tree
 from tests.methods.reference import SIZES, Vectors, doubles, initial, played, setup_of, trained
-from tests.population.fates import with_fate
+from tests.population.statuses import with_status
 
 P = 6 * 3 + 3
 HYPER = {"lr": 0.5, "batch_size": 4}
@@ -53,7 +53,7 @@ def test_equals_the_equations(hyper: dict[str, Any], clients: dict[str, Any]):
     params = initial(setup)
     spread = 0.0
     for round, (record, run_state) in enumerate(played(setup)):
-        delivered = with_fate(setup.population.sample_round(round), "delivered")
+        delivered = with_status(setup.population.sample_round(round), "delivered")
         ends = [trained(setup, round, client, params)[0] for client in delivered]
         deltas = [{name: params[name] - end[name] for name in params} for end in ends]
         lengths = [np.linalg.norm(flat(delta)) for delta in deltas]

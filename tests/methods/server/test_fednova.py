@@ -13,7 +13,7 @@ from rayfl.rounds.setup import Setup
 from rayfl.testing.executors import play
 from tests.contracts.seams.closed_form import flat, start
 from tests.methods.averaging import ABSENCES, assert_follows, made, optima, rate, share, train_batches, wells
-from tests.population.fates import with_fate
+from tests.population.statuses import with_status
 from tests.refusals import refused
 
 HYPER = {"lr": 0.1, "batch_size": 2}
@@ -35,7 +35,7 @@ def normalised(here: Setup, mu: float, momentum: float, nesterov: bool, by_steps
     """x after every round: each client's change over the sum of its impulses, and their effective number of steps."""
     x, v, path, server = start(here), np.zeros(10), [], here.method.hyper.model_dump()
     for round in range(here.rounds):
-        delivered, lr = with_fate(here.population.sample_round(round), "delivered"), rate(here, round)
+        delivered, lr = with_status(here.population.sample_round(round), "delivered"), rate(here, round)
         directions, counts = [], []
         for client in delivered:
             y, velocity, stream = x, np.zeros(10), train_batches(here, round, client)

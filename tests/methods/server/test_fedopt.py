@@ -63,7 +63,7 @@ def test_follows_its_equations(kind: str, hyper: dict[str, Any], clients: dict[s
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_first_round_in_closed_form(kind: str):
-    # Full-batch steps: delta_i = (1 - (1 - lr h_i)^K) (x - c_i), weighted by samples.
+    # Full-batch steps: delta_i = (1 - (1 - lr h_i)^K) (x - c_i), weighted by examples.
     tau, eta = 0.05, 0.3
     hyper = {"lr": 0.2, "steps": 3, "batch_size": 0, "server_optimizer": kind, "tau": tau, "server_lr": eta}
     here = made("fedopt", hyper, rounds=1)

@@ -13,7 +13,7 @@ from rayfl.rounds.executor import InlineExecutor
 from rayfl.testing.executors import play
 from tests.contracts.seams.closed_form import batches, flat, points, start
 from tests.contracts.seams.quadratic import Quadratic, setup
-from tests.population.fates import with_fate
+from tests.population.statuses import with_status
 
 CLIENTS = range(4)
 
@@ -103,7 +103,7 @@ def test_a_client_that_was_away_goes_on_from_its_own_anchor():
     _, run_states = play(here, executor)
     met = 0
     for round, run_state in enumerate(run_states):
-        delivered = with_fate(here.population.sample_round(round), "delivered")
+        delivered = with_status(here.population.sample_round(round), "delivered")
         for i, ref in run_state.states.items():
             state = tree.to_tensors(executor.get(ref))
             fresh = np.array_equal(flat(state["anchor"]), flat(run_state.server["params"]))
@@ -129,7 +129,7 @@ def test_the_mean_is_that_of_the_anchors_that_arrived(clients: dict[str, Any], s
         exchange = seeding.coin(here.seed, round) >= skip_probability
         # Where nothing is sent, nothing is lost.
         drawn = here.population.sample_round(round)
-        delivered = with_fate(drawn, "delivered") if exchange else with_fate(drawn, "delivered", "upload_lost")
+        delivered = with_status(drawn, "delivered") if exchange else with_status(drawn, "delivered", "upload_lost")
         for i in delivered:
             for batch in batches(here, round, i, epochs=1, batch_size=2):
                 x[i] = x[i] - 0.05 * (batch.gradient(x[i]) + lam[i] + (x[i] - anchor[i]) / 0.3)

@@ -18,7 +18,7 @@ from tests.contracts.seams.closed_form import batches, flat, points, start
 from tests.contracts.seams.quadratic import TRAIN
 from tests.methods.averaging import ABSENCES, ENGINES, assert_follows, made
 from tests.methods.reference import NUM_CLASSES, setup_of
-from tests.population.fates import with_fate
+from tests.population.statuses import with_status
 
 
 @pytest.mark.parametrize("clients", ABSENCES, ids=str)
@@ -33,7 +33,7 @@ def test_follows_its_equation(hyper: dict[str, Any], clients: dict[str, Any], en
     uniform, x, path = hyper.get("weighting") == "uniform", start(here), []
     for round in range(6):
         total, weights = np.zeros(10), 0.0
-        for client in with_fate(here.population.sample_round(round), "delivered"):
+        for client in with_status(here.population.sample_round(round), "delivered"):
             size = hyper.get("batch_size") or TRAIN[client]
             (batch,) = batches(here, round, client, steps=1, batch_size=size)
             weight = 1.0 if uniform else TRAIN[client]
@@ -63,7 +63,7 @@ def test_is_fedavg_with_one_step(weighting: str, batch_size: int, clients: dict[
 
 
 def test_the_minimum_is_that_of_the_pooled_samples():
-    # With weights by samples the mean gradient is that of all samples: x* = sum a c / sum a over them.
+    # With weights by examples the mean gradient is that of all examples: x* = sum a c / sum a over them.
     here = made("fedsgd", {"lr": 0.5}, rounds=60)
     everyone = [points(here, client) for client in range(4)]
     a, c = (np.concatenate([getattr(client, name) for client in everyone]) for name in ("a", "c"))

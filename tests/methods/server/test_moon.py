@@ -31,7 +31,7 @@ from tests.methods.representations import (
     state_of,
     stepped,
 )
-from tests.population.fates import with_fate
+from tests.population.statuses import with_status
 from tests.refusals import refused
 
 
@@ -53,7 +53,7 @@ def expected(here: Setup) -> tuple[list[Tree], list[dict[int, Tree]]]:
     x, previous, path, memories = doubled(here.initial), dict.fromkeys(range(5), doubled(here.initial)), [], []
     for round in range(here.rounds):
         ends: dict[int, Tree] = {}
-        for i in with_fate(here.population.sample_round(round), "delivered"):
+        for i in with_status(here.population.sample_round(round), "delivered"):
             y = leaves(x)
             for rows in batches(here, round, i):
                 inputs, labels = examples(here, rows)

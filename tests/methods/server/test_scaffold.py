@@ -17,7 +17,7 @@ from rayfl.rounds.rounds import RunState
 from rayfl.testing.executors import play
 from tests.contracts.seams.closed_form import flat, points, start
 from tests.methods.averaging import ABSENCES, ENGINES, made, optima, scaffolded, wells
-from tests.population.fates import with_fate
+from tests.population.statuses import with_status
 from tests.refusals import refused
 
 HYPER = {"lr": 0.1, "batch_size": 2}
@@ -98,7 +98,7 @@ def test_an_absent_client_keeps_its_control_variate():
     for round in range(1, 10):
         before, after = (control_variates(executor, run_states[r]) for r in (round - 1, round))
         for client in range(4):
-            present = client in with_fate(here.population.sample_round(round), "delivered")
+            present = client in with_status(here.population.sample_round(round), "delivered")
             assert (before[client] == after[client]).all() == (not present)
             kept += not present and bool(before[client].any())
     assert kept

@@ -121,8 +121,8 @@ def test_the_straight_through_gradient_is_autograds(lasso: float):
     assert isinstance(method, IndMask)
     assert list(state["scores"]) == ["conv.weight", "head.weight"]
     rows = here.partition.train[0]
-    samples = here.dataset.train
-    batch = Batch(here.dataset.prepare(samples.inputs[rows]), torch.from_numpy(samples.labels[rows]))
+    examples = here.dataset.train
+    batch = Batch(here.dataset.prepare(examples.inputs[rows]), torch.from_numpy(examples.labels[rows]))
     carry = method.step(method.begin(state, {}, ctx), batch, stage=ctx.plan.stages[0])
     gradient, moved = method.descend(cast(ScoredModel, state), carry, ctx)
 
