@@ -22,7 +22,7 @@ from rayfl.determinism.platform import Platform
 from rayfl.errors import log
 from rayfl.experiment.runtime import NODE_KEY
 from rayfl.rounds.errors import out_of_memory
-from rayfl.run_directory.tracking import Stopped
+from rayfl.run_directory.play_run import Stopped
 
 PING_S = 5.0
 """Seconds in which an idle actor must answer. A late one stays in the pool; its next call shows whether it lives."""

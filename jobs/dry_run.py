@@ -29,7 +29,7 @@ from rayfl.methods.base import Carry, Method, Work
 from rayfl.report import comparison, wording
 from rayfl.rounds import engines, executor, ledger, rounds
 from rayfl.rounds.setup import Setup
-from rayfl.run_directory.tracking import Stopped
+from rayfl.run_directory.play_run import Stopped
 
 FLOPS = "flops/training"
 LONGEST_S = 30.0

@@ -29,8 +29,8 @@ from rayfl.models.base import Architecture
 from rayfl.population.availability import Diurnal, PerClient, Trace
 from rayfl.population.distributions import LogNormal, UniformValues
 from rayfl.report import wording
+from rayfl.run_directory.record import SCHEMAS
 from rayfl.run_directory.run_files import PARTS
-from rayfl.run_directory.tables import SCHEMAS
 from rayfl.schedules.base import Schedule
 from rayfl.selections.base import Selection
 from rayfl.settings import Settings

@@ -18,11 +18,14 @@ from rayfl.rounds.setup import Setup
 from rayfl.run_directory import checkpoint
 from rayfl.run_directory.description import write_metric_facts
 from rayfl.run_directory.disk import writing
-from rayfl.run_directory.record import Recorder
+from rayfl.run_directory.record import Recorder, read_tables
 from rayfl.run_directory.saved_models import CONSTANTS, save_model, write_model_inputs
-from rayfl.run_directory.tables import read_tables
 from rayfl.run_directory.trackers.tracker import TrackerName
-from rayfl.run_directory.tracking import Stopped, Tracking
+from rayfl.run_directory.tracking import Tracking
+
+
+class Stopped(Exception):
+    """The run was asked to end before its last round; it can be resumed."""
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ from os import stat_result
 from pathlib import Path
 
 from rayfl.errors import RayflError
-from rayfl.run_directory import checkpoint_folders, description, disk, outputs, saved_models, tables
+from rayfl.run_directory import checkpoint_folders, description, disk, outputs, record, saved_models
 from rayfl.run_directory.trackers import tracker
 
 PARTS = (
     description.PART,
-    tables.PART,
+    record.PART,
     saved_models.PART,
     checkpoint_folders.PART,
     description.INPUT_FILES,

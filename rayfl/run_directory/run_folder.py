@@ -18,8 +18,8 @@ from rayfl.run_directory.checkpoint_folders import FOLDER, MANIFEST, checkpoints
 from rayfl.run_directory.description import EXPERIMENT, is_left_over, is_run
 from rayfl.run_directory.disk import LOCK, DiskError, Stamp, locked, stamp, sync_directory, writing
 from rayfl.run_directory.object_storage import Storage, StorageError, below, is_url, opened, parted
+from rayfl.run_directory.record import SCHEMAS, read_records
 from rayfl.run_directory.run_files import is_own_file, own_files, remove_entries, require_own_entries
-from rayfl.run_directory.tables import SCHEMAS, read_records
 
 LOCAL = Path("runs")
 """The folder on this machine of the runs whose `output.directory` is a URL."""

@@ -18,8 +18,7 @@ from actors.ray_executor import RayExecutor
 from rayfl.experiment.prepare import prepare
 from rayfl.rounds.executor import InlineExecutor, Job
 from rayfl.rounds.worker_jobs import EvaluateJob, RoundInputs
-from rayfl.run_directory.play_run import RunOutput, play_run
-from rayfl.run_directory.tracking import Stopped
+from rayfl.run_directory.play_run import RunOutput, Stopped, play_run
 from tests.actors.test_elastic import changing
 from tests.actors.toys import assert_same_run, experiment, logged
 from tests.refusals import check_sentence, refused
