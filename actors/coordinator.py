@@ -18,8 +18,7 @@ import ray
 from ray.exceptions import ObjectLostError
 
 from actors.errors import Failure, LostObjects, Setbacks, try_again
-from actors.machines import Machines
-from actors.placement import Placement
+from actors.placement import Machines, Placement
 from actors.ray_executor import RayExecutor
 from rayfl.determinism.platform import ON_CPU, Platform, differences, of_driver, with_driver, with_kind
 from rayfl.determinism.process import hide_gpus, prepare_process, trim

@@ -17,7 +17,6 @@ from ray.exceptions import ObjectLostError, OutOfMemoryError, RayError, RayTaskE
 
 from actors.client import Actor
 from actors.errors import Cause, ClusterError, Failure, LostObjects, try_again, unwrapped
-from actors.machines import Machines
 from actors.object_store import (
     Packed,
     Stored,
@@ -30,7 +29,7 @@ from actors.object_store import (
     references,
     value,
 )
-from actors.placement import Placement
+from actors.placement import Machines, Placement
 from actors.pool import ActorPool
 from rayfl import tree
 from rayfl.compress.base import Packet

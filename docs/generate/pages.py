@@ -20,8 +20,7 @@ from rayfl.choices.kinds import named
 from rayfl.compress.base import Compressor
 from rayfl.data.datasets import Source
 from rayfl.data.partition import PartitionScheme
-from rayfl.experiment.experiment import Experiment
-from rayfl.experiment.unknown_keys import CHOSEN, LISTED
+from rayfl.experiment.experiment import CHOSEN, LISTED, Experiment
 from rayfl.methods.base import Method, PeerHalf
 from rayfl.metrics.base import Metric
 from rayfl.metrics.fairness import is_summary

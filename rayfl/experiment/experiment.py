@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer, ValidationInfo, fi
 
 from rayfl import toml
 from rayfl.choices import plugins
-from rayfl.choices.kinds import TO_TABLE, as_table, find, from_table, known, reference
+from rayfl.choices.kinds import TO_TABLE, Kind, as_table, find, from_table, known, reference
 from rayfl.compress.base import Compressor
 from rayfl.compress.dense import Dense
 from rayfl.data.datasets import Source
@@ -23,6 +23,7 @@ from rayfl.experiment.unknown_keys import explained
 from rayfl.methods.base import HyperParameters, Method
 from rayfl.methods.shared.own_parts import Parts
 from rayfl.methods.shared.wrapper import WrappingClients
+from rayfl.metrics.base import Metric
 from rayfl.models.adapters import Adapters
 from rayfl.models.base import Architecture
 from rayfl.population.sampling import Clients
@@ -126,6 +127,21 @@ class Output(Settings):
 
 NO_RATIO = (None, 0.1)
 """The values of a compressor's `keep_ratio` that say nothing: none, and the default."""
+CHOSEN: Mapping[str, type[Kind]] = {
+    "method": Method,
+    "model": Architecture,
+    "data": Source,
+    "partition": PartitionScheme,
+    "uplink": Compressor,
+    "downlink": Compressor,
+    "topology": Topology,
+    "selection": Selection,
+    "schedule": Schedule,
+    "task": Task,
+}
+"""The tables that choose a method, a model, ... by its name, and have its settings."""
+LISTED: Mapping[str, type[Kind]] = {**CHOSEN, "evaluation.metrics": Metric, "wrap": Wrapper}
+"""The same, and the settings that are lists of choices."""
 
 
 class Experiment(Settings):
@@ -167,7 +183,7 @@ class Experiment(Settings):
         try:
             super().__init__(**values)
         except UnknownKey as error:
-            raise explained(error, type(self), values) from None
+            raise explained(error, type(self), CHOSEN, values) from None
 
     @field_validator("name")
     @classmethod
