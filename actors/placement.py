@@ -194,10 +194,10 @@ def _chosen(runtime: Runtime, nodes: Sequence[Node]) -> list[Node]:
     if not chosen:
         # The values of the labels that are asked for come first.
         known = {(key not in labels, key, value) for node in workers for key, value in node.labels.items()}
-        found = [f"{key}={value}" for _, key, value in sorted(known) if key != "ray.io/node-id"]
+        offered = [f"{key}={value}" for _, key, value in sorted(known) if key != "ray.io/node-id"]
         raise RayflError(
             f"runtime.labels asks for {asked}, which no node has; nodes "
-            f"have {', '.join(found[:8]) or 'no labels'}; ask for another, or start a node that has it"
+            f"have {', '.join(offered[:8]) or 'no labels'}; ask for another, or start a node that has it"
         )
     if not any(node.holds(runtime.num_cpus or 1 / _UNIT, runtime.num_gpus) for node in chosen):
         cpus = f" and runtime.num_cpus={runtime.num_cpus:g}" if runtime.num_cpus else ""
@@ -241,24 +241,24 @@ def _default_cpus(runtime: Runtime, nodes: Sequence[Node], num_actors: int) -> f
 
 def _notices(placement: Placement, runtime: Runtime, fitting: int, most_calls: int) -> list[str]:
     """The sentences for the user about a pool of which `fitting` actors have room now."""
-    found, wanted = [], placement.num_actors
+    notices, wanted = [], placement.num_actors
     if wanted > most_calls:
-        found.append(
+        notices.append(
             f"runtime.actors={shown(runtime.actors)}: a round has work for {most_calls} at once, so "
             f"{wanted - most_calls} of {wanted} actors idle while clients train"
         )
     if placement.most is not None and not fitting:
-        found.append(
+        notices.append(
             "the cluster has no node for client actors yet; waiting for one (runtime.wait_for_room_s="
             f"{str(runtime.wait_for_room_s).removesuffix('.0')}): rayfl asks for {wanted} actors with {placement.size} "
             "each, which an autoscaler sees"
         )
     elif fitting < wanted:
-        found.append(
+        notices.append(
             f"the cluster has room for {fitting} of {wanted} client actors ({placement.size} each); the others start "
             "when nodes join"
         )
-    return found
+    return notices
 
 
 def _steps(amount: float) -> int:
@@ -290,22 +290,22 @@ class Machines:
         self.platform, self.mixed, self._resume = platform, mixed, resume
         self._differences: list[str] = []
 
-    def lead(self, found: Sequence[Platform]) -> None:
-        """Make the most common platform in `found` the run's platform, unless the run has one."""
+    def lead(self, platforms: Sequence[Platform]) -> None:
+        """Make the most common platform in `platforms` the run's platform, unless the run has one."""
         if not self.platform:
-            self.platform = commonest(found)
+            self.platform = commonest(platforms)
         # Ray, Python and the number of cores may have changed since the run was stopped.
-        alike = next((one for one in found if not differences(self.platform, one)), {})
+        alike = next((platform for platform in platforms if not differences(self.platform, platform)), {})
         self.platform = {**self.platform, **{key: value for key, value in alike.items() if key not in DECISIVE}}
 
-    def admit(self, found: Platform, address: str) -> Verdict:
+    def admit(self, platform: Platform, address: str) -> Verdict:
         """Whether an actor of this kind, on the node at `address`, may work. A mixed run records the kind."""
-        unlike = differences(self.platform, found)
+        unlike = differences(self.platform, platform)
         if not unlike:
             return Verdict(True)
         if self.mixed:
             known = len(kinds_besides(self.platform))
-            self.platform = with_kind(self.platform, found)
+            self.platform = with_kind(self.platform, platform)
             notice = (
                 f"node {address} works too, because runtime.mixed is set, although the run has {listed(unlike)}: the "
                 "results depend on which node does what"

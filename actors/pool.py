@@ -102,13 +102,13 @@ class LeavingNodes:
         if self._copying and ray.wait(self._copying, num_returns=len(self._copying), timeout=0)[1]:
             return
         objects = ray_internals.known_objects()
-        places = get_local_object_locations(objects)
-        lying = {one: set(places[one]["node_ids"]) for one in objects if one in places}
-        alone = [one for one, found in lying.items() if found and found <= self.announced]
+        locations = get_local_object_locations(objects)
+        lying = {ref: set(locations[ref]["node_ids"]) for ref in objects if ref in locations}
+        alone = [ref for ref, holders in lying.items() if holders and holders <= self.announced]
         self._copying = [
             _copied.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=True)).remote(part)
-            for place, node in enumerate(nodes)
-            if (part := alone[place :: len(nodes)])
+            for index, node in enumerate(nodes)
+            if (part := alone[index :: len(nodes)])
         ]
 
 

@@ -56,7 +56,9 @@ class DryEngine:
                 ((trained, _),) = self.engine(method, [task], self.width)
                 taken = time.perf_counter() - begun
                 self.spent_s += taken
-                self.example_s = taken / self.width / max(1, sum(one.num_examples for one in work.values()))
+                self.example_s = (
+                    taken / self.width / max(1, sum(stage_work.num_examples for stage_work in work.values()))
+                )
                 self.known[key] = task.begin(), trained
             before, after = self.known[key]
             is_alike = engines.shape_of(before) == engines.shape_of(after)
@@ -77,9 +79,9 @@ class DrySetup(Setup):
         """The setup's engine inside a `DryEngine`."""
         return DryEngine(super().engine, self.work_width)
 
-    def evaluated(self, round: int) -> bool:
+    def evaluated(self, round_number: int) -> bool:
         """Whether it is round 0."""
-        return round == 0
+        return round_number == 0
 
     @property
     def has_fixed_sizes(self) -> bool:
@@ -94,16 +96,16 @@ def foresee(experiment: Experiment, shown: display.Display) -> None:
     """Print the predicted steps, bytes, time and memory of a run."""
     shown.stage("playing the rounds without training")
     plain = prepare(experiment)
-    setup = DrySetup(**{one.name: getattr(plain, one.name) for one in fields(Setup)})
+    setup = DrySetup(**{field.name: getattr(plain, field.name) for field in fields(Setup)})
     sums, walls, begun, driver = Counter[str](), list[float](), time.monotonic(), psutil.Process().memory_info().rss
 
     def add(record: ledger.RoundRecord, run_state: rounds.RunState) -> None:
         walls.append(record.row.wall_s)
         sums.update(vars(record.row))
-        for one in record.clients:
-            sums.update(steps=one.num_steps, examples=one.num_samples)
+        for client in record.clients:
+            sums.update(steps=client.num_steps, examples=client.num_samples)
         sums["flops"] += sum(
-            int(one.value or 0) for one in record.metrics if one.name == FLOPS and one.client is not None
+            int(metric.value or 0) for metric in record.metrics if metric.name == FLOPS and metric.client is not None
         )
         sums["states"] = sum(map(tree.num_bytes, (*run_state.states.values(), *run_state.server_memories.values())))
         if time.monotonic() - begun > LONGEST_S:
@@ -119,7 +121,9 @@ def foresee(experiment: Experiment, shown: display.Display) -> None:
     models = tree.num_bytes(setup.initial_arrays) * (
         3 + (sums["selected"] / len(walls) if setup.keeps_messages else actors)
     )
-    data = sum(one.nbytes for part in (setup.dataset.train, setup.dataset.test) for one in (part.inputs, part.labels))
+    data = sum(
+        array.nbytes for part in (setup.dataset.train, setup.dataset.test) for array in (part.inputs, part.labels)
+    )
     counted = "exact" if scale == 1 else f"estimate from {wording.counted(len(walls), 'round')}"
     sized = counted if setup.has_fixed_sizes or scale > 1 else "estimate: the sizes of messages depend on their values"
     rows = [

@@ -90,8 +90,8 @@ def folder_of(experiment: Experiment, output: Path | str | None = None) -> tuple
     return folder, experiment.model_copy(update={"output": changed})
 
 
-def resume(place: Path | str, overrides: Sequence[str] = (), audience: Audience | None = None) -> Path:
-    """Resume an interrupted run, or extend it to more rounds; returns its directory. `place`: a directory or a URL.
+def resume(location: Path | str, overrides: Sequence[str] = (), audience: Audience | None = None) -> Path:
+    """Resume an interrupted run, or extend it to more rounds; returns its directory. `location`: a directory or a URL.
 
     If the run is finished, draw its page and complete its copy if they are missing. `overrides` may raise `rounds`, and
     change settings that do not change the numbers (runtime, output, checkpoint, report).
@@ -99,7 +99,7 @@ def resume(place: Path | str, overrides: Sequence[str] = (), audience: Audience 
     Raise RayflError for other changes, if this machine computes other bits, unless runtime.mixed is set, and as
     `require_asked` for a run from another host.
     """
-    directory, overrides = found_again(place, overrides)
+    directory, overrides = found_again(location, overrides)
     before = read_run(directory)
     return go_on(before, resumable(before, overrides), audience)
 

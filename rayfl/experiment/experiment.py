@@ -197,38 +197,42 @@ class Experiment(Settings):
         return name
 
     def unused(self) -> Mapping[str, str]:
-        found = dict(self.method.kind.unused(self.method.hyper))
+        unused = dict(self.method.kind.unused(self.method.hyper))
         if self.parts.personal or self.parts.buffers == "personal":
-            found.pop("evaluation.personal_on_pooled", None)
-        return found
+            unused.pop("evaluation.personal_on_pooled", None)
+        return unused
 
     @model_validator(mode="after")
     def _fits(self) -> "Experiment":
         """Refuse settings that do not fit the number of rounds, and two settings for the same thing."""
         self.method.hyper.for_num_rounds(self.rounds)
-        hyper, names = self.method.hyper, self.method.kind.capabilities.own_retention
-        own = [f"method.{name}={shown(getattr(hyper, name))}" for name in names if hyper.is_given(name)]
-        uplink = {} if self.method.kind.capabilities.honours_retention else dotted(self.uplink.to_table())
-        own += [f"uplink.{key}={one}" for key, one in uplink.items() if "keep_ratio" in key and one not in NO_RATIO]
-        if own and self.clients.retention_ratio is not None:
-            raise RayflError(f"{own[0]} and clients.retention_ratio are both given; give one of them")
+        hyper = self.method.hyper
+        can = self.method.kind.capabilities
+        ratios = [f"method.{name}={shown(getattr(hyper, name))}" for name in can.own_retention if hyper.is_given(name)]
+        uplink = {} if can.honours_retention else dotted(self.uplink.to_table())
+        ratios += [
+            f"uplink.{key}={value}" for key, value in uplink.items() if "keep_ratio" in key and value not in NO_RATIO
+        ]
+        if ratios and self.clients.retention_ratio is not None:
+            raise RayflError(f"{ratios[0]} and clients.retention_ratio are both given; give one of them")
         return self
 
     @field_validator("wrap")
     @classmethod
     def _go_together(cls, wrap: tuple[Wrapper, ...]) -> tuple[Wrapper, ...]:
-        names = [one.name for one in wrap]
+        names = [wrapper.name for wrapper in wrap]
         if len({*names}) < len(names):
             raise RayflError(f"={shown(names)} names a wrapper twice; name each once", key=("wrap",))
-        if first := [one.name for one in wrap[:-1] if isinstance(one, MessageWrapper) and one.sees_all]:
+        if first := [wrapper.name for wrapper in wrap[:-1] if isinstance(wrapper, MessageWrapper) and wrapper.sees_all]:
             raise RayflError(f": {first[0]!r} must see all that clients send; make it the last one", key=("wrap",))
         return wrap
 
     @property
     def in_memory(self) -> list[str]:
         """The objects from Python that cannot be made again by a name, in words."""
-        tables = [one for value in self.as_dict().values() for one in (value if isinstance(value, list) else [value])]
-        names = [(table.get("name") if isinstance(table, dict) else None) for table in tables]
+        values = [*self.as_dict().values()]
+        tables = [table for value in values for table in (value if isinstance(value, list) else [value])]
+        names = [table.get("name") for table in tables if isinstance(table, dict)]
         return [name.removeprefix(plugins.MEMORY) for name in names if name is not None and plugins.is_in_memory(name)]
 
     def as_dict(self) -> dict[str, Any]:

@@ -67,8 +67,8 @@ def prepare(experiment: Experiment) -> Setup:
         dataset = with_flipped_labels(experiment, dataset, partition)
         task = make_task(experiment, dataset)
         method = experiment.method.make(task, experiment.rounds)
-        for one in experiment.wrap:
-            method = checked(one.around, "a method", lambda found: callable(found.plan))(method)
+        for wrapper in experiment.wrap:
+            method = checked(wrapper.around, "a method", lambda wrapped: callable(wrapped.plan))(method)
         topology = None if experiment.topology is None else experiment.topology.read(experiment.clients.num_seen)
         weights = task.network.first_weights(task.network.seed)
         if model.start is not None and experiment.adapters is None:
@@ -106,7 +106,7 @@ def prepare(experiment: Experiment) -> Setup:
         precision=runtime.precision,
     )
     check(setup, experiment, task)
-    return replace(setup, unread=[one for one in given_elsewhere(experiment) if not one.is_read])
+    return replace(setup, unread=[setting for setting in given_elsewhere(experiment) if not setting.is_read])
 
 
 def with_task(table: Mapping[str, object], dataset: Dataset) -> dict[str, object]:
@@ -116,9 +116,9 @@ def with_task(table: Mapping[str, object], dataset: Dataset) -> dict[str, object
 
 def given_elsewhere(experiment: Experiment) -> list[ThirdPartySetting]:
     """The settings that the experiment gives to third-party classes and that no class of ours declares."""
-    found: list[ThirdPartySetting] = []
+    foreign: list[ThirdPartySetting] = []
     listed = [("evaluation.metrics", metric) for metric in experiment.evaluation.metrics or ()]
-    listed += [("wrap", one) for one in experiment.wrap]
+    listed += [("wrap", wrapper) for wrapper in experiment.wrap]
     for table, settings in (*experiment, ("method", experiment.method.hyper), *listed):
         if isinstance(settings, Settings):
             kind = experiment.method.kind if table == "method" else type(settings)
@@ -126,11 +126,11 @@ def given_elsewhere(experiment: Experiment) -> list[ThirdPartySetting]:
             # To iterate over `settings` would yield cached properties, too.
             for name in type(settings).model_fields:
                 if settings.is_given(name) and not any(name in fields for fields in declared):
-                    of = f"{kind.__name__} ({plugins.place_of(kind)})"
-                    found.append(
-                        ThirdPartySetting(table, name, shown(getattr(settings, name)), class_id(type(settings)), of)
+                    taker = f"{kind.__name__} ({plugins.place_of(kind)})"
+                    foreign.append(
+                        ThirdPartySetting(table, name, shown(getattr(settings, name)), class_id(type(settings)), taker)
                     )
-    return found
+    return foreign
 
 
 @contextmanager
@@ -142,9 +142,11 @@ def _naming_failed_code(experiment: Experiment) -> Iterator[None]:
         raise
     except BaseException as error:
         tables = (experiment.data, experiment.partition, experiment.task, experiment.topology, *experiment.wrap)
-        chosen = (*(type(one) for one in tables), experiment.method.kind)
-        modules = {one.__module__ for kind in chosen for one in kind.__mro__ if issubclass(one, Kind)}
-        frames = [one for one in traceback.walk_tb(error.__traceback__) if one[0].f_globals["__name__"] in modules]
+        chosen = (*(type(choice) for choice in tables), experiment.method.kind)
+        modules = {base.__module__ for kind in chosen for base in kind.__mro__ if issubclass(base, Kind)}
+        frames = [
+            frame for frame in traceback.walk_tb(error.__traceback__) if frame[0].f_globals["__name__"] in modules
+        ]
         if not frames or out_of_memory(error):
             raise
         code, line = frames[-1][0].f_code, frames[-1][1]
@@ -225,19 +227,19 @@ def check_outputs(task: NetworkTask, model: str, dataset: Dataset, params: tree.
     given = f"model {model!r} gets inputs {shape}, {len(batch.inputs)} samples of dataset {dataset.name!r}"
     try:
         with torch.no_grad():
-            found = task.network.observe(params, batch.inputs)
+            outputs = task.network.observe(params, batch.inputs)
     except (KeyboardInterrupt, RayflError):
         raise
     except BaseException as error:
         raise RayflError(f"{given}, and raises {error_text(error)}; it must return outputs {wanted}") from error
-    is_tensor = isinstance(found, Tensor)
-    if not is_tensor or list(found.shape) != wanted or not found.is_floating_point():
-        what = f"values of type {found.dtype} {list(found.shape)}" if is_tensor else f"a {type(found).__name__}"
+    is_tensor = isinstance(outputs, Tensor)
+    if not is_tensor or list(outputs.shape) != wanted or not outputs.is_floating_point():
+        what = f"values of type {outputs.dtype} {list(outputs.shape)}" if is_tensor else f"a {type(outputs).__name__}"
         cure = f" (model.predicts={'all' if len(wanted) > 2 else 'last'!r})" if model == "char-lstm" else ""
         raise RayflError(
             f"{given}, and returns {what}; it must return outputs {wanted} for task {task.task.name!r}{cure}"
         )
-    check_task(task.task, found, batch.labels)
+    check_task(task.task, outputs, batch.labels)
 
 
 def check(setup: Setup, experiment: Experiment, task: NetworkTask) -> None:
@@ -250,8 +252,8 @@ def check(setup: Setup, experiment: Experiment, task: NetworkTask) -> None:
         # Bytes per pair of peers: whether one receives from the other, and the weights.
         memory.require(17 * peers**2, f"a graph of clients.count={peers} peers", "lower clients.count")
     check_setup(setup)
-    for one in experiment.wrap:
-        checked(one.check)(
+    for wrapper in experiment.wrap:
+        checked(wrapper.check)(
             setup, 10**6 * (experiment.runtime.object_store_memory_mb or 0) or int(STORE_SHARE * memory.machine_bytes())
         )
     check_report(experiment.report, setup.metric_facts, setup.num_clients)
@@ -277,8 +279,8 @@ def with_flipped_labels(experiment: Experiment, dataset: Dataset, partition: Par
         )
     labels = dataset.train.labels.copy()
     for client in attackers(experiment.seed, experiment.clients.num_seen, share):
-        own = np.concatenate([partition.split(split)[client] for split in ("train", "validation", "heldout")])
-        labels[own] = dataset.num_classes - 1 - labels[own]
+        rows = np.concatenate([partition.split(split)[client] for split in ("train", "validation", "heldout")])
+        labels[rows] = dataset.num_classes - 1 - labels[rows]
     return replace(dataset, train=replace(dataset.train, labels=labels))
 
 
@@ -300,7 +302,7 @@ def split_data(experiment: Experiment, dataset: Dataset) -> tuple[Dataset, Parti
         )
     generator = seeding.generator(experiment.seed, purpose="partition")
     partition = experiment.partition.split(dataset, experiment.clients.count, generator)
-    defaults = {key: share for one in (experiment.method.kind, *experiment.wrap) for key, share in one.splits.items()}
+    defaults = {key: share for part in (experiment.method.kind, *experiment.wrap) for key, share in part.splits.items()}
     ratios = {
         "validation": experiment.splits.validation_ratio,
         "heldout": experiment.splits.heldout_ratio,

@@ -58,14 +58,14 @@ def explained(error: UnknownKey, experiment: type[Settings], chosen: Chosen, tab
         return error
     table, word = keys[0], keys[-1]
     meant = OTHER_WORDS.get(_plain(word), word)
-    own = meant.rpartition(".")[2]
-    if own in error.known and (len(keys) == 2 or "." not in meant):
-        return _meant(error, [own])
+    last = meant.rpartition(".")[2]
+    if last in error.known and (len(keys) == 2 or "." not in meant):
+        return _meant(error, [last])
     choices = sorted(known(chosen[table]).items()) if len(keys) == 2 and table in chosen else []
-    if others := [name for name, one in choices if own in settings_of(one)]:
+    if others := [name for name, component in choices if last in settings_of(component)]:
         return _of_others(error, chosen[table], others, tables[table])
     is_near = word not in OTHER_WORDS and difflib.get_close_matches(word, error.known)
-    return error if is_near or not (found := places(word, experiment, chosen)) else _meant(error, found)
+    return error if is_near or not (keys_meant := places(word, experiment, chosen)) else _meant(error, keys_meant)
 
 
 def places(word: str, experiment: type[Settings], chosen: Chosen) -> list[str]:
@@ -93,15 +93,18 @@ def _every_key(experiment: type[Settings], chosen: Chosen) -> list[str]:
         for key in field.annotation.model_fields
     ]
     choices = [
-        f"{name}.{key}" for name, kind in chosen.items() for one in known(kind).values() for key in settings_of(one)
+        f"{name}.{key}"
+        for name, kind in chosen.items()
+        for component in known(kind).values()
+        for key in settings_of(component)
     ]
     return list(dict.fromkeys([*fields, *fixed, *choices]))
 
 
 # Any: a class of a kind, or what it adopts.
-def settings_of(found: Any) -> Mapping[str, FieldInfo]:
+def settings_of(component: Any) -> Mapping[str, FieldInfo]:
     """The settings of a method, a model, ... by name; none for a function."""
-    return getattr(getattr(found, "Hyper", found), "model_fields", {})
+    return getattr(getattr(component, "Hyper", component), "model_fields", {})
 
 
 def _meant(error: UnknownKey, keys: list[str]) -> RayflError:
@@ -112,7 +115,7 @@ def _meant(error: UnknownKey, keys: list[str]) -> RayflError:
 def _of_others(error: UnknownKey, kind: type[Kind], others: list[str], chosen: Any) -> RayflError:
     """The error for a setting that only other methods (models, ...) have, left over if just the name was replaced."""
     name = chosen.get("name") if isinstance(chosen, Mapping) else chosen
-    names = [repr(one) for one in others[:_MOST_SHOWN]]
+    names = [repr(other) for other in others[:_MOST_SHOWN]]
     names += [f"{len(others) - _MOST_SHOWN} more"] * (len(others) > _MOST_SHOWN)
     table, do = error.key[0], "does" if len(others) == 1 else "do"
     return RayflError(

@@ -107,9 +107,9 @@ class Storage:
         from pyarrow.fs import FileSelector, FileType
 
         with self._refusals():
-            found = self._files.get_file_info(FileSelector(self._path, allow_not_found=True, recursive=True))
+            infos = self._files.get_file_info(FileSelector(self._path, allow_not_found=True, recursive=True))
         start = len(self._path.lstrip("/")) + 1
-        return {one.path.lstrip("/")[start:] for one in found if one.type == FileType.File}
+        return {info.path.lstrip("/")[start:] for info in infos if info.type == FileType.File}
 
     def pieces(self, name: str) -> Iterator[bytes]:
         """The content of a file, in pieces."""

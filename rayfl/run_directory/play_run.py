@@ -132,7 +132,7 @@ def final_models(setup: Setup, executor: Executor, run_state: RunState) -> Mappi
     if not setup.is_peer and (model := setup.server_half.model(run_state.server)):
         models["global"] = [{**constants, **model}]
     if setup.method.capabilities.personalized or setup.method.eval_stages(setup.rounds - 1):
-        found = personal_models(setup, executor, run_state)
-        own = (tree.flatten({str(client): model}) for client, model in found)
-        models["personal"] = chain([tree.flatten({CONSTANTS: constants})] if constants else [], own)
+        models_of_clients = personal_models(setup, executor, run_state)
+        personal = (tree.flatten({str(client): model}) for client, model in models_of_clients)
+        models["personal"] = chain([tree.flatten({CONSTANTS: constants})] if constants else [], personal)
     return models

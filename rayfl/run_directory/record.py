@@ -209,11 +209,11 @@ class Stream:
             self._file.flush()
             failed.pop_all()
 
-    def append(self, round: int, rows: Sequence[tuple]) -> None:
+    def append(self, round_number: int, rows: Sequence[tuple]) -> None:
         """Add `rows` as one batch; a row has all columns except the first, which is the round."""
         if not rows:
             return
-        columns = [[round] * len(rows), *zip(*rows, strict=True)]
+        columns = [[round_number] * len(rows), *zip(*rows, strict=True)]
         self._writer.write_batch(pa.record_batch(columns, schema=self._schema))
         self._file.flush()
         self.num_rows += len(rows)
@@ -292,7 +292,7 @@ def _unreadable(path: Path, what: str) -> RayflError:
 
 def _require_memory(path: Path, metadata: pq.FileMetaData) -> None:
     """Raise RayflError if the content of a file would be larger than this machine's memory."""
-    row_groups = (metadata.row_group(number) for number in range(metadata.num_row_groups))
+    row_groups = (metadata.row_group(index) for index in range(metadata.num_row_groups))
     # A number takes at most eight bytes in memory, and often fewer in the file.
     num_bytes = sum(max(group.total_byte_size, 8 * group.num_rows * group.num_columns) for group in row_groups)
     memory.require(num_bytes, f"{path} cannot be read: it", "restore it, or run the experiment again")
