@@ -57,7 +57,10 @@ class Packed:
     """
 
     def __init__(self, values: Sequence[Any]) -> None:
-        self.firsts, spans, pieces, first = [0], list[tuple[int, int]](), list[bytes | memoryview](), 0
+        self.firsts = [0]
+        spans = list[tuple[int, int]]()
+        pieces = list[bytes | memoryview]()
+        first = 0
         for value in values:
             buffers: list[pickle.PickleBuffer] = []
             # Ray's stubs do not name its functions.
@@ -69,7 +72,8 @@ class Packed:
                 pieces += [piece, bytes(-len(piece) % ALIGNMENT_BYTES)]
                 first += len(piece) + len(pieces[-1])
             self.firsts.append(len(spans))
-        self.spans, self.buffer = np.array(spans), np.frombuffer(b"".join(pieces), np.uint8)
+        self.spans = np.array(spans)
+        self.buffer = np.frombuffer(b"".join(pieces), np.uint8)
 
     # Any: a value of any type.
     def __getitem__(self, index: int) -> Any:
@@ -94,7 +98,8 @@ def objects(job: Job) -> list[Sequence[int]]:
 # Any: outputs of a job, or what is stored of them.
 def in_objects(outputs: Iterable[Any], together: Iterable[Sequence[int]]) -> Iterator[Any]:
     """Yield the objects of a call as soon as each is complete."""
-    left, held = enumerate(outputs), dict[int, Any]()
+    left = enumerate(outputs)
+    held = dict[int, Any]()
     for group in together:
         while group[-1] not in held:
             at, held[at] = next(left)

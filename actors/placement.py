@@ -116,7 +116,8 @@ def place(runtime: Runtime, nodes: Sequence[Node] | None = None, most_calls: int
     Raise RayflError if the nodes cannot hold the pool.
     """
     nodes = living_nodes() if nodes is None else nodes
-    joined, waits = runtime.cluster is not None, _waits(runtime, nodes)
+    joined = runtime.cluster is not None
+    waits = _waits(runtime, nodes)
     chosen = nodes if waits else _chosen(runtime, nodes)
     room_s = math.inf if runtime.wait_for_room_s == "unlimited" else runtime.wait_for_room_s
     if not joined and room_s < math.inf:
@@ -124,7 +125,8 @@ def place(runtime: Runtime, nodes: Sequence[Node] | None = None, most_calls: int
             f"runtime.wait_for_room_s={room_s:g} is for a cluster that is joined: give runtime.address, or "
             "wait_for_room_s='unlimited'; the limit of a Ray of this machine's own is runtime.start_timeout_s"
         )
-    most, room = _most(runtime, most_calls), max(1, _room(runtime, chosen))
+    most = _most(runtime, most_calls)
+    room = max(1, _room(runtime, chosen))
     wanted = most if isinstance(runtime.actors, int) else min(most, room)
     placement = Placement(
         num_actors=wanted,
@@ -241,7 +243,8 @@ def _default_cpus(runtime: Runtime, nodes: Sequence[Node], num_actors: int) -> f
 
 def _notices(placement: Placement, runtime: Runtime, fitting: int, most_calls: int) -> list[str]:
     """The sentences for the user about a pool of which `fitting` actors have room now."""
-    notices, wanted = [], placement.num_actors
+    notices = []
+    wanted = placement.num_actors
     if wanted > most_calls:
         notices.append(
             f"runtime.actors={shown(runtime.actors)}: a round has work for {most_calls} at once, so "
@@ -287,7 +290,9 @@ class Machines:
     """
 
     def __init__(self, platform: Platform, mixed: bool = False, resume: str = "rayfl resume DIR") -> None:
-        self.platform, self.mixed, self._resume = platform, mixed, resume
+        self.platform = platform
+        self.mixed = mixed
+        self._resume = resume
         self._differences: list[str] = []
 
     def lead(self, platforms: Sequence[Platform]) -> None:

@@ -143,7 +143,8 @@ class ActorPool:
         self._setup = setup
         self._starting: dict[ray.ObjectRef, Starting] = {}
         self._false_starts = 0
-        self._opening, self._next_look = True, time.monotonic() + GROWTH_S
+        self._opening = True
+        self._next_look = time.monotonic() + GROWTH_S
         try:
             self._open()
         except BaseException:
@@ -271,7 +272,8 @@ class ActorPool:
 
         Raise ClusterError if no actor was ready in time, Stopped if the run is to stop.
         """
-        size, now = self.placement, time.monotonic()
+        size = self.placement
+        now = time.monotonic()
         if self._stopping():
             raise Stopped
         if not self.ready and now >= self._start_deadline - size.start_timeout_s + size.patience[1]:

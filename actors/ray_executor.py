@@ -250,7 +250,8 @@ class RayExecutor:
 
     def _next_pair(self, waiting: WaitingJobs) -> tuple[int, Actor]:
         """A waiting job and an idle actor, on the job's home node if there is such a pair."""
-        position, ready = 0, self.pool.ready
+        position = 0
+        ready = self.pool.ready
         if not waiting.homeless:
             local = (at for at, actor in enumerate(self.pool.idle) if waiting.at_home(ready[actor].node))
             position = next(local, 0)
@@ -260,7 +261,8 @@ class RayExecutor:
 
     def _send(self, pending: PendingCalls) -> None:
         index, actor = self._next_pair(pending.waiting)
-        limit, job = self.pool.placement.call_timeout_s, pending.jobs[index]
+        limit = self.pool.placement.call_timeout_s
+        job = pending.jobs[index]
         (refs, places), together = inputs(job.inputs), objects(job)
         method = actor.call.options(num_returns=1 + len(together))
         returned = method.remote(together, pending.shared, job.work, places, *refs)

@@ -193,7 +193,8 @@ def known_objects() -> "list[ObjectRef]":
     """References to all objects that this process uses. Without it []: objects on a node that ends are lost."""
     from ray import ObjectRef
 
-    count, worker = _value(REFERENCES), _value(THIS_WORKER)
+    count = _value(REFERENCES)
+    worker = _value(THIS_WORKER)
     names = count(worker.core_worker) if count and worker else ()
     return [ObjectRef(bytes.fromhex(name.decode())) for name in names]
 

@@ -40,7 +40,10 @@ class DryEngine:
     """Trains one client for each shape of carries. example_s: seconds per example; spent_s: seconds of all training."""
 
     def __init__(self, engine: engines.Engine, width: int) -> None:
-        self.engine, self.width, self.example_s, self.spent_s = engine, width, 0.0, 0.0
+        self.engine = engine
+        self.width = width
+        self.example_s = 0.0
+        self.spent_s = 0.0
         self.known: dict[Hashable, tuple[Carry, Carry]] = {}
 
     def __call__(
@@ -48,7 +51,8 @@ class DryEngine:
     ) -> Iterator[tuple[Carry, dict[str, Work]]]:
         """See `engines.Engine`."""
         for task in tasks:
-            carry, work = task.begin(), {stage.name: task.planned(stage) for stage in task.stages}
+            carry = task.begin()
+            work = {stage.name: task.planned(stage) for stage in task.stages}
             key = engines.shape_of(carry), *work
             # It trains twice, because the first time is slower. A stack of one client takes as long as a full one.
             for _ in range(0 if key in self.known else 2):
@@ -86,7 +90,8 @@ class DrySetup(Setup):
     @property
     def has_fixed_sizes(self) -> bool:
         """Whether the sizes of messages do not depend on their values."""
-        method, is_dense = self.method, isinstance(self.uplink, Dense) and isinstance(self.downlink, Dense)
+        method = self.method
+        is_dense = isinstance(self.uplink, Dense) and isinstance(self.downlink, Dense)
         can = method.capabilities
         free = can.own_compression or can.may_be_silent or type(method).has_work is not Method.has_work
         return is_dense and can.hands_over_trees and not free
@@ -97,7 +102,10 @@ def foresee(experiment: Experiment, shown: display.Display) -> None:
     shown.stage("playing the rounds without training")
     plain = prepare(experiment)
     setup = DrySetup(**{field.name: getattr(plain, field.name) for field in fields(Setup)})
-    sums, walls, begun, driver = Counter[str](), list[float](), time.monotonic(), psutil.Process().memory_info().rss
+    sums = Counter[str]()
+    walls = list[float]()
+    begun = time.monotonic()
+    driver = psutil.Process().memory_info().rss
 
     def add(record: ledger.RoundRecord, run_state: rounds.RunState) -> None:
         walls.append(record.row.wall_s)
@@ -113,7 +121,8 @@ def foresee(experiment: Experiment, shown: display.Display) -> None:
 
     with suppress(Stopped):
         rounds.simulate(setup, executor.InlineExecutor(setup), add)
-    scale, round_s = setup.rounds / len(walls), median(walls[1:] or walls)
+    scale = setup.rounds / len(walls)
+    round_s = median(walls[1:] or walls)
     given = 1 if experiment.runtime.executor == "inline" else experiment.runtime.actors
     actors = min(setup.most_actors, given if isinstance(given, int) else psutil.cpu_count() or 1)
     evaluations_s = sum(map(plain.evaluated, range(setup.rounds))) * max(0.0, walls[0] - setup.engine.spent_s - round_s)

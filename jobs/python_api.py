@@ -58,7 +58,8 @@ class SweepFailed(RuntimeError):
     def __init__(self, message: str, errors: Mapping[str, str] | None = None, directory: Path = Path()) -> None:
         # Unpickling passes only the message, and sets the attributes afterwards.
         super().__init__(message)
-        self.errors, self.directory = errors or {}, directory
+        self.errors = errors or {}
+        self.directory = directory
 
 
 # Any: settings as in an experiment file, and objects from Python.

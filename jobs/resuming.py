@@ -166,7 +166,8 @@ def _require_more_rounds(before: Run, experiment: Experiment) -> None:
     planned = before.experiment.get("rounds")
     if not isinstance(planned, int):
         raise RayflError(f"{before.directory / EXPERIMENT} has rounds={shown(planned)}: restore the file")
-    method, rounds = experiment.method, experiment.rounds
+    method = experiment.method
+    rounds = experiment.rounds
     if (
         len(before.rounds)
         and rounds != planned

@@ -165,9 +165,13 @@ def _play(
                 if before is None:
                     write_origin(folder.directory)
                 audience.played[folder.directory] = origin_stamp(folder.directory)
-            written, checkpoints = prepared.experiment.output, prepared.experiment.checkpoint
+            written = prepared.experiment.output
             output = RunOutput(
-                folder.directory, written.save_models, written.track, checkpoints, resumed=before is not None
+                folder.directory,
+                written.save_models,
+                written.track,
+                prepared.experiment.checkpoint,
+                resumed=before is not None,
             )
             try:
                 _play_rounds(prepared, play, output, audience, copying.enter_context(folder.mirrored()))

@@ -56,8 +56,7 @@ def named(kind: Any) -> Any:
         for value in vars(importlib.import_module(module.name)).values():
             is_defined_here = isinstance(value, type) and issubclass(value, kind) and value.__module__ == module.name
             if is_defined_here and isinstance(name := vars(value).get("name"), str):
-                both = f"{classes.get(name)} and {value} are both called {name!r}"
-                assert classes.setdefault(name, value) is value, both
+                assert classes.setdefault(name, value) is value, f"{classes[name]} and {value} are called {name!r}"
     return dict(sorted(classes.items()))
 
 

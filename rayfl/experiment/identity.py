@@ -56,7 +56,8 @@ def determining_settings(experiment: Mapping[str, object]) -> dict[str, object]:
     Where the data have whole digests their folder decides nothing: only which of its files has which part.
     """
     kept = {key: value for key, value in experiment.items() if key not in NOT_DETERMINING}
-    settings, only_time = dotted(kept), [f"runtime.{key}" for key in _ONLY_TIME]
+    settings = dotted(kept)
+    only_time = [f"runtime.{key}" for key in _ONLY_TIME]
     # The first condition saves time where hundreds of runs are compared.
     left_out = {
         key for key in settings if key.startswith("runtime.") and any(lies_in(key, setting) for setting in only_time)
@@ -91,7 +92,8 @@ def identity(experiment: "Experiment", table: Mapping[str, object]) -> str:
     `table`: the experiment's settings, with the paths of the copies in place of those of its files. The number of
     rounds counts only if it changes rounds already played.
     """
-    method, rounds = experiment.method, experiment.rounds
+    method = experiment.method
+    rounds = experiment.rounds
     settings = {key: value for key, value in determining_settings(table).items() if key != "rounds"}
     can = method.kind.capabilities
     follows_rounds = rounds if can.depends_on_num_rounds else None, method.hyper.for_num_rounds(rounds)

@@ -125,7 +125,8 @@ def case_of(table: dict[str, Any], case: Mapping[str, Any], overrides: Sequence[
 # Any: tables of a file, or from Python.
 def as_cases(lists: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
     """All combinations of swept lists, seeds left out, each as a case; [] if nothing else is swept."""
-    swept, cases = _items({key: values for key, values in lists.items() if key != _SEED}), list[dict[str, Any]]()
+    swept = _items({key: values for key, values in lists.items() if key != _SEED})
+    cases = list[dict[str, Any]]()
     for items in itertools.product(*swept) if swept else ():
         cases.append({"label": ", ".join(item.words for item in items)})
         for key, value in _settings(items):

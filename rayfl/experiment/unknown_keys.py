@@ -117,7 +117,8 @@ def _of_others(error: UnknownKey, kind: type[Kind], others: list[str], chosen: A
     name = chosen.get("name") if isinstance(chosen, Mapping) else chosen
     names = [repr(other) for other in others[:_MOST_SHOWN]]
     names += [f"{len(others) - _MOST_SHOWN} more"] * (len(others) > _MOST_SHOWN)
-    table, do = error.key[0], "does" if len(others) == 1 else "do"
+    table = error.key[0]
+    do = "does" if len(others) == 1 else "do"
     return RayflError(
         f"': {kind.label} {name!r} does not take it, but {listed(names, 'and')} {do}; remove it, or give "
         f"{table}={name}, which replaces the whole table, in place of {table}.name={name}",

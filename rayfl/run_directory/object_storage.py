@@ -92,7 +92,8 @@ class Storage:
         from pyarrow.fs import FileSystem
 
         require_url(url)
-        self.url, parts = url, urlsplit(url)
+        self.url = url
+        parts = urlsplit(url)
         if parts.scheme in ("gs", "gcs") and "retry_limit_seconds" not in parts.query:
             # pyarrow's limit is fifteen minutes, for which a run without credentials would print nothing.
             parts = parts._replace(query="&".join(filter(None, (parts.query, "retry_limit_seconds=60"))))

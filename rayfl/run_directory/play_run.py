@@ -71,7 +71,8 @@ def play_run(setup: Setup, executor: Executor, output: RunOutput, listener: List
     The log says from which checkpoint a resumed run continues, which checkpoints are damaged or could not be written,
     and which trackers failed. Raise DiskError if the records or the models cannot be written.
     """
-    directory, listener = output.directory, listener or Listener()
+    directory = output.directory
+    listener = listener or Listener()
     run_state, earlier = recalled(setup, executor, directory) if output.resumed else (None, None)
     rounds_done = run_state.round if run_state else 0
     saved: checkpoint.Saved | None = None

@@ -122,7 +122,9 @@ class Recorder(AbstractContextManager["Recorder"]):
 
         Raise RayflError if new records would replace others.
         """
-        self._directory, self._last, self._streams = directory, rounds - 1, dict[str, Stream]()
+        self._directory = directory
+        self._last = rounds - 1
+        self._streams = dict[str, Stream]()
         records = directory / "records"
         with self._writing(), ExitStack() as opened:
             opened.enter_context(locked(directory))
@@ -130,8 +132,9 @@ class Recorder(AbstractContextManager["Recorder"]):
             if earlier is None and any(records.iterdir()):
                 raise RayflError(f"{records} holds the records of an earlier run: resume that run or name another")
             tables = earlier or {name: schema.empty_table() for name, schema in SCHEMAS.items()}
-            for name, table in first_rounds(tables, rounds).items():
-                self._streams[name] = Stream(table_path(directory, name, "arrows"), table)
+            for name, table in tables.items():
+                kept = tidy(table.filter(pc.field("round") < rounds))
+                self._streams[name] = Stream(table_path(directory, name, "arrows"), kept)
                 opened.callback(self._streams[name].close)
                 table_path(directory, name, "parquet").unlink(missing_ok=True)
             sync_directory(records)
@@ -196,7 +199,8 @@ class Stream:
 
     def __init__(self, path: Path, before: pa.Table) -> None:
         """Write a stream with the rows of `before` in place of the file `path`. Raise OSError if writing fails."""
-        self._schema, self.num_rows = before.schema, len(before)
+        self._schema = before.schema
+        self.num_rows = len(before)
         write_whole(path, lambda partial: self._begin(partial, before))
 
     def _begin(self, path: Path, before: pa.Table) -> None:
@@ -279,11 +283,6 @@ def read_tables(directory: Path, leave_out: Collection[str] = ()) -> dict[str, p
         name: schema.empty_table() if name in leave_out else read_records(directory, name)
         for name, schema in SCHEMAS.items()
     }
-
-
-def first_rounds(tables: Mapping[str, pa.Table], rounds: int) -> dict[str, pa.Table]:
-    """The rows of the first `rounds` rounds, tidy."""
-    return {name: tidy(table.filter(pc.field("round") < rounds)) for name, table in tables.items()}
 
 
 def _unreadable(path: Path, what: str) -> RayflError:

@@ -52,7 +52,8 @@ class RunFolder:
 
     def next_free(self) -> "RunFolder":
         """This folder if nothing is there, here or in the storage; else the first free one of NAME-2, NAME-3, ..."""
-        number, folder = 1, self
+        number = 1
+        folder = self
         while folder.directory.exists() or (folder.url is not None and _has_files(folder.url)):
             number += 1
             folder = RunFolder(self.directory.with_name(f"{self.directory.name}-{number}"), self.output)
@@ -183,7 +184,8 @@ class Copies:
     """Copies the changed files of a run directory to a storage."""
 
     def __init__(self, directory: Path, storage: Storage) -> None:
-        self.directory, self.storage = directory, storage
+        self.directory = directory
+        self.storage = storage
         self._copied: dict[str, Stamp] = {}
         """The stamps of the files that this process has copied."""
 
@@ -193,7 +195,8 @@ class Copies:
         Raise StorageError or OSError if that fails; the copy is then still a run that can be resumed.
         """
         here, copied = set(own_files(self.directory)), self._there()
-        gone, lost = copied - here, set[str]()
+        gone = copied - here
+        lost = set[str]()
         for name in sorted(here | copied, key=lambda name: (_step(name, name in gone), name)):
             if name in gone:
                 # If it may not be removed it stays, and does no harm.
@@ -249,7 +252,8 @@ def mirrored(directory: Path, storage: Storage) -> Iterator[Callable[[], None]]:
     The function is called after each round, and copies the run if the round has left a new checkpoint. Raise DiskError
     if the copying at the end fails; if the block has failed too, only log it.
     """
-    copies, last = Copies(directory, storage), None
+    copies = Copies(directory, storage)
+    last = None
 
     def round_done() -> None:
         nonlocal last

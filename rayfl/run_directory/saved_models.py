@@ -57,7 +57,9 @@ def save_model(directory: Path, name: str, parts: Iterable[Mapping[str, "Tensor"
 
     folder = directory / "models"
     folder.mkdir(parents=True, exist_ok=True)
-    single, earlier, paths = folder / f"{name}.safetensors", model_files(directory, name), list[Path]()
+    single = folder / f"{name}.safetensors"
+    earlier = model_files(directory, name)
+    paths = list[Path]()
     for tensors in portions(parts, lambda part: sum(tensor.nbytes for tensor in part.values()), MODEL_BYTES):
         paths.append(folder / f"{name}-{len(paths):04d}.safetensors")
         write_whole(paths[-1], lambda partial, tensors=tensors: save(partial, tensors))

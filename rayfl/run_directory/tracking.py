@@ -26,7 +26,8 @@ class Tracking(AbstractContextManager["Tracking"]):
 
     def __init__(self, directory: Path, names: Collection[TrackerName]) -> None:
         """Prepare to start or resume the named trackers."""
-        self._directory, self._names = directory, tuple(dict.fromkeys(names))
+        self._directory = directory
+        self._names = tuple(dict.fromkeys(names))
         self._trackers: dict[str, Tracker] = {}
         self._total_bits = 0
 
