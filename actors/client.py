@@ -94,4 +94,4 @@ class ClientActor(OwnPackages):
             inputs = [value(objects[at], index) for at, index in places]
             result, outputs = self.worker.do(work, shared, inputs)
         # Ray takes a generator here, and no other iterator.
-        return (one for one in chain(in_objects(outputs, together), [result])) if together else result
+        return (item for item in chain(in_objects(outputs, together), [result])) if together else result

@@ -18,8 +18,7 @@ import ray
 from ray.exceptions import ObjectLostError
 
 from actors.errors import Failure, LostObjects, Setbacks, try_again
-from actors.machines import Machines
-from actors.placement import Placement
+from actors.placement import Machines, Placement
 from actors.ray_executor import RayExecutor
 from rayfl.determinism.platform import ON_CPU, Platform, differences, of_driver, with_driver, with_kind
 from rayfl.determinism.process import hide_gpus, prepare_process, trim
@@ -122,7 +121,8 @@ class Coordinator(OwnPackages):
 
     def _play_despite_losses(self, setup: Setup, executor: RayExecutor, spec: RunSpec) -> None:
         """Play; if objects are lost with a node, play again from the last checkpoint."""
-        output, setbacks = spec.output, Setbacks()
+        output = spec.output
+        setbacks = Setbacks()
         listener = Listener(self._record, stopping=lambda: self._stopping, hurrying=lambda: executor.pool.leaving.own)
         while True:
             try:
@@ -151,7 +151,8 @@ class Coordinator(OwnPackages):
         self._wave = wave
 
     def _record(self, row: RoundRow, means: Mapping[str, float]) -> None:
-        self._reached, self._wave = row.round, None
+        self._reached = row.round
+        self._wave = None
         self._tell((row, means))
         if self._trims:
             trim()
@@ -168,15 +169,16 @@ def _describe(spec: RunSpec, platform: Platform, first: bool) -> None:
 
     Raise DiskError if they cannot be written.
     """
-    description, directory = spec.description, spec.output.directory
-    machines, driver = platform, description.platform if description else {}
+    description = spec.description
+    machines = platform
+    driver = description.platform if description else {}
     if driver:
         if spec.output.resumed and differences(of_driver(platform), driver, ON_CPU):
             # The run is mixed, or `require_same_platform` would have refused to continue it.
             machines = with_kind(machines, {**machines, **{key: driver[key] for key in ON_CPU}})
         machines = with_driver(machines, driver)
-    with writing(directory, f"go on with: {spec.output.resume}"):
+    with writing(spec.output.directory, f"go on with: {spec.output.resume}"):
         if first and description is not None:
-            description.write(directory, machines)
+            description.write(spec.output.directory, machines)
         else:
-            write_platform(directory, machines)
+            write_platform(spec.output.directory, machines)

@@ -61,7 +61,8 @@ class _Following:
     def __init__(self, listener: Listener) -> None:
         self.listener = listener
         self.coordinator: Actor | None = None
-        self.reached, self.asked = -1, False
+        self.reached = -1
+        self.asked = False
 
     def stop(self) -> None:
         """Let the run end after its round."""

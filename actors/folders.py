@@ -77,8 +77,8 @@ def _made(base: str) -> str:
         raise OSError(f"the path of {base} is too long for the sockets of Ray")
     _remove_stale(base)
     folder = tempfile.mkdtemp(prefix=_PREFIX, dir=base)
-    found = os.lstat(folder)
-    if (found.st_uid, stat.S_IMODE(found.st_mode)) != (os.geteuid(), stat.S_IRWXU):
+    status = os.lstat(folder)
+    if (status.st_uid, stat.S_IMODE(status.st_mode)) != (os.geteuid(), stat.S_IRWXU):
         os.rmdir(folder)
         raise OSError(f"{base} cannot hold a folder that is private to its user")
     return folder
@@ -114,7 +114,7 @@ _FOLDER = ("runtime_resources", "working_dir_files")
 def warning_of_deletion(directory: Path) -> str | None:
     """A warning for the user if Ray will delete `directory`; None if it will not."""
     parts = Path(os.path.realpath(directory)).parts
-    if not any(parts[place : place + 2] == _FOLDER for place in range(len(parts))):
+    if not any(parts[index : index + 2] == _FOLDER for index in range(len(parts))):
         return None
     return (
         f"{directory} lies in the copy of the working directory that Ray unpacked for this job, which is deleted with "

@@ -180,8 +180,8 @@ def serve(listener: socket.socket) -> tuple[Mapping[str, Any], list[int]]:
 # Any: what JSON holds.
 def become(request: Mapping[str, Any], streams: list[int]) -> None:
     """Take over from the process that asked: its arguments, environment, folder, signals and streams."""
-    for place, stream in enumerate(streams):
-        os.dup2(stream, place)
+    for descriptor, stream in enumerate(streams):
+        os.dup2(stream, descriptor)
         os.close(stream)
     signal.pthread_sigmask(signal.SIG_SETMASK, request["blocked"])
     os.environ.clear()
@@ -204,6 +204,6 @@ if __name__ == "__main__":
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     load()
     with socket.socket(fileno=int(sys.argv[1])) as listener:
-        found = serve(listener)
-    become(*found)
+        request, streams = serve(listener)
+    become(request, streams)
     runpy.run_path(sys.argv[0], run_name="__main__")

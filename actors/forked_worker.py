@@ -44,5 +44,5 @@ def ask(server: str) -> bool:
 
 
 if __name__ == "__main__" and not ask(os.environ.get(SERVER, "")):
-    place = sys.orig_argv.index(sys.argv[0])
-    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:place], os.environ[USUAL_WORKER], *sys.argv[1:]])
+    position = sys.orig_argv.index(sys.argv[0])
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:position], os.environ[USUAL_WORKER], *sys.argv[1:]])

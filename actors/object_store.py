@@ -57,7 +57,10 @@ class Packed:
     """
 
     def __init__(self, values: Sequence[Any]) -> None:
-        self.firsts, spans, pieces, first = [0], list[tuple[int, int]](), list[bytes | memoryview](), 0
+        self.firsts = [0]
+        spans = list[tuple[int, int]]()
+        pieces = list[bytes | memoryview]()
+        first = 0
         for value in values:
             buffers: list[pickle.PickleBuffer] = []
             # Ray's stubs do not name its functions.
@@ -69,7 +72,8 @@ class Packed:
                 pieces += [piece, bytes(-len(piece) % ALIGNMENT_BYTES)]
                 first += len(piece) + len(pieces[-1])
             self.firsts.append(len(spans))
-        self.spans, self.buffer = np.array(spans), np.frombuffer(b"".join(pieces), np.uint8)
+        self.spans = np.array(spans)
+        self.buffer = np.frombuffer(b"".join(pieces), np.uint8)
 
     # Any: a value of any type.
     def __getitem__(self, index: int) -> Any:
@@ -94,7 +98,8 @@ def objects(job: Job) -> list[Sequence[int]]:
 # Any: outputs of a job, or what is stored of them.
 def in_objects(outputs: Iterable[Any], together: Iterable[Sequence[int]]) -> Iterator[Any]:
     """Yield the objects of a call as soon as each is complete."""
-    left, held = enumerate(outputs), dict[int, Any]()
+    left = enumerate(outputs)
+    held = dict[int, Any]()
     for group in together:
         while group[-1] not in held:
             at, held[at] = next(left)
@@ -104,30 +109,30 @@ def in_objects(outputs: Iterable[Any], together: Iterable[Sequence[int]]) -> Ite
 
 def references(job: Job, refs: Iterable[ObjectRef]) -> list[Ref]:
     """A reference to each output of a job from those to its objects: a Part if the output is kept."""
-    found: dict[int, Ref] = {}
+    outputs: dict[int, Ref] = {}
     for group, ref in zip(objects(job), refs, strict=True):
         stored = Stored(ref, len(group)) if any(group[0] in column for column in job.kept) else None
-        found |= {at: ref if stored is None else ValueRef(stored, index) for index, at in enumerate(group)}
-    return [found[at] for at in range(job.num_outputs)]
+        outputs |= {at: ref if stored is None else ValueRef(stored, index) for index, at in enumerate(group)}
+    return [outputs[at] for at in range(job.num_outputs)]
 
 
 def inputs(refs: Sequence[Ref]) -> tuple[list[Ref], list[tuple[int, int]]]:
     """The distinct objects behind references or None, and for each reference the object's place and its index in it."""
-    found = [(ref.stored.ref, ref.index) if isinstance(ref, ValueRef) else (ref, 0) for ref in refs]
-    places = {ref: at for at, ref in enumerate(dict.fromkeys(ref for ref, _ in found))}
-    return [*places], [(places[ref], index) for ref, index in found]
+    locations = [(ref.stored.ref, ref.index) if isinstance(ref, ValueRef) else (ref, 0) for ref in refs]
+    positions = {ref: at for at, ref in enumerate(dict.fromkeys(ref for ref, _ in locations))}
+    return [*positions], [(positions[ref], index) for ref, index in locations]
 
 
 def bytes_by_node(jobs: Sequence[Job]) -> list[Counter[str]]:
     """The bytes of each job's inputs in object stores, by node id. This process must own them."""
     read = [{ref for ref in inputs(job.inputs)[0] if isinstance(ref, ObjectRef)} for job in jobs]
     refs = set().union(*read)
-    places = get_local_object_locations(list(refs)) if refs else {}
-    found = [Counter[str]() for _ in jobs]
-    for stored, own in zip(found, read, strict=True):
-        for place in (places[ref] for ref in own if ref in places):
-            stored.update(dict.fromkeys(place["node_ids"], place["object_size"]))
-    return found
+    locations = get_local_object_locations(list(refs)) if refs else {}
+    num_bytes = [Counter[str]() for _ in jobs]
+    for stored, job_refs in zip(num_bytes, read, strict=True):
+        for location in (locations[ref] for ref in job_refs if ref in locations):
+            stored.update(dict.fromkeys(location["node_ids"], location["object_size"]))
+    return num_bytes
 
 
 def homes(stored: Sequence[Mapping[str, int]], nodes: Sequence[str]) -> list[str | None]:
@@ -138,8 +143,8 @@ def homes(stored: Sequence[Mapping[str, int]], nodes: Sequence[str]) -> list[str
     """
     even = [nodes[index * len(nodes) // len(stored)] for index in range(len(stored))]
     return [
-        max(one.keys() & nodes, key=lambda node: (one[node], node), default=other)
-        for one, other in zip(stored, even, strict=True)
+        max(bytes_of_job.keys() & nodes, key=lambda node: (bytes_of_job[node], node), default=other)
+        for bytes_of_job, other in zip(stored, even, strict=True)
     ]
 
 

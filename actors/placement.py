@@ -1,4 +1,5 @@
-"""Placement: how many client actors run, how many cores and what share of a GPU each gets, and on which nodes.
+"""Placement: how many client actors run, how many cores and what share of a GPU each gets, on which nodes,
+and which kinds of machine may compute together.
 
 Ray lets a request that no node can satisfy wait for ever, so each request is first compared with every node.
 """
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field, replace
 import ray
 import torch
 
+from rayfl.determinism.platform import DECISIVE, Platform, commonest, differences, kinds_besides, listed, with_kind
 from rayfl.errors import RayflError
 from rayfl.experiment.runtime import Runtime
 from rayfl.settings import shown
@@ -114,7 +116,8 @@ def place(runtime: Runtime, nodes: Sequence[Node] | None = None, most_calls: int
     Raise RayflError if the nodes cannot hold the pool.
     """
     nodes = living_nodes() if nodes is None else nodes
-    joined, waits = runtime.cluster is not None, _waits(runtime, nodes)
+    joined = runtime.cluster is not None
+    waits = _waits(runtime, nodes)
     chosen = nodes if waits else _chosen(runtime, nodes)
     room_s = math.inf if runtime.wait_for_room_s == "unlimited" else runtime.wait_for_room_s
     if not joined and room_s < math.inf:
@@ -122,7 +125,8 @@ def place(runtime: Runtime, nodes: Sequence[Node] | None = None, most_calls: int
             f"runtime.wait_for_room_s={room_s:g} is for a cluster that is joined: give runtime.address, or "
             "wait_for_room_s='unlimited'; the limit of a Ray of this machine's own is runtime.start_timeout_s"
         )
-    most, room = _most(runtime, most_calls), max(1, _room(runtime, chosen))
+    most = _most(runtime, most_calls)
+    room = max(1, _room(runtime, chosen))
     wanted = most if isinstance(runtime.actors, int) else min(most, room)
     placement = Placement(
         num_actors=wanted,
@@ -192,10 +196,10 @@ def _chosen(runtime: Runtime, nodes: Sequence[Node]) -> list[Node]:
     if not chosen:
         # The values of the labels that are asked for come first.
         known = {(key not in labels, key, value) for node in workers for key, value in node.labels.items()}
-        found = [f"{key}={value}" for _, key, value in sorted(known) if key != "ray.io/node-id"]
+        offered = [f"{key}={value}" for _, key, value in sorted(known) if key != "ray.io/node-id"]
         raise RayflError(
             f"runtime.labels asks for {asked}, which no node has; nodes "
-            f"have {', '.join(found[:8]) or 'no labels'}; ask for another, or start a node that has it"
+            f"have {', '.join(offered[:8]) or 'no labels'}; ask for another, or start a node that has it"
         )
     if not any(node.holds(runtime.num_cpus or 1 / _UNIT, runtime.num_gpus) for node in chosen):
         cpus = f" and runtime.num_cpus={runtime.num_cpus:g}" if runtime.num_cpus else ""
@@ -239,24 +243,25 @@ def _default_cpus(runtime: Runtime, nodes: Sequence[Node], num_actors: int) -> f
 
 def _notices(placement: Placement, runtime: Runtime, fitting: int, most_calls: int) -> list[str]:
     """The sentences for the user about a pool of which `fitting` actors have room now."""
-    found, wanted = [], placement.num_actors
+    notices = []
+    wanted = placement.num_actors
     if wanted > most_calls:
-        found.append(
+        notices.append(
             f"runtime.actors={shown(runtime.actors)}: a round has work for {most_calls} at once, so "
             f"{wanted - most_calls} of {wanted} actors idle while clients train"
         )
     if placement.most is not None and not fitting:
-        found.append(
+        notices.append(
             "the cluster has no node for client actors yet; waiting for one (runtime.wait_for_room_s="
             f"{str(runtime.wait_for_room_s).removesuffix('.0')}): rayfl asks for {wanted} actors with {placement.size} "
             "each, which an autoscaler sees"
         )
     elif fitting < wanted:
-        found.append(
+        notices.append(
             f"the cluster has room for {fitting} of {wanted} client actors ({placement.size} each); the others start "
             "when nodes join"
         )
-    return found
+    return notices
 
 
 def _steps(amount: float) -> int:
@@ -266,3 +271,59 @@ def _steps(amount: float) -> int:
 def _listed(nodes: Sequence[Node]) -> str:
     shown = [f"{node.name}: {node.cpus:g} cores, {node.gpus:g} GPUs" for node in nodes[:4]]
     return "; ".join(shown + [f"and {len(nodes) - 4} more nodes"] * (len(nodes) > 4))
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether an actor may work, and a sentence for the user, which may be empty."""
+
+    admitted: bool
+    notice: str = ""
+
+
+class Machines:
+    """The kinds of machine that compute a run: those that compute the same bits, or all of them if the run is mixed.
+
+    `platform`: the leading one, in the form of platform.json; {}: none yet.
+
+    A resumed run keeps the kind with which it began. A new run takes the kind of most of its first actors.
+    """
+
+    def __init__(self, platform: Platform, mixed: bool = False, resume: str = "rayfl resume DIR") -> None:
+        self.platform = platform
+        self.mixed = mixed
+        self._resume = resume
+        self._differences: list[str] = []
+
+    def lead(self, platforms: Sequence[Platform]) -> None:
+        """Make the most common platform in `platforms` the run's platform, unless the run has one."""
+        if not self.platform:
+            self.platform = commonest(platforms)
+        # Ray, Python and the number of cores may have changed since the run was stopped.
+        alike = next((platform for platform in platforms if not differences(self.platform, platform)), {})
+        self.platform = {**self.platform, **{key: value for key, value in alike.items() if key not in DECISIVE}}
+
+    def admit(self, platform: Platform, address: str) -> Verdict:
+        """Whether an actor of this kind, on the node at `address`, may work. A mixed run records the kind."""
+        unlike = differences(self.platform, platform)
+        if not unlike:
+            return Verdict(True)
+        if self.mixed:
+            known = len(kinds_besides(self.platform))
+            self.platform = with_kind(self.platform, platform)
+            notice = (
+                f"node {address} works too, because runtime.mixed is set, although the run has {listed(unlike)}: the "
+                "results depend on which node does what"
+            )
+            return Verdict(True, notice if len(kinds_besides(self.platform)) > known else "")
+        self._differences = unlike
+        return Verdict(False, f"node {address} is not used, because the run has {listed(unlike)}")
+
+    def none_left(self) -> str:
+        """The error for a run if no node is left that computes the same bits; "" if no node was excluded."""
+        if not self._differences:
+            return ""
+        return (
+            f"no node is left that computes the same bits: the run has {listed(self._differences)}; go on with nodes "
+            f"like those: {self._resume}, or accept other bits: {self._resume} runtime.mixed=true"
+        )

@@ -17,7 +17,6 @@ from ray.exceptions import ObjectLostError, OutOfMemoryError, RayError, RayTaskE
 
 from actors.client import Actor
 from actors.errors import Cause, ClusterError, Failure, LostObjects, try_again, unwrapped
-from actors.machines import Machines
 from actors.object_store import (
     Packed,
     Stored,
@@ -30,7 +29,7 @@ from actors.object_store import (
     references,
     value,
 )
-from actors.placement import Placement
+from actors.placement import Machines, Placement
 from actors.pool import ActorPool
 from rayfl import tree
 from rayfl.compress.base import Packet
@@ -105,8 +104,8 @@ class PendingCalls:
         about: RoundInputs = ray.get(self.shared)
         job = self.jobs[call.index]
         clients = getattr(job.work, "clients", ())
-        of = f", clients {clients[0]} to {clients[-1]}" if clients else ""
-        return f"round {about.round}, {job.kind}{of}"
+        about_clients = f", clients {clients[0]} to {clients[-1]}" if clients else ""
+        return f"round {about.round}, {job.kind}{about_clients}"
 
     def readable(self, call: Call, error: RayTaskError) -> BaseException:
         """The error that a call raised: HookError; or, with its round, ClientError or (a lost input) ClusterError."""
@@ -148,10 +147,10 @@ class RayExecutor:
     def put_all(self, values: Iterable[Any]) -> list[Ref]:
         """Put values into the object store, small ones together."""
         refs: list[Ref] = []
-        for group in portions(({str(at): one} for at, one in enumerate(values)), tree.num_bytes, OBJECT_BYTES):
+        for group in portions(({str(at): state} for at, state in enumerate(values)), tree.num_bytes, OBJECT_BYTES):
             # References to packets lie in no shared object.
             alone = any(isinstance(leaf, StoredPacket) for leaf in tree.flatten(group).values())
-            for some in [[one] for one in group.values()] if alone else [[*group.values()]]:
+            for some in [[state] for state in group.values()] if alone else [[*group.values()]]:
                 stored = Stored(ray.put(Packed(some) if len(some) > 1 else some[0]), len(some))
                 self.stored.add(stored)
                 refs += [ValueRef(stored, index) for index in range(len(some))]
@@ -217,7 +216,11 @@ class RayExecutor:
         """If there are a quarter more objects than at the last look, pack those at most half in use anew."""
         if len(self.stored) > self._look_at:
             is_many = len(self.stored) > MOST_SMALL
-            thin = [one for one in self.stored if 2 * len(one.parts) <= (self._together if is_many else one.size)]
+            thin = [
+                stored
+                for stored in self.stored
+                if 2 * len(stored.parts) <= (self._together if is_many else stored.size)
+            ]
             # `rewrite` calls `run`, which must not tidy again.
             self._look_at = math.inf
             try:
@@ -229,15 +232,15 @@ class RayExecutor:
 
     def rewrite(self, shared: Ref, stored: Sequence[Stored]) -> None:
         """Store the values of these objects anew, by calls of their own. The references to them stay as they are."""
-        where = [[*found] for found in bytes_by_node([Job(None, tuple(one.parts)) for one in stored])]
-        order = sorted(range(len(stored)), key=where.__getitem__)
+        num_bytes = bytes_by_node([Job(None, tuple(shared_object.parts)) for shared_object in stored])
+        order = sorted(range(len(stored)), key=lambda at: [*num_bytes[at]])
         parts = [part for at in order for part in sorted(stored[at].parts, key=lambda part: part.index)]
         jobs = []
-        for run in runs(range(len(parts)), self.num_workers):
-            moved = tuple(parts[run[0] : run[-1] + 1])
+        for span in runs(range(len(parts)), self.num_workers):
+            moved = tuple(parts[span[0] : span[-1] + 1])
             jobs.append(Job(RewriteJob(), moved, len(moved), (range(len(moved)),), self._together))
-        for job, answer in zip(jobs, self.run(shared, jobs), strict=True):
-            for part, new in zip(job.inputs, answer.outputs, strict=True):
+        for job, job_result in zip(jobs, self.run(shared, jobs), strict=True):
+            for part, new in zip(job.inputs, job_result.outputs, strict=True):
                 part.move(new)
 
     def _pending(self, shared: Ref, jobs: Sequence[Job]) -> PendingCalls:
@@ -247,22 +250,26 @@ class RayExecutor:
 
     def _next_pair(self, waiting: WaitingJobs) -> tuple[int, Actor]:
         """A waiting job and an idle actor, on the job's home node if there is such a pair."""
-        place, ready = 0, self.pool.ready
+        position = 0
+        ready = self.pool.ready
         if not waiting.homeless:
             local = (at for at, actor in enumerate(self.pool.idle) if waiting.at_home(ready[actor].node))
-            place = next(local, 0)
-        actor = self.pool.idle[place]
-        del self.pool.idle[place]
+            position = next(local, 0)
+        actor = self.pool.idle[position]
+        del self.pool.idle[position]
         return waiting.take(ready[actor].node), actor
 
     def _send(self, pending: PendingCalls) -> None:
         index, actor = self._next_pair(pending.waiting)
-        limit, job = self.pool.placement.call_timeout_s, pending.jobs[index]
+        limit = self.pool.placement.call_timeout_s
+        job = pending.jobs[index]
         (refs, places), together = inputs(job.inputs), objects(job)
         method = actor.call.options(num_returns=1 + len(together))
-        answer = method.remote(together, pending.shared, job.work, places, *refs)
-        *made, result = answer if together else [answer]
-        pending.sent[result] = Call(index, actor, made, time.monotonic() + (math.inf if limit is None else limit))
+        returned = method.remote(together, pending.shared, job.work, places, *refs)
+        *objects_made, result = returned if together else [returned]
+        pending.sent[result] = Call(
+            index, actor, objects_made, time.monotonic() + (math.inf if limit is None else limit)
+        )
 
     def _take(self, pending: PendingCalls, ref: ray.ObjectRef) -> None:
         """Take the result of a call that is over, or its error; if the call lost its actor, send it again."""
@@ -270,14 +277,14 @@ class RayExecutor:
         try:
             outputs = references(pending.jobs[call.index], call.objects)
             pending.done[call.index] = JobResult(ray.get(ref), outputs)
-            self.stored |= {one.stored for one in outputs if isinstance(one, ValueRef)}
+            self.stored |= {output.stored for output in outputs if isinstance(output, ValueRef)}
             self._together = max(self._together, pending.jobs[call.index].together)
             self._on_wave(pending.wave)
         except RayTaskError as error:
             cause = unwrapped(error)
             if out_of_memory(cause):
-                where = "" if isinstance(cause, OutOfMemory) else f"{pending.about(call)}: out of memory: "
-                self._replace_and_send_again(pending, call, f"{where}{cause}", "memory")
+                about = "" if isinstance(cause, OutOfMemory) else f"{pending.about(call)}: out of memory: "
+                self._replace_and_send_again(pending, call, f"{about}{cause}", "memory")
                 return
             pending.fail(call.index, pending.readable(call, error))
         except ObjectLostError as error:

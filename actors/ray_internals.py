@@ -77,17 +77,17 @@ def find(part: str) -> tuple[Any, str] | None:
 # Any: Ray's own objects.
 def _value(part: str) -> Any:
     """The part itself, or None."""
-    found = find(part)
-    return getattr(*found) if found else None
+    owner = find(part)
+    return getattr(*owner) if owner else None
 
 
 @contextmanager
 def _replaced(part: str, make: Callable[[Any], Any]) -> Iterator[None]:
     """Context manager: replace the part by `make(part)` in the block. Do nothing if this Ray lacks the part."""
     with ExitStack() as restored:
-        if found := find(part):
-            restored.callback(setattr, *found, getattr(*found))
-            setattr(*found, make(getattr(*found)))
+        if owner := find(part):
+            restored.callback(setattr, *owner, getattr(*owner))
+            setattr(*owner, make(getattr(*owner)))
         yield
 
 
@@ -174,7 +174,7 @@ def shut_down() -> None:
 
     left: list[psutil.Process] = []
     with suppress(psutil.Error, KeyError, IndexError):
-        left = [one for pid in own_processes().values() for one in psutil.Process(pid).children(recursive=True)]
+        left = [child for pid in own_processes().values() for child in psutil.Process(pid).children(recursive=True)]
     ray.shutdown()
     for process in left:
         with suppress(psutil.Error):
@@ -193,7 +193,8 @@ def known_objects() -> "list[ObjectRef]":
     """References to all objects that this process uses. Without it []: objects on a node that ends are lost."""
     from ray import ObjectRef
 
-    count, worker = _value(REFERENCES), _value(THIS_WORKER)
+    count = _value(REFERENCES)
+    worker = _value(THIS_WORKER)
     names = count(worker.core_worker) if count and worker else ()
     return [ObjectRef(bytes.fromhex(name.decode())) for name in names]
 

@@ -220,7 +220,8 @@ def _init(memory_mb: int | None) -> PrivateFolder:
         # deaths take all of runtime.start_timeout_s.
         worker_register_timeout_seconds=30,
     )
-    server, folder = fork_server.begin(), PrivateFolder()
+    server = fork_server.begin()
+    folder = PrivateFolder()
     try:
         # The public way to say where Ray makes its folders.
         with (

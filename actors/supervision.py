@@ -85,7 +85,8 @@ class Interrupt:
 
 
 _FORWARDED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
-_SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36
+_SET_PARENT_DEATH_SIGNAL = 1
+_SET_CHILD_SUBREAPER = 36
 """Options of Linux's prctl: a process dies with its parent; a dead child's children become this process's children."""
 
 TRACEBACK = "RAYFL_TRACEBACK"
@@ -130,7 +131,8 @@ def _is_played(reported: Mapping[str, Any]) -> bool:
 def supervised(command: Callable[[], object], failed: int) -> NoReturn:
     """Run a command in a child process; exit with its code, or with `failed` if it ends without one."""
     global _reports
-    reports, parent = os.pipe(), os.getpid()
+    reports = os.pipe()
+    parent = os.getpid()
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()
@@ -146,7 +148,8 @@ def supervised(command: Callable[[], object], failed: int) -> NoReturn:
     interrupt_once()
     signal.pthread_sigmask(signal.SIG_SETMASK, signals)
     os.close(reports[0])
-    _reports, code = reports[1], failed
+    _reports = reports[1]
+    code = failed
     _hide_other_lines()
     try:
         command()
@@ -178,7 +181,8 @@ class _Supervisor:
     """The parent of the process `child`, which writes its reports into the pipe `reports`."""
 
     def __init__(self, child: int, reports: int) -> None:
-        self.child, self.reports = child, os.fdopen(reports)
+        self.child = child
+        self.reports = os.fdopen(reports)
         # Any: what JSON holds.
         self.known: dict[str, Any] = {}
         self.lost = ""

@@ -9,8 +9,8 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from rayfl.run_directory import checkpoint_folders
+from rayfl.run_directory.record import read_tables
 from rayfl.run_directory.states import load_states
-from rayfl.run_directory.tables import read_tables
 from rayfl.testing.comparison import leaves
 
 

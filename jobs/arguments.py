@@ -58,13 +58,16 @@ class WithSettings(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            from rayfl.experiment.experiment import Experiment
+            from rayfl.experiment.experiment import CHOSEN, Experiment
             from rayfl.experiment.unknown_keys import places
 
             option = error.option_name
             # --lr=0.1, or --lr 0.1
             value = re.search(rf"(?:^|\0){re.escape(option)}[=\0]([^\0]+)", "\0".join(given))
             word = value[1] if value else "VALUE"
-            if option == "--output" or (key := next(iter(places(option.lstrip("-"), Experiment)), None)) is None:
+            if (
+                option == "--output"
+                or (key := next(iter(places(option.lstrip("-"), Experiment, CHOSEN)), None)) is None
+            ):
                 raise
             raise RayflError(f"there is no option {option}; settings are written KEY=VALUE: {key}={word}") from None

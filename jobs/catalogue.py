@@ -9,7 +9,8 @@ from rich.text import Text
 from jobs.printing import first_sentence, print_table, say
 from rayfl import toml
 from rayfl.choices.kinds import Choice, Kind, find, known
-from rayfl.experiment.unknown_keys import CHOSEN, LISTED, settings_of
+from rayfl.experiment.experiment import CHOSEN, LISTED
+from rayfl.experiment.unknown_keys import settings_of
 from rayfl.methods.base import Method, ServerHalf
 from rayfl.methods.shared.local_training import LocalTraining
 from rayfl.settings import describe, shown

@@ -29,7 +29,7 @@ from rayfl.methods.base import Carry, Method, Work
 from rayfl.report import comparison, wording
 from rayfl.rounds import engines, executor, ledger, rounds
 from rayfl.rounds.setup import Setup
-from rayfl.run_directory.tracking import Stopped
+from rayfl.run_directory.play_run import Stopped
 
 FLOPS = "flops/training"
 LONGEST_S = 30.0
@@ -40,7 +40,10 @@ class DryEngine:
     """Trains one client for each shape of carries. example_s: seconds per example; spent_s: seconds of all training."""
 
     def __init__(self, engine: engines.Engine, width: int) -> None:
-        self.engine, self.width, self.example_s, self.spent_s = engine, width, 0.0, 0.0
+        self.engine = engine
+        self.width = width
+        self.example_s = 0.0
+        self.spent_s = 0.0
         self.known: dict[Hashable, tuple[Carry, Carry]] = {}
 
     def __call__(
@@ -48,7 +51,8 @@ class DryEngine:
     ) -> Iterator[tuple[Carry, dict[str, Work]]]:
         """See `engines.Engine`."""
         for task in tasks:
-            carry, work = task.begin(), {stage.name: task.planned(stage) for stage in task.stages}
+            carry = task.begin()
+            work = {stage.name: task.planned(stage) for stage in task.stages}
             key = engines.shape_of(carry), *work
             # It trains twice, because the first time is slower. A stack of one client takes as long as a full one.
             for _ in range(0 if key in self.known else 2):
@@ -56,7 +60,9 @@ class DryEngine:
                 ((trained, _),) = self.engine(method, [task], self.width)
                 taken = time.perf_counter() - begun
                 self.spent_s += taken
-                self.example_s = taken / self.width / max(1, sum(one.num_examples for one in work.values()))
+                self.example_s = (
+                    taken / self.width / max(1, sum(stage_work.num_examples for stage_work in work.values()))
+                )
                 self.known[key] = task.begin(), trained
             before, after = self.known[key]
             is_alike = engines.shape_of(before) == engines.shape_of(after)
@@ -77,14 +83,15 @@ class DrySetup(Setup):
         """The setup's engine inside a `DryEngine`."""
         return DryEngine(super().engine, self.work_width)
 
-    def evaluated(self, round: int) -> bool:
+    def evaluated(self, round_number: int) -> bool:
         """Whether it is round 0."""
-        return round == 0
+        return round_number == 0
 
     @property
     def has_fixed_sizes(self) -> bool:
         """Whether the sizes of messages do not depend on their values."""
-        method, is_dense = self.method, isinstance(self.uplink, Dense) and isinstance(self.downlink, Dense)
+        method = self.method
+        is_dense = isinstance(self.uplink, Dense) and isinstance(self.downlink, Dense)
         can = method.capabilities
         free = can.own_compression or can.may_be_silent or type(method).has_work is not Method.has_work
         return is_dense and can.hands_over_trees and not free
@@ -94,16 +101,19 @@ def foresee(experiment: Experiment, shown: display.Display) -> None:
     """Print the predicted steps, bytes, time and memory of a run."""
     shown.stage("playing the rounds without training")
     plain = prepare(experiment)
-    setup = DrySetup(**{one.name: getattr(plain, one.name) for one in fields(Setup)})
-    sums, walls, begun, driver = Counter[str](), list[float](), time.monotonic(), psutil.Process().memory_info().rss
+    setup = DrySetup(**{field.name: getattr(plain, field.name) for field in fields(Setup)})
+    sums = Counter[str]()
+    walls = list[float]()
+    begun = time.monotonic()
+    driver = psutil.Process().memory_info().rss
 
     def add(record: ledger.RoundRecord, run_state: rounds.RunState) -> None:
         walls.append(record.row.wall_s)
         sums.update(vars(record.row))
-        for one in record.clients:
-            sums.update(steps=one.num_steps, examples=one.num_samples)
+        for client in record.clients:
+            sums.update(steps=client.num_steps, examples=client.num_samples)
         sums["flops"] += sum(
-            int(one.value or 0) for one in record.metrics if one.name == FLOPS and one.client is not None
+            int(metric.value or 0) for metric in record.metrics if metric.name == FLOPS and metric.client is not None
         )
         sums["states"] = sum(map(tree.num_bytes, (*run_state.states.values(), *run_state.server_memories.values())))
         if time.monotonic() - begun > LONGEST_S:
@@ -111,7 +121,8 @@ def foresee(experiment: Experiment, shown: display.Display) -> None:
 
     with suppress(Stopped):
         rounds.simulate(setup, executor.InlineExecutor(setup), add)
-    scale, round_s = setup.rounds / len(walls), median(walls[1:] or walls)
+    scale = setup.rounds / len(walls)
+    round_s = median(walls[1:] or walls)
     given = 1 if experiment.runtime.executor == "inline" else experiment.runtime.actors
     actors = min(setup.most_actors, given if isinstance(given, int) else psutil.cpu_count() or 1)
     evaluations_s = sum(map(plain.evaluated, range(setup.rounds))) * max(0.0, walls[0] - setup.engine.spent_s - round_s)
@@ -119,7 +130,9 @@ def foresee(experiment: Experiment, shown: display.Display) -> None:
     models = tree.num_bytes(setup.initial_arrays) * (
         3 + (sums["selected"] / len(walls) if setup.keeps_messages else actors)
     )
-    data = sum(one.nbytes for part in (setup.dataset.train, setup.dataset.test) for one in (part.inputs, part.labels))
+    data = sum(
+        array.nbytes for part in (setup.dataset.train, setup.dataset.test) for array in (part.inputs, part.labels)
+    )
     counted = "exact" if scale == 1 else f"estimate from {wording.counted(len(walls), 'round')}"
     sized = counted if setup.has_fixed_sizes or scale > 1 else "estimate: the sizes of messages depend on their values"
     rows = [

@@ -58,7 +58,8 @@ class SweepFailed(RuntimeError):
     def __init__(self, message: str, errors: Mapping[str, str] | None = None, directory: Path = Path()) -> None:
         # Unpickling passes only the message, and sets the attributes afterwards.
         super().__init__(message)
-        self.errors, self.directory = errors or {}, directory
+        self.errors = errors or {}
+        self.directory = directory
 
 
 # Any: settings as in an experiment file, and objects from Python.
@@ -99,8 +100,8 @@ def resume(
     Settings may change what does not change the numbers (runtime, output, checkpoint, report); otherwise as `run`.
     Raise RayflError for anything else, and if this machine computes other bits, unless `runtime.mixed` is set.
     """
-    found, changes = resuming.found_again(_place(directory) or Path(), overrides)
-    before = read_run(found)
+    run_directory, changes = resuming.found_again(_place(directory) or Path(), overrides)
+    before = read_run(run_directory)
     chosen = resuming.resumable(before, changes, settings)
     with _audience(chosen.rounds, on_round, progress) as audience:
         played = single.go_on(before, chosen, audience)
@@ -141,8 +142,8 @@ def sweep(
             swept.directory,
         )
     # A run that was stopped as it began may have left nothing.
-    begun = [one for one in swept.outcomes if (one.directory / "experiment.json").is_file()]
-    runs = [RunResults(read_run(one.directory), one.combination.experiment) for one in begun]
+    begun = [outcome for outcome in swept.outcomes if (outcome.directory / "experiment.json").is_file()]
+    runs = [RunResults(read_run(outcome.directory), outcome.combination.experiment) for outcome in begun]
     return SweepResults(swept.directory, runs)
 
 
@@ -172,11 +173,11 @@ def _place(directory: str | Path | None) -> Path | str | None:
     return directory if isinstance(directory, str) and is_url(directory) else _path(directory)
 
 
-def _experiment(given: ExperimentInput, overrides: Sequence[str], settings: Mapping[str, Any]) -> Experiment:
+def _experiment(chosen: ExperimentInput, overrides: Sequence[str], settings: Mapping[str, Any]) -> Experiment:
     """The one experiment that the arguments describe. Raise RayflError if they describe a sweep, or none."""
-    if isinstance(given, Experiment) and not overrides and not settings:
-        return given
-    table, lists = with_overrides(_table(given), overrides, settings)
+    if isinstance(chosen, Experiment) and not overrides and not settings:
+        return chosen
+    table, lists = with_overrides(_table(chosen), overrides, settings)
     if lists is not None:
         raise RayflError("this experiment has swept settings (sweep), so it is several runs: give it to rayfl.sweep")
     return Experiment(**table)
@@ -190,7 +191,9 @@ def _table(given: ExperimentInput) -> dict[str, Any]:
     if isinstance(given, Experiment):
         # A choice that no name can import stays the object.
         plain = given.as_dict()
-        unnamed = {key for key, one in plain.items() if isinstance(one, dict) and is_in_memory(one.get("name"))}
+        unnamed = {
+            key for key, setting in plain.items() if isinstance(setting, dict) and is_in_memory(setting.get("name"))
+        }
         return {key: getattr(given, key) if key in unnamed else value for key, value in plain.items()}
     if given is not None:
         raise RayflError(f"{shown(given)} is not an experiment: give the path of a file, an Experiment, or keywords")

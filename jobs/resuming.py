@@ -27,20 +27,21 @@ _MOST_SHOWN = 3
 """The number of changed settings that a sentence shows."""
 
 
-def found_again(place: Path | str, overrides: Sequence[str] = ()) -> tuple[Path, list[str]]:
+def found_again(location: Path | str, overrides: Sequence[str] = ()) -> tuple[Path, list[str]]:
     """Return the directory of the run to resume, and the overrides.
 
-    If `place` is a URL, the run is downloaded first and `output.directory` is added to the overrides. Raise RayflError
-    if the URL holds no run, if the directory to download to holds another run, or if the run's TOML file was edited.
+    If `location` is a URL, the run is downloaded first and `output.directory` is added to the overrides. Raise
+    RayflError if the URL holds no run, if the directory to download to holds another run, or if the run's TOML file was
+    edited.
     """
-    folder = RunFolder.at(place, "")
+    folder = RunFolder.at(location, "")
     # Before a copy is fetched, which replaces the file.
     _require_unedited(folder.directory)
-    if not isinstance(place, str):
+    if not isinstance(location, str):
         return folder.directory, list(overrides)
     fetch_newer(folder)
     if not is_run(folder.directory):
-        raise RayflError(f"{place} holds no run ({EXPERIMENT} is missing there): name the folder of a run")
+        raise RayflError(f"{location} holds no run ({EXPERIMENT} is missing there): name the folder of a run")
     return folder.directory, [f"output.directory={json.dumps(folder.output)}", *overrides]
 
 
@@ -79,7 +80,7 @@ def _require_same(here: Path, fetched: Path) -> None:
 
 def _changes(before: Mapping[str, object], after: Mapping[str, object]) -> dict[str, tuple[object, object]]:
     """The old and new values, by dotted key, of changed settings that decide a run's numbers, and of the seed."""
-    old, new = ({**determining_settings(one), "seed": one.get("seed")} for one in (before, after))
+    old, new = ({**determining_settings(experiment), "seed": experiment.get("seed")} for experiment in (before, after))
     return _differences(old, new)
 
 
@@ -105,18 +106,18 @@ def earlier_run(
     if not is_run(directory):
         return None
     try:
-        found = read_run(directory)
+        before = read_run(directory)
     except RayflError as error:
         raise RayflError(f"{error}; or {ways}") from None
-    state = "a finished" if found.finished else "an unfinished"
-    if changed := changed_settings(found, experiment):
+    state = "a finished" if before.finished else "an unfinished"
+    if changed := changed_settings(before, experiment):
         raise RayflError(f"{directory} holds {state} run with other settings ({changed}): {ways}")
-    return found
+    return before
 
 
-def changed_settings(found: Run, experiment: Experiment) -> str:
+def changed_settings(before: Run, experiment: Experiment) -> str:
     """The settings, seed, rounds and files in which a run differs from this experiment, in words; "" without any."""
-    old, new = found.experiment, described(experiment).table
+    old, new = before.experiment, described(experiment).table
     if bool(old.get("task")) != bool(new.get("task")):
         # The digest without a name is that of the data.
         dataset = read_dataset(experiment.data)
@@ -130,7 +131,7 @@ def require_asked(before: Run, overrides: Sequence[str], settings: Mapping[str, 
     only its own directory names."""
     if (host := read_origin(before.directory).get("host", "an unknown host")) == system.node():
         return
-    asked = {".".join(split_override(one)[0]) for one in overrides} | {*(settings or {})}
+    asked = {".".join(split_override(override)[0]) for override in overrides} | {*(settings or {})}
     begun = {key: str(value) for key, value in dotted(before.experiment).items() if value not in (None, "", "local")}
     away = [key for key in begun if key == "runtime.address" or (key == "output.directory" and is_url(begun[key]))]
     if unasked := [key for key in away if not {key, key.partition(".")[0]} & asked]:
@@ -165,7 +166,8 @@ def _require_more_rounds(before: Run, experiment: Experiment) -> None:
     planned = before.experiment.get("rounds")
     if not isinstance(planned, int):
         raise RayflError(f"{before.directory / EXPERIMENT} has rounds={shown(planned)}: restore the file")
-    method, rounds = experiment.method, experiment.rounds
+    method = experiment.method
+    rounds = experiment.rounds
     if (
         len(before.rounds)
         and rounds != planned

@@ -31,10 +31,9 @@ from rayfl.run_directory.disk import writing
 from rayfl.run_directory.object_storage import is_url
 from rayfl.run_directory.outputs import REPORT, require_replaceable
 from rayfl.run_directory.play_run import Listener, RunOutput, Stopped, play_run
-from rayfl.run_directory.record import Run, read_run
+from rayfl.run_directory.record import Run, read_records, read_run
 from rayfl.run_directory.run_files import require_no_links
 from rayfl.run_directory.run_folder import RunFolder
-from rayfl.run_directory.tables import read_records
 from rayfl.settings import dotted
 
 Player = Callable[[RunOutput, Listener], object]
@@ -91,8 +90,8 @@ def folder_of(experiment: Experiment, output: Path | str | None = None) -> tuple
     return folder, experiment.model_copy(update={"output": changed})
 
 
-def resume(place: Path | str, overrides: Sequence[str] = (), audience: Audience | None = None) -> Path:
-    """Resume an interrupted run, or extend it to more rounds; returns its directory. `place`: a directory or a URL.
+def resume(location: Path | str, overrides: Sequence[str] = (), audience: Audience | None = None) -> Path:
+    """Resume an interrupted run, or extend it to more rounds; returns its directory. `location`: a directory or a URL.
 
     If the run is finished, draw its page and complete its copy if they are missing. `overrides` may raise `rounds`, and
     change settings that do not change the numbers (runtime, output, checkpoint, report).
@@ -100,7 +99,7 @@ def resume(place: Path | str, overrides: Sequence[str] = (), audience: Audience 
     Raise RayflError for other changes, if this machine computes other bits, unless runtime.mixed is set, and as
     `require_asked` for a run from another host.
     """
-    directory, overrides = found_again(place, overrides)
+    directory, overrides = found_again(location, overrides)
     before = read_run(directory)
     return go_on(before, resumable(before, overrides), audience)
 
@@ -166,9 +165,13 @@ def _play(
                 if before is None:
                     write_origin(folder.directory)
                 audience.played[folder.directory] = origin_stamp(folder.directory)
-            written, checkpoints = prepared.experiment.output, prepared.experiment.checkpoint
+            written = prepared.experiment.output
             output = RunOutput(
-                folder.directory, written.save_models, written.track, checkpoints, resumed=before is not None
+                folder.directory,
+                written.save_models,
+                written.track,
+                prepared.experiment.checkpoint,
+                resumed=before is not None,
             )
             try:
                 _play_rounds(prepared, play, output, audience, copying.enter_context(folder.mirrored()))

@@ -34,11 +34,10 @@ from jobs.shipped_experiments import experiment_file
 from jobs.tune import Tuning
 from rayfl import toml
 from rayfl.choices.kinds import find, named
-from rayfl.experiment.experiment import Experiment, read
+from rayfl.experiment.experiment import CHOSEN, Experiment, read
 from rayfl.experiment.prepare import prepare
 from rayfl.experiment.sweep import read_sweep
 from rayfl.experiment.table import read_table, with_overrides
-from rayfl.experiment.unknown_keys import CHOSEN
 from rayfl.methods.base import Method, PeerHalf
 from rayfl.testing.executors import play
 from tests.test_floors import FLOOR

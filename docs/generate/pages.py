@@ -20,8 +20,7 @@ from rayfl.choices.kinds import named
 from rayfl.compress.base import Compressor
 from rayfl.data.datasets import Source
 from rayfl.data.partition import PartitionScheme
-from rayfl.experiment.experiment import Experiment
-from rayfl.experiment.unknown_keys import CHOSEN, LISTED
+from rayfl.experiment.experiment import CHOSEN, LISTED, Experiment
 from rayfl.methods.base import Method, PeerHalf
 from rayfl.metrics.base import Metric
 from rayfl.metrics.fairness import is_summary
@@ -29,8 +28,8 @@ from rayfl.models.base import Architecture
 from rayfl.population.availability import Diurnal, PerClient, Trace
 from rayfl.population.distributions import LogNormal, UniformValues
 from rayfl.report import wording
+from rayfl.run_directory.record import SCHEMAS
 from rayfl.run_directory.run_files import PARTS
-from rayfl.run_directory.tables import SCHEMAS
 from rayfl.schedules.base import Schedule
 from rayfl.selections.base import Selection
 from rayfl.settings import Settings

@@ -35,8 +35,8 @@ class Kind:
             raise RayflError(f"{cls.__name__}.{old} is called {cls.renamed[old]} now; rename it")
 
     @classmethod
-    def adopts(cls, found: object) -> bool:
-        """Whether an object of this kind can be made from `found`, such as a torch module, which is not a subclass."""
+    def adopts(cls, candidate: object) -> bool:
+        """Whether an object of this kind can be made from `candidate`, such as a torch module, no subclass of it."""
         return False
 
 
@@ -45,9 +45,9 @@ class Choice(Settings, Kind):
 
     # Any: options get their types from the class that takes them.
     @classmethod
-    def from_options(cls, found: Any, options: Mapping[str, Any]) -> Any:
-        """The object that `found` (a class of this kind, or an object that the kind `adopts`) makes with options."""
-        return found(**options)
+    def from_options(cls, component: Any, options: Mapping[str, Any]) -> Any:
+        """The object that `component` (a class of this kind, or what the kind `adopts`) makes with options."""
+        return component(**options)
 
     def to_table(self) -> dict[str, Any]:
         """The table from which `make` makes this object again."""
@@ -58,26 +58,26 @@ class Choice(Settings, Kind):
 @cache
 def named(kind: Any) -> Any:
     """All classes of `kind` in the package of the kind, and in packages inside it, by their attribute `name`."""
-    room = importlib.import_module(kind.package)
-    found = {}
-    for module in pkgutil.walk_packages(room.__path__, f"{room.__name__}."):
-        for one in vars(importlib.import_module(module.name)).values():
-            own = isinstance(one, type) and issubclass(one, kind) and one.__module__ == module.name
-            if own and isinstance(name := vars(one).get("name"), str):
-                assert found.setdefault(name, one) is one, f"{found[name]} and {one} are both called {name!r}"
-    return dict(sorted(found.items()))
+    package = importlib.import_module(kind.package)
+    classes = {}
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        for value in vars(importlib.import_module(module.name)).values():
+            is_defined_here = isinstance(value, type) and issubclass(value, kind) and value.__module__ == module.name
+            if is_defined_here and isinstance(name := vars(value).get("name"), str):
+                assert classes.setdefault(name, value) is value, f"{classes[name]} and {value} are called {name!r}"
+    return dict(sorted(classes.items()))
 
 
 # Any: a class of `kind`, or what it adopts.
 def installed(kind: type[Kind]) -> dict[str, Any]:
     """The plugins of a kind in installed packages, by name; one that cannot be loaded is left out with a warning."""
-    found = {}
+    loaded = {}
     for name in plugins.installed():
         try:
-            found[name] = plugins.load_installed(name)
+            loaded[name] = plugins.load_installed(name)
         except RayflError as error:
             log.warning(f"the plugin {name!r} cannot be used: {error}")
-    return {name: one for name, one in found.items() if _is(kind, one)}
+    return {name: component for name, component in loaded.items() if _is(kind, component)}
 
 
 # Any: a class of `kind`, or what it adopts.
@@ -109,47 +109,47 @@ def find(kind: type[Kind], given: Any) -> Any:
 # Any: a class of kinds, of which type checkers cannot know that it is a `Choice` for a `Choice`.
 def _widest(kind: type[Kind]) -> Any:
     """The kind that has a package of its own: Compressor for a quantizer."""
-    return next(one for one in reversed(kind.__mro__) if issubclass(one, Kind) and "package" in vars(one))
+    return next(base for base in reversed(kind.__mro__) if issubclass(base, Kind) and "package" in vars(base))
 
 
-def _is(kind: type[Kind], found: object) -> bool:
-    """Whether `found` is a class of a kind, or can be made into one."""
-    return (isinstance(found, type) and issubclass(found, kind)) or kind.adopts(found)
+def _is(kind: type[Kind], component: object) -> bool:
+    """Whether `component` is a class of a kind, or can be made into one."""
+    return (isinstance(component, type) and issubclass(component, kind)) or kind.adopts(component)
 
 
 # Any: see `find`.
-def _checked(kind: type[Kind], found: Any) -> Any:
-    """`found`, with a name of its own if it is a third-party class. Raise RayflError if it is not of this kind."""
+def _checked(kind: type[Kind], component: Any) -> Any:
+    """`component`, with a name of its own if it is a third-party class. Raise RayflError if it is not of this kind."""
     widest = _widest(kind)
-    word = getattr(found, "__qualname__", shown(found))
-    if not _is(widest, found):
+    word = getattr(component, "__qualname__", shown(component))
+    if not _is(widest, component):
         raise RayflError(
-            f"{plugins.place_of(found)}: {word!r} is no {kind.label}; give a subclass of {widest.__module__}."
+            f"{plugins.place_of(component)}: {word!r} is no {kind.label}; give a subclass of {widest.__module__}."
             f"{widest.__name__}"
         )
-    if not isinstance(found, type) or not issubclass(found, Kind) or found in named(widest).values():
-        return found
-    if inspect.isabstract(found):
-        lacks = ", ".join(sorted(getattr(found, "__abstractmethods__", ())))
-        raise RayflError(f"{plugins.place_of(found)}: the {kind.label} {word!r} lacks {lacks}; define it")
-    if vars(found).get("name") in named(widest):
+    if not isinstance(component, type) or not issubclass(component, Kind) or component in named(widest).values():
+        return component
+    if inspect.isabstract(component):
+        lacks = ", ".join(sorted(getattr(component, "__abstractmethods__", ())))
+        raise RayflError(f"{plugins.place_of(component)}: the {kind.label} {word!r} lacks {lacks}; define it")
+    if vars(component).get("name") in named(widest):
         raise RayflError(
-            f"{plugins.place_of(found)}: the {kind.label} {word!r} is called {found.name!r}, which is the name of one "
-            "of ours; give it another name, or none"
+            f"{plugins.place_of(component)}: the {kind.label} {word!r} is called {component.name!r}, which is the name "
+            "of one of ours; give it another name, or none"
         )
-    if "name" not in vars(found):
-        found.name = found.__name__
-    return found
+    if "name" not in vars(component):
+        component.name = component.__name__
+    return component
 
 
 # Any: a class or a function.
-def reference(found: Any) -> str:
+def reference(component: Any) -> str:
     """The name by which an experiment finds a class again."""
-    if isinstance(found, type) and issubclass(found, Kind):
-        name = vars(found).get("name")
-        if isinstance(name, str) and named(_widest(found)).get(name) is found:
+    if isinstance(component, type) and issubclass(component, Kind):
+        name = vars(component).get("name")
+        if isinstance(name, str) and named(_widest(component)).get(name) is component:
             return name
-    return plugins.reference(found)
+    return plugins.reference(component)
 
 
 # Any: tables come from a file, and their values get their types here.
@@ -157,8 +157,8 @@ def make(kind: type[Choice], table: Mapping[str, Any]) -> Any:
     """The object that a table with a `name` and options describes, e.g. {"name": "topk", "keep_ratio": 0.1}."""
     if "name" not in table:
         raise RayflError(f" is missing; a {kind.label} is one of {', '.join(known(kind))}", ("name",))
-    found = find(kind, table["name"])
-    return kind.from_options(found, {key: value for key, value in table.items() if key != "name"})
+    component = find(kind, table["name"])
+    return kind.from_options(component, {key: value for key, value in table.items() if key != "name"})
 
 
 # Any: what a TOML file holds, or an object from Python.
@@ -170,11 +170,11 @@ def resolve(kind: type[Choice], given: Any, field: str | None = None) -> Any:
     widest = _widest(kind)
     if isinstance(given, widest):
         _checked(widest, type(given))
-    found = given if isinstance(given, widest) else make(widest, as_table(given, field))
-    if isinstance(found, widest) and not isinstance(found, kind):
-        narrow = [name for name, one in named(widest).items() if issubclass(one, kind)]
-        raise RayflError(f"{found.name!r} is no {kind.__name__.lower()}; give one of {', '.join(narrow)}")
-    return found
+    component = given if isinstance(given, widest) else make(widest, as_table(given, field))
+    if isinstance(component, widest) and not isinstance(component, kind):
+        narrow = [name for name, component in named(widest).items() if issubclass(component, kind)]
+        raise RayflError(f"{component.name!r} is no {kind.__name__.lower()}; give one of {', '.join(narrow)}")
+    return component
 
 
 # Any: what a TOML file holds, or a class or a function from Python.

@@ -61,10 +61,10 @@ class PluginFile:
         source = read_bytes(path).decode("utf-8")
         alias = above[-1] if above else "plugin"
         names = {
-            getattr(node, "module", None) or one.name
+            getattr(node, "module", None) or alias.name
             for node in ast.walk(ast.parse(source, str(path)))
             if isinstance(node, ast.Import | ast.ImportFrom)
-            for one in node.names
+            for alias in node.names
         }
         return cls(
             str(path),
@@ -80,7 +80,7 @@ class PluginFile:
     @property
     def digest(self) -> str:
         """A short name of the content, with that of the files that it imports."""
-        imported = [f"{name} {one.digest}" for name, one in self.beside.items()]
+        imported = [f"{name} {file.digest}" for name, file in self.beside.items()]
         read = [f"{name} {digest(content)}" for name, content in self.files.items()]
         return digest("\n".join((self.source, *imported, *read)).encode())
 
@@ -144,8 +144,8 @@ def digest(content: bytes) -> str:
 
 def file_of(name: object) -> tuple[str, str] | None:
     """The path and the class of a name that leads to a file; None for every other name."""
-    found = _FILE.fullmatch(name) if isinstance(name, str) else None
-    return (found["path"], found["name"]) if found else None
+    match = _FILE.fullmatch(name) if isinstance(name, str) else None
+    return (match["path"], match["name"]) if match else None
 
 
 def is_reference(name: str) -> bool:
@@ -163,9 +163,9 @@ def load(name: str) -> Any:
         )
     if (leads := file_of(name)) is not None:
         return _member(_run(read_file(Path(leads[0]))), leads[1], leads[0])
-    found = _MODULE.fullmatch(name)
-    assert found is not None, f"{name!r} is not a reference"
-    return _member(_imported(found["module"], name), found["name"], found["module"])
+    match = _MODULE.fullmatch(name)
+    assert match is not None, f"{name!r} is not a reference"
+    return _member(_imported(match["module"], name), match["name"], match["module"])
 
 
 def read_file(path: Path) -> PluginFile:
@@ -212,13 +212,13 @@ def _module(file: PluginFile) -> ModuleType:
 
 def _failed(error: BaseException) -> RayflError:
     """The error of an import, with the innermost line of a plug-in file, or else of any file that is not Python's."""
-    frames = [one for one in traceback.extract_tb(error.__traceback__) if "importlib" not in one.filename]
-    where = plugin_line(error).strip(" ()") or f"{frames[-1].filename}:{frames[-1].lineno}"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
+    location = plugin_line(error).strip(" ()") or f"{frames[-1].filename}:{frames[-1].lineno}"
     words = " ".join(str(error).split())
     name = getattr(error, "name", None)
-    if isinstance(error, ModuleNotFoundError) and Path(where).with_name(f"{name}.py").is_file():
+    if isinstance(error, ModuleNotFoundError) and Path(location).with_name(f"{name}.py").is_file():
         words += f"; {name}.py beside it is found only by `import {name}`, and not if it imports this file, too"
-    return RayflError(f"{where} cannot be imported: {type(error).__name__}{f': {words}' if words else ''}")
+    return RayflError(f"{location} cannot be imported: {type(error).__name__}{f': {words}' if words else ''}")
 
 
 def _imported(module: str, name: str) -> ModuleType:
@@ -238,21 +238,23 @@ def _imported(module: str, name: str) -> ModuleType:
 # Any: whatever a module holds.
 def _reached(module: ModuleType | None, name: str) -> Any:
     """The object with a dotted name in a module; None if there is none."""
-    return functools.reduce(lambda found, part: getattr(found, part, None), name.split("."), module)
+    return functools.reduce(lambda owner, part: getattr(owner, part, None), name.split("."), module)
 
 
-def _member(module: ModuleType, name: str, place: str) -> Any:
-    found = _reached(module, name)
-    if found is None:
-        own = [key for key, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
-        raise RayflError(f"{place} has no {name!r}: {did_you_mean(name, own)}")
-    return found
+def _member(module: ModuleType, name: str, location: str) -> Any:
+    member = _reached(module, name)
+    if member is None:
+        defined_here = [
+            key for key, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__
+        ]
+        raise RayflError(f"{location} has no {name!r}: {did_you_mean(name, defined_here)}")
+    return member
 
 
 @functools.cache
 def installed() -> dict[str, str]:
     """The entry points of installed packages: their values by their names."""
-    return {one.name: one.value for one in sorted(entry_points(group=GROUP))}
+    return {entry.name: entry.value for entry in sorted(entry_points(group=GROUP))}
 
 
 # Any: whatever the entry point leads to.
@@ -264,15 +266,15 @@ def load_installed(name: str) -> Any:
     return load(value)
 
 
-def reference(found: Any) -> str:
-    """The name by which `found`, a class or a function, is loaded again."""
-    module, name = found.__module__, found.__qualname__
+def reference(component: Any) -> str:
+    """The name by which `component`, a class or a function, is loaded again."""
+    module, name = component.__module__, component.__qualname__
     if module in _files:
         return f"{_files[module].path}:{name}"
     value = f"{module}:{name}"
     if entry := next((name for name, known in installed().items() if known == value), None):
         return entry
-    can_be_imported = module != "__main__" and _reached(sys.modules.get(module), name) is found
+    can_be_imported = module != "__main__" and _reached(sys.modules.get(module), name) is component
     return value if can_be_imported else f"{MEMORY}{value}"
 
 
@@ -281,14 +283,14 @@ def is_in_memory(name: object) -> bool:
     return isinstance(name, str) and name.startswith(MEMORY)
 
 
-def place_of(found: Any) -> str:
+def place_of(component: Any) -> str:
     """The file and line of a class or a function, or else its module."""
     try:
-        own = _files.get(found.__module__)
-        path = own.path if own else inspect.getsourcefile(found) or inspect.getfile(found)
-        return f"{path}:{inspect.getsourcelines(found)[1]}"
+        file = _files.get(component.__module__)
+        path = file.path if file else inspect.getsourcefile(component) or inspect.getfile(component)
+        return f"{path}:{inspect.getsourcelines(component)[1]}"
     except (OSError, TypeError, AttributeError):
-        return getattr(found, "__module__", "") or type(found).__name__
+        return getattr(component, "__module__", "") or type(component).__name__
 
 
 def short(name: str) -> str:

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer, ValidationInfo, fi
 
 from rayfl import toml
 from rayfl.choices import plugins
-from rayfl.choices.kinds import TO_TABLE, as_table, find, from_table, known, reference
+from rayfl.choices.kinds import TO_TABLE, Kind, as_table, find, from_table, known, reference
 from rayfl.compress.base import Compressor
 from rayfl.compress.dense import Dense
 from rayfl.data.datasets import Source
@@ -23,6 +23,7 @@ from rayfl.experiment.unknown_keys import explained
 from rayfl.methods.base import HyperParameters, Method
 from rayfl.methods.shared.own_parts import Parts
 from rayfl.methods.shared.wrapper import WrappingClients
+from rayfl.metrics.base import Metric
 from rayfl.models.adapters import Adapters
 from rayfl.models.base import Architecture
 from rayfl.population.sampling import Clients
@@ -126,6 +127,21 @@ class Output(Settings):
 
 NO_RATIO = (None, 0.1)
 """The values of a compressor's `keep_ratio` that say nothing: none, and the default."""
+CHOSEN: Mapping[str, type[Kind]] = {
+    "method": Method,
+    "model": Architecture,
+    "data": Source,
+    "partition": PartitionScheme,
+    "uplink": Compressor,
+    "downlink": Compressor,
+    "topology": Topology,
+    "selection": Selection,
+    "schedule": Schedule,
+    "task": Task,
+}
+"""The tables that choose a method, a model, ... by its name, and have its settings."""
+LISTED: Mapping[str, type[Kind]] = {**CHOSEN, "evaluation.metrics": Metric, "wrap": Wrapper}
+"""The same, and the settings that are lists of choices."""
 
 
 class Experiment(Settings):
@@ -167,7 +183,7 @@ class Experiment(Settings):
         try:
             super().__init__(**values)
         except UnknownKey as error:
-            raise explained(error, type(self), values) from None
+            raise explained(error, type(self), CHOSEN, values) from None
 
     @field_validator("name")
     @classmethod
@@ -181,38 +197,42 @@ class Experiment(Settings):
         return name
 
     def unused(self) -> Mapping[str, str]:
-        found = dict(self.method.kind.unused(self.method.hyper))
+        unused = dict(self.method.kind.unused(self.method.hyper))
         if self.parts.personal or self.parts.buffers == "personal":
-            found.pop("evaluation.personal_on_pooled", None)
-        return found
+            unused.pop("evaluation.personal_on_pooled", None)
+        return unused
 
     @model_validator(mode="after")
     def _fits(self) -> "Experiment":
         """Refuse settings that do not fit the number of rounds, and two settings for the same thing."""
         self.method.hyper.for_num_rounds(self.rounds)
-        hyper, names = self.method.hyper, self.method.kind.capabilities.own_retention
-        own = [f"method.{name}={shown(getattr(hyper, name))}" for name in names if hyper.is_given(name)]
-        uplink = {} if self.method.kind.capabilities.honours_retention else dotted(self.uplink.to_table())
-        own += [f"uplink.{key}={one}" for key, one in uplink.items() if "keep_ratio" in key and one not in NO_RATIO]
-        if own and self.clients.retention_ratio is not None:
-            raise RayflError(f"{own[0]} and clients.retention_ratio are both given; give one of them")
+        hyper = self.method.hyper
+        can = self.method.kind.capabilities
+        ratios = [f"method.{name}={shown(getattr(hyper, name))}" for name in can.own_retention if hyper.is_given(name)]
+        uplink = {} if can.honours_retention else dotted(self.uplink.to_table())
+        ratios += [
+            f"uplink.{key}={value}" for key, value in uplink.items() if "keep_ratio" in key and value not in NO_RATIO
+        ]
+        if ratios and self.clients.retention_ratio is not None:
+            raise RayflError(f"{ratios[0]} and clients.retention_ratio are both given; give one of them")
         return self
 
     @field_validator("wrap")
     @classmethod
     def _go_together(cls, wrap: tuple[Wrapper, ...]) -> tuple[Wrapper, ...]:
-        names = [one.name for one in wrap]
+        names = [wrapper.name for wrapper in wrap]
         if len({*names}) < len(names):
             raise RayflError(f"={shown(names)} names a wrapper twice; name each once", key=("wrap",))
-        if first := [one.name for one in wrap[:-1] if isinstance(one, MessageWrapper) and one.sees_all]:
+        if first := [wrapper.name for wrapper in wrap[:-1] if isinstance(wrapper, MessageWrapper) and wrapper.sees_all]:
             raise RayflError(f": {first[0]!r} must see all that clients send; make it the last one", key=("wrap",))
         return wrap
 
     @property
     def in_memory(self) -> list[str]:
         """The objects from Python that cannot be made again by a name, in words."""
-        tables = [one for value in self.as_dict().values() for one in (value if isinstance(value, list) else [value])]
-        names = [(table.get("name") if isinstance(table, dict) else None) for table in tables]
+        values = [*self.as_dict().values()]
+        tables = [table for value in values for table in (value if isinstance(value, list) else [value])]
+        names = [table.get("name") for table in tables if isinstance(table, dict)]
         return [name.removeprefix(plugins.MEMORY) for name in names if name is not None and plugins.is_in_memory(name)]
 
     def as_dict(self) -> dict[str, Any]:

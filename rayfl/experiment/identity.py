@@ -56,9 +56,12 @@ def determining_settings(experiment: Mapping[str, object]) -> dict[str, object]:
     Where the data have whole digests their folder decides nothing: only which of its files has which part.
     """
     kept = {key: value for key, value in experiment.items() if key not in NOT_DETERMINING}
-    settings, only_time = dotted(kept), [f"runtime.{key}" for key in _ONLY_TIME]
+    settings = dotted(kept)
+    only_time = [f"runtime.{key}" for key in _ONLY_TIME]
     # The first condition saves time where hundreds of runs are compared.
-    left_out = {key for key in settings if key.startswith("runtime.") and any(lies_in(key, one) for one in only_time)}
+    left_out = {
+        key for key in settings if key.startswith("runtime.") and any(lies_in(key, setting) for setting in only_time)
+    }
     parts = _parts(data) if isinstance(data := experiment.get("data"), Mapping) and has_whole_digests(data) else {}
     return {key: value for key, value in (settings | parts).items() if key not in left_out}
 
@@ -89,23 +92,28 @@ def identity(experiment: "Experiment", table: Mapping[str, object]) -> str:
     `table`: the experiment's settings, with the paths of the copies in place of those of its files. The number of
     rounds counts only if it changes rounds already played.
     """
-    method, rounds = experiment.method, experiment.rounds
+    method = experiment.method
+    rounds = experiment.rounds
     settings = {key: value for key, value in determining_settings(table).items() if key != "rounds"}
     can = method.kind.capabilities
     follows_rounds = rounds if can.depends_on_num_rounds else None, method.hyper.for_num_rounds(rounds)
-    decisive = [settings, table.get("seed"), [repr(one) for one in follows_rounds]]
+    decisive = [settings, table.get("seed"), [repr(value) for value in follows_rounds]]
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
 
 
 def swept_items(experiment: Mapping[str, object]) -> Mapping[str, str]:
     """The items of a sweep that make a run, by swept key; empty if it is of no sweep."""
-    found = experiment.get("swept")
-    return {str(key): str(item) for key, item in found.items()} if isinstance(found, Mapping) else {}
+    items = experiment.get("swept")
+    return {str(key): str(item) for key, item in items.items()} if isinstance(items, Mapping) else {}
 
 
 def require_settings(experiments: Iterable[Mapping[str, object]], names: Sequence[str]) -> None:
     """Raise RayflError unless each of `names` is a setting, a table of settings or a swept key of an experiment."""
-    known = {key for one in experiments for key in ("label", *determining_settings(one), *swept_items(one))}
+    known = {
+        key
+        for experiment in experiments
+        for key in ("label", *determining_settings(experiment), *swept_items(experiment))
+    }
     for name in names:
         if not any(lies_in(setting, name) for setting in known):
             raise RayflError(f"no run has the setting {name!r}; {did_you_mean(name, known)}")

@@ -2,7 +2,7 @@
 
 import math
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +25,7 @@ from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.report_options import check_report
 from rayfl.limits import memory
-from rayfl.methods.shared.own_parts import with_parts
+from rayfl.methods.shared.own_parts import Parts, with_parts
 from rayfl.models.given_weights import read_backbone, read_weights
 from rayfl.models.part_names import chosen
 from rayfl.network import Network
@@ -55,7 +55,8 @@ def prepare(experiment: Experiment) -> Setup:
 
     Raise RayflError if parts of the experiment do not fit each other.
     """
-    model, seed = experiment.model, experiment.seed
+    model = experiment.model
+    seed = experiment.seed
     with _naming_failed_code(experiment):
         require_installed(experiment.output.track)
         prepare_process()
@@ -64,11 +65,13 @@ def prepare(experiment: Experiment) -> Setup:
         # Files that have been read before may be read without draws.
         key(seed, purpose="preparation")
         dataset, partition = split_data(experiment, dataset)
-        dataset = with_flipped_labels(experiment, dataset, partition)
+        if share := experiment.data.flipped_clients:
+            clients = attackers(seed, experiment.clients.num_seen, share)
+            dataset = with_flipped_labels(dataset, partition, share, clients)
         task = make_task(experiment, dataset)
         method = experiment.method.make(task, experiment.rounds)
-        for one in experiment.wrap:
-            method = checked(one.around, "a method", lambda found: callable(found.plan))(method)
+        for wrapper in experiment.wrap:
+            method = checked(wrapper.around, "a method", lambda wrapped: callable(wrapped.plan))(method)
         topology = None if experiment.topology is None else experiment.topology.read(experiment.clients.num_seen)
         weights = task.network.first_weights(task.network.seed)
         if model.start is not None and experiment.adapters is None:
@@ -76,7 +79,7 @@ def prepare(experiment: Experiment) -> Setup:
         elif model.start is not None:
             trained = {name for _, _, name in task.network.slots}
             weights = read_backbone(Path(model.start), weights, trained, model.name)
-        params = split_weights(experiment, task.network, weights, dataset)
+        params = split_weights(experiment.parts, model.name, task.network, weights, dataset)
         if task.network.local:
             method = with_parts(method, experiment.parts)
         initial = checked_hook(method.init_params)(params, seeding.FirstDraws(seed, seeding.NOBODY))
@@ -106,7 +109,7 @@ def prepare(experiment: Experiment) -> Setup:
         precision=runtime.precision,
     )
     check(setup, experiment, task)
-    return replace(setup, unread=[one for one in given_elsewhere(experiment) if not one.is_read])
+    return replace(setup, unread=[setting for setting in given_elsewhere(experiment) if not setting.is_read])
 
 
 def with_task(table: Mapping[str, object], dataset: Dataset) -> dict[str, object]:
@@ -116,9 +119,9 @@ def with_task(table: Mapping[str, object], dataset: Dataset) -> dict[str, object
 
 def given_elsewhere(experiment: Experiment) -> list[ThirdPartySetting]:
     """The settings that the experiment gives to third-party classes and that no class of ours declares."""
-    found: list[ThirdPartySetting] = []
+    foreign: list[ThirdPartySetting] = []
     listed = [("evaluation.metrics", metric) for metric in experiment.evaluation.metrics or ()]
-    listed += [("wrap", one) for one in experiment.wrap]
+    listed += [("wrap", wrapper) for wrapper in experiment.wrap]
     for table, settings in (*experiment, ("method", experiment.method.hyper), *listed):
         if isinstance(settings, Settings):
             kind = experiment.method.kind if table == "method" else type(settings)
@@ -126,11 +129,11 @@ def given_elsewhere(experiment: Experiment) -> list[ThirdPartySetting]:
             # To iterate over `settings` would yield cached properties, too.
             for name in type(settings).model_fields:
                 if settings.is_given(name) and not any(name in fields for fields in declared):
-                    of = f"{kind.__name__} ({plugins.place_of(kind)})"
-                    found.append(
-                        ThirdPartySetting(table, name, shown(getattr(settings, name)), class_id(type(settings)), of)
+                    taker = f"{kind.__name__} ({plugins.place_of(kind)})"
+                    foreign.append(
+                        ThirdPartySetting(table, name, shown(getattr(settings, name)), class_id(type(settings)), taker)
                     )
-    return found
+    return foreign
 
 
 @contextmanager
@@ -142,9 +145,11 @@ def _naming_failed_code(experiment: Experiment) -> Iterator[None]:
         raise
     except BaseException as error:
         tables = (experiment.data, experiment.partition, experiment.task, experiment.topology, *experiment.wrap)
-        chosen = (*(type(one) for one in tables), experiment.method.kind)
-        modules = {one.__module__ for kind in chosen for one in kind.__mro__ if issubclass(one, Kind)}
-        frames = [one for one in traceback.walk_tb(error.__traceback__) if one[0].f_globals["__name__"] in modules]
+        chosen = (*(type(choice) for choice in tables), experiment.method.kind)
+        modules = {base.__module__ for kind in chosen for base in kind.__mro__ if issubclass(base, Kind)}
+        frames = [
+            frame for frame in traceback.walk_tb(error.__traceback__) if frame[0].f_globals["__name__"] in modules
+        ]
         if not frames or out_of_memory(error):
             raise
         code, line = frames[-1][0].f_code, frames[-1][1]
@@ -156,7 +161,8 @@ def make_task(experiment: Experiment, dataset: Dataset) -> NetworkTask:
 
     Raise RayflError if the three do not fit, or if this machine has no memory for the model and its gradient.
     """
-    model, task = experiment.model, experiment.task or task_for(dataset)
+    model = experiment.model
+    task = experiment.task or task_for(dataset)
     options = ", ".join(f"model.{key}={shown(value)}" for key, value in model if isinstance(value, int | tuple))
     what = f"model {model.name!r} ({options})" if options else f"model {model.name!r}"
     # The module has no storage here, and torch counts its entries in 64 bits.
@@ -175,9 +181,9 @@ def make_task(experiment: Experiment, dataset: Dataset) -> NetworkTask:
     return NetworkTask(network, task)
 
 
-def split_weights(experiment: Experiment, network: Network, weights: tree.Tree, dataset: Dataset) -> tree.Tree:
+def split_weights(parts: Parts, model: str, network: Network, weights: tree.Tree, dataset: Dataset) -> tree.Tree:
     """The shared ones among `weights`; the network keeps the others. Raise RayflError if `[parts]` does not fit."""
-    parts, model, moving = experiment.parts, experiment.model.name, frozenset[str]()
+    moving = frozenset[str]()
     personal = chosen(parts.personal, network.module, model)
     if network.buffer_slots:
         # A model that does not run is refused by `check_outputs`.
@@ -195,11 +201,12 @@ def check_inputs(task: NetworkTask, model: str, dataset: Dataset) -> None:
     """Raise RayflError if the data are tokens and the model does not embed all of them, or if only the model has
     tokens.
     """
-    layers, shape = task.network.module.modules(), task.task.output_shape(dataset)
-    embedded = [layer.num_embeddings for layer in layers if isinstance(layer, nn.Embedding | nn.EmbeddingBag)]
+    layers = (nn.Embedding, nn.EmbeddingBag)
+    embedded = [layer.num_embeddings for layer in task.network.module.modules() if isinstance(layer, layers)]
     if dataset.kind == "text" and not embedded:
         # Whole numbers in somebody's file are taken for tokens.
         cure = ", or give data.kind='vector' if these are numbers" if dataset.name == "arrays" else ""
+        shape = task.task.output_shape(dataset)
         raise RayflError(
             f"model {model!r} takes numbers, and dataset {dataset.name!r} has tokens; choose a text model, for example "
             f"""{"char-lstm with predicts='all'" if len(shape) > 1 else "char-lstm or mean-embedding"}{cure}"""
@@ -221,23 +228,24 @@ def check_outputs(task: NetworkTask, model: str, dataset: Dataset, params: tree.
     It runs in training and in evaluation mode, and the network notes whether it draws random numbers.
     """
     batch = first_two(dataset)
-    shape, wanted = list(batch.inputs.shape), [len(batch.inputs), *task.task.output_shape(dataset)]
-    given = f"model {model!r} gets inputs {shape}, {len(batch.inputs)} examples of dataset {dataset.name!r}"
+    wanted = [len(batch.inputs), *task.task.output_shape(dataset)]
+    shape = list(batch.inputs.shape)
+    given = f"model {model!r} gets inputs {shape}, {shape[0]} examples of dataset {dataset.name!r}"
     try:
         with torch.no_grad():
-            found = task.network.observe(params, batch.inputs)
+            outputs = task.network.observe(params, batch.inputs)
     except (KeyboardInterrupt, RayflError):
         raise
     except BaseException as error:
         raise RayflError(f"{given}, and raises {error_text(error)}; it must return outputs {wanted}") from error
-    is_tensor = isinstance(found, Tensor)
-    if not is_tensor or list(found.shape) != wanted or not found.is_floating_point():
-        what = f"values of type {found.dtype} {list(found.shape)}" if is_tensor else f"a {type(found).__name__}"
+    is_tensor = isinstance(outputs, Tensor)
+    if not is_tensor or list(outputs.shape) != wanted or not outputs.is_floating_point():
+        what = f"values of type {outputs.dtype} {list(outputs.shape)}" if is_tensor else f"a {type(outputs).__name__}"
         cure = f" (model.predicts={'all' if len(wanted) > 2 else 'last'!r})" if model == "char-lstm" else ""
         raise RayflError(
             f"{given}, and returns {what}; it must return outputs {wanted} for task {task.task.name!r}{cure}"
         )
-    check_task(task.task, found, batch.labels)
+    check_task(task.task, outputs, batch.labels)
 
 
 def check(setup: Setup, experiment: Experiment, task: NetworkTask) -> None:
@@ -250,35 +258,33 @@ def check(setup: Setup, experiment: Experiment, task: NetworkTask) -> None:
         # Bytes per pair of peers: whether one receives from the other, and the weights.
         memory.require(17 * peers**2, f"a graph of clients.count={peers} peers", "lower clients.count")
     check_setup(setup)
-    for one in experiment.wrap:
-        checked(one.check)(
-            setup, 10**6 * (experiment.runtime.object_store_memory_mb or 0) or int(STORE_SHARE * memory.machine_bytes())
-        )
+    runtime = experiment.runtime
+    store_bytes = 10**6 * (runtime.object_store_memory_mb or 0)
+    for wrapper in experiment.wrap:
+        checked(wrapper.check)(setup, store_bytes or int(STORE_SHARE * memory.machine_bytes()))
     check_report(experiment.report, setup.metric_facts, setup.num_clients)
     stacked = setup.work_width * tree.num_bytes(setup.initial_arrays)
     memory.require(stacked, f"runtime.stack_width={setup.work_width} copies of the model", "lower it")
-    runtime = experiment.runtime
-    if runtime.object_store_memory_mb and runtime.cluster is None:
-        store = f"runtime.object_store_memory_mb={runtime.object_store_memory_mb}"
-        memory.require(10**6 * runtime.object_store_memory_mb, store, "lower it")
-    if experiment.runtime.executor == "inline" and setup.device_name == "cuda" and not torch.cuda.is_available():
+    if store_bytes and runtime.cluster is None:
+        memory.require(store_bytes, f"runtime.object_store_memory_mb={runtime.object_store_memory_mb}", "lower it")
+    if runtime.executor == "inline" and setup.device_name == "cuda" and not torch.cuda.is_available():
         raise RayflError("runtime.device='cuda' needs a GPU, and this machine has none; use device='cpu'")
 
 
-def with_flipped_labels(experiment: Experiment, dataset: Dataset, partition: Partition) -> Dataset:
-    """The dataset in which the attacking clients' labels are flipped, in all that is not their test split."""
-    share = experiment.data.flipped_clients
-    if not share:
-        return dataset
+def with_flipped_labels(dataset: Dataset, partition: Partition, share: float, clients: Iterable[int]) -> Dataset:
+    """The dataset in which the attacking `clients`' labels are flipped, in all that is not their test split.
+
+    share: the setting `data.flipped_clients`.
+    """
     if not dataset.has_classes:
         raise RayflError(
             f"={share:g} flips classes, and the labels of dataset {dataset.name!r} are not classes; remove it",
             ("data", "flipped_clients"),
         )
     labels = dataset.train.labels.copy()
-    for client in attackers(experiment.seed, experiment.clients.num_seen, share):
-        own = np.concatenate([partition.split(split)[client] for split in ("train", "validation", "heldout")])
-        labels[own] = dataset.num_classes - 1 - labels[own]
+    for client in clients:
+        rows = np.concatenate([partition.split(split)[client] for split in ("train", "validation", "heldout")])
+        labels[rows] = dataset.num_classes - 1 - labels[rows]
     return replace(dataset, train=replace(dataset.train, labels=labels))
 
 
@@ -300,7 +306,7 @@ def split_data(experiment: Experiment, dataset: Dataset) -> tuple[Dataset, Parti
         )
     generator = seeding.generator(experiment.seed, purpose="partition")
     partition = experiment.partition.split(dataset, experiment.clients.count, generator)
-    defaults = {key: share for one in (experiment.method.kind, *experiment.wrap) for key, share in one.splits.items()}
+    defaults = {key: share for part in (experiment.method.kind, *experiment.wrap) for key, share in part.splits.items()}
     ratios = {
         "validation": experiment.splits.validation_ratio,
         "heldout": experiment.splits.heldout_ratio,
@@ -311,7 +317,8 @@ def split_data(experiment: Experiment, dataset: Dataset) -> tuple[Dataset, Parti
             raise RayflError("=0 leaves no data for evaluation.split='validation'", ("splits", "validation_ratio"))
         evaluated = seeding.generator(experiment.seed, purpose="judged split")
         partition = partition.hold_out(ratios["validation"] or EVALUATED_RATIO, 0.0, evaluated)
-        rows, train = partition.validation.indices, dataset.train
+        rows = partition.validation.indices
+        train = dataset.train
         dataset = replace(dataset, test=Examples(train.inputs[rows], train.labels[rows], place=train.place))
         partition = replace(partition, test=Shards(np.arange(len(rows)), partition.validation.offsets))
         # What is left is cut again only for a method that chooses by validation data itself.

@@ -76,7 +76,7 @@ def require_targets(targets: Iterable[float], name: str, facts: Facts) -> None:
 
 def require_clients(clients: Iterable[int], count: int) -> None:
     """Raise RayflError for a number of a client that `count` clients lack."""
-    if wrong := [one for one in clients if not 0 <= one < count]:
+    if wrong := [client for client in clients if not 0 <= client < count]:
         raise RayflError(f" has {wrong[0]}, not a client: they are 0 to {count - 1}", ("report", "mask_clients"))
 
 
@@ -88,9 +88,9 @@ def check_report(options: ReportOptions, known: Mapping[str, Facts], num_clients
     """
     require_clients(options.mask_clients, num_clients)
     ways = {name: facts for name, facts in known.items() if facts.higher_is_better is not None}
-    places = [*PLACES, *(f"{place}_{word}" for word in OVER_CLIENTS for place in PLACES)]
-    names = [f"{place}/{name}" for name in ways for place in [*places, *["train"] * (name == "loss")]]
-    place, _, what = (options.metric or "").partition("/")
+    evaluations = [*PLACES, *(f"{evaluation}_{word}" for word in OVER_CLIENTS for evaluation in PLACES)]
+    names = [f"{evaluation}/{name}" for name in ways for evaluation in [*evaluations, *["train"] * (name == "loss")]]
+    evaluation, _, what = (options.metric or "").partition("/")
     if options.metric not in (None, *names):
         raise RayflError(
             f"={options.metric!r} is not a metric of this experiment; {did_you_mean(str(options.metric), names)}",
@@ -99,7 +99,7 @@ def check_report(options: ReportOptions, known: Mapping[str, Facts], num_clients
     # Without a metric, the first one ranks the runs.
     name = what or next((name for name, facts in ways.items() if facts.ranks), None)
     if name is not None:
-        require_targets(options.targets, name, facts_over_clients(place, ways[name]))
+        require_targets(options.targets, name, facts_over_clients(evaluation, ways[name]))
 
 
 def agreed_options(
@@ -109,7 +109,7 @@ def agreed_options(
 
     Raise RayflError for a wrong value.
     """
-    tables = [table if isinstance(table := one.get("report"), Mapping) else {} for one in experiments]
+    tables = [table if isinstance(table := experiment.get("report"), Mapping) else {} for experiment in experiments]
     known = [key for key in ReportOptions.model_fields if tables and all(key in table for table in tables)]
     agreed = {key: tables[0][key] for key in known if all(table[key] == tables[0][key] for table in tables)}
     return ReportOptions(**{**agreed, **(given or {})})

@@ -86,7 +86,8 @@ class Runtime(Settings):
 
     @model_validator(mode="after")
     def _is_possible(self) -> "Runtime":
-        share, labels = self.num_gpus, self.labels or {}
+        share = self.num_gpus
+        labels = self.labels or {}
         refusals = [
             (
                 self.device == "cuda" and self.executor == "ray" and share == 0,

@@ -97,17 +97,22 @@ def combine(table: dict[str, Any], lists: Mapping[str, list[Any]], overrides: Se
     swept = _items(lists)
     keys = {key for items in swept for item in items for key in item.settings}
     inside = _inside(overrides, keys)
-    found = [_combination(table, items, inside) for items in itertools.product(*swept)]
-    for key, times in Counter(key for one in found for key in one.left_out).items():
-        first = next(one for one in found if key in one.left_out)
-        if times == len(found):
+    combinations = [_combination(table, items, inside) for items in itertools.product(*swept)]
+    for key, times in Counter(key for combination in combinations for key in combination.left_out).items():
+        first = next(combination for combination in combinations if key in combination.left_out)
+        if times == len(combinations):
             raise RayflError(f"{first.title:.200}: {first.left_out[key]}")
-        log.warning("%s does nothing in %d of %d runs, such as %r: left out", key, times, len(found), first.title)
-    for names in ([one.title for one in found], [one.directory for one in found]):
+        log.warning(
+            "%s does nothing in %d of %d runs, such as %r: left out", key, times, len(combinations), first.title
+        )
+    for names in (
+        [combination.title for combination in combinations],
+        [combination.directory for combination in combinations],
+    ):
         (name, times), *_ = Counter(names).most_common(1)
         if times > 1:
             raise RayflError(f"two combinations of the sweep are called {name!r}; give each of their items a label")
-    return found
+    return combinations
 
 
 # Any: tables of a file, or from Python.
@@ -120,7 +125,8 @@ def case_of(table: dict[str, Any], case: Mapping[str, Any], overrides: Sequence[
 # Any: tables of a file, or from Python.
 def as_cases(lists: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
     """All combinations of swept lists, seeds left out, each as a case; [] if nothing else is swept."""
-    swept, cases = _items({key: values for key, values in lists.items() if key != _SEED}), list[dict[str, Any]]()
+    swept = _items({key: values for key, values in lists.items() if key != _SEED})
+    cases = list[dict[str, Any]]()
     for items in itertools.product(*swept) if swept else ():
         cases.append({"label": ", ".join(item.words for item in items)})
         for key, value in _settings(items):
@@ -130,19 +136,21 @@ def as_cases(lists: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
 
 def _inside(overrides: Sequence[str], keys: Iterable[str]) -> list[str]:
     """The overrides of settings inside swept tables."""
-    return [one for one in overrides if any(lies_in(".".join(split_override(one)[0]), key) for key in keys)]
+    return [
+        override for override in overrides if any(lies_in(".".join(split_override(override)[0]), key) for key in keys)
+    ]
 
 
 def _items(lists: Mapping[str, list[Any]]) -> list[list[_Item]]:
     """The items of each key. If only one key has names or tables, these are shown without `key=`."""
     named = [key for key, values in lists.items() if any(_has_name(value) for value in values)]
     last = [key.rpartition(".")[2] for key in lists]
-    found = []
+    items = []
     for key, values in lists.items():
         short = key.rpartition(".")[2]
         prefix = f"{short if last.count(short) == 1 else key}="
-        found.append([_item(key, value, "" if named == [key] else prefix) for value in values])
-    return found
+        items.append([_item(key, value, "" if named == [key] else prefix) for value in values])
+    return items
 
 
 def _item(key: str, value: Any, prefix: str) -> _Item:
@@ -185,7 +193,7 @@ def described(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list | tuple):
-        return f"[{', '.join(described(one) for one in value)}]"
+        return f"[{', '.join(described(item) for item in value)}]"
     if not isinstance(value, Mapping):
         return plugins.short(str(value))
     parts = [
@@ -199,7 +207,7 @@ def described(value: Any) -> str:
 
 def _is_named(value: Any) -> bool:
     if isinstance(value, list):
-        return bool(value) and all(_is_named(one) for one in value)
+        return bool(value) and all(_is_named(item) for item in value)
     return isinstance(value, Mapping) and "name" in value
 
 
@@ -207,23 +215,25 @@ def _is_named(value: Any) -> bool:
 def _settings(items: Sequence[_Item]) -> list[tuple[str, Any]]:
     """The settings that items change, by dotted key. Whole tables come first, as a case's method must not replace the
     method.lr of another list."""
-    return sorted((one for item in items for one in item.settings.items()), key=lambda one: one[0].count("."))
+    return sorted(
+        (setting for item in items for setting in item.settings.items()), key=lambda setting: setting[0].count(".")
+    )
 
 
 def _combination(table: Mapping[str, Any], items: Sequence[_Item], inside: Sequence[str]) -> Combination:
-    own: dict[str, Any] = copied(table)
-    title = ", ".join(item.words for item in items) or own["name"]
+    settings: dict[str, Any] = copied(table)
+    title = ", ".join(item.words for item in items) or settings["name"]
     label = ", ".join(item.words for item in items if item.key != _SEED)
     try:
         swept = _settings(items)
         for key, value in swept:
-            put(own, key.split("."), copied(value), key)
-        for one in inside:
-            override(own, one)
+            put(settings, key.split("."), copied(value), key)
+        for text in inside:
+            override(settings, text)
         if label and all(item.key != "label" for item in items):
-            own["label"] = label
-        own["swept"] = {item.key: item.name for item in items if item.key != _SEED}
-        experiment, left_out = _without_unused(own, [key for key, _ in swept])
+            settings["label"] = label
+        settings["swept"] = {item.key: item.name for item in items if item.key != _SEED}
+        experiment, left_out = _without_unused(settings, [key for key, _ in swept])
     except ValueError as error:
         raise RayflError(f"{title:.200}: {error}") from None
     return Combination(title, directory_name(title), experiment, left_out)
@@ -238,7 +248,7 @@ def _without_unused(table: dict[str, Any], swept: Sequence[str]) -> tuple[Experi
         key, (*tables, name) = ".".join(error.key), error.key
         inner = functools.reduce(lambda outer, part: outer[part] if isinstance(outer, dict) else None, tables, table)
         # An object from Python is not changed.
-        if not isinstance(inner, dict) or any(lies_in(key, one) or lies_in(one, key) for one in swept):
+        if not isinstance(inner, dict) or any(lies_in(key, other) or lies_in(other, key) for other in swept):
             raise
         del inner[name]
         experiment, others = _without_unused(table, swept)

@@ -52,20 +52,20 @@ def read_table(path: Path) -> dict[str, Any]:
 
 
 # Any: a TOML table.
-def _parsed(text: str, place: str) -> dict[str, Any]:
+def _parsed(text: str, source: str) -> dict[str, Any]:
     """The table of a TOML text. Raise TOMLDecodeError for wrong TOML, RayflError for TOML that Python cannot read."""
     # tomllib takes time that grows with the square of a key's length.
     if any(line.partition("=")[0].count(".") > _MOST_DOTS for line in text.splitlines() if "=" in line):
-        raise RayflError(f"{place} has keys that are nested too deep; at most {MOST_NESTED} levels are allowed")
+        raise RayflError(f"{source} has keys that are nested too deep; at most {MOST_NESTED} levels are allowed")
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError:
         raise
     except RecursionError:
-        raise RayflError(f"{place} has tables or lists nested too deep; at most {MOST_NESTED} are allowed") from None
+        raise RayflError(f"{source} has tables or lists nested too deep; at most {MOST_NESTED} are allowed") from None
     except ValueError:
         # Python refuses to read a decimal number of more than 4300 digits.
-        raise RayflError(f"{place} has a whole number of more than 64 bits; give a smaller one") from None
+        raise RayflError(f"{source} has a whole number of more than 64 bits; give a smaller one") from None
 
 
 # Any: tables of settings, and settings from Python.
@@ -79,22 +79,22 @@ def with_overrides(
     for a wrong override or `[sweep]` table.
     """
     settings = settings or {}
-    of_sweep = [one for one in overrides if split_override(one)[0][0] == "sweep"]
-    _override_all(table, [one for one in overrides if one not in of_sweep])
+    of_sweep = [text for text in overrides if split_override(text)[0][0] == "sweep"]
+    _override_all(table, [text for text in overrides if text not in of_sweep])
     for key, value in settings.items():
         put(table, key.split("."), copied(value), key)
     if "sweep" not in table and not of_sweep:
         return table, None
     # Lists in the call's own `sweep` stay, even if the call also sets a swept key.
-    overridden = {".".join(split_override(one)[0]) for one in overrides}
+    overridden = {".".join(split_override(text)[0]) for text in overrides}
     if "sweep" not in settings:
         overridden |= settings.keys()
     lists = _swept_lists(table.pop("sweep", {}))
     lists = {key: values for key, values in lists.items() if key not in overridden}
-    for one in of_sweep:
+    for text in of_sweep:
         # Each by itself, because one swept key may lie inside another: method and method.lr.
         alone: dict[str, Any] = {}
-        override(alone, one)
+        override(alone, text)
         lists |= _swept_lists(alone["sweep"])
     return table, lists
 
@@ -103,15 +103,15 @@ def with_overrides(
 def _override_all(table: dict[str, Any], overrides: Sequence[str]) -> None:
     """Put overrides into a table, in their order. Raise RayflError as `override` does, and if one replaces the whole
     table around an earlier one, which would be dropped."""
-    for one, later in itertools.combinations(overrides, 2):
-        inner, outer = split_override(one)[0], split_override(later)[0]
+    for earlier, later in itertools.combinations(overrides, 2):
+        inner, outer = split_override(earlier)[0], split_override(later)[0]
         if len(outer) < len(inner) and inner[: len(outer)] == outer:
             raise RayflError(
-                f"{later} replaces the whole table {'.'.join(outer)!r}, so that {one} before it is dropped; give "
+                f"{later} replaces the whole table {'.'.join(outer)!r}, so that {earlier} before it is dropped; give "
                 f"{later} first"
             )
-    for one in overrides:
-        override(table, one)
+    for text in overrides:
+        override(table, text)
 
 
 # Any: tables and values of a file.
@@ -122,7 +122,7 @@ def _swept_lists(value: Any, path: tuple[str, ...] = ()) -> dict[str, list[Any]]
     """
     key = ".".join(("sweep", *path))
     if isinstance(value, Mapping):
-        return {name: found for part in value for name, found in _swept_lists(value[part], (*path, part)).items()}
+        return {name: values for part in value for name, values in _swept_lists(value[part], (*path, part)).items()}
     if not path or not isinstance(value, list) or not value:
         wanted = "a list of at least one value" if path else 'a table of lists, such as {"seed" = [0, 1, 2]}'
         raise RayflError(f"{key}={shown(value)} is not allowed; it must be {wanted}")
@@ -201,7 +201,7 @@ def located(table: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     def resolved(key: tuple[str, ...], path: str) -> str:
         homes = (folder, Path.cwd(), *folder.absolute().parents) if key in STAYING and recorded else (folder,)
         paths = [home / expanded(path) for home in homes]
-        return str(next((one for one in paths if one.exists()), paths[0]))
+        return str(next((candidate for candidate in paths if candidate.exists()), paths[0]))
 
     return mapped(table, resolved)
 
@@ -236,4 +236,8 @@ def mapped(table: Mapping[str, Any], change: Callable[[tuple[str, ...], str], st
 def has_whole_digests(data: Mapping[str, Any]) -> bool:
     """Whether a table of data has the digests of files, and none of an example only."""
     digests = data.get("digest")
-    return isinstance(digests, Mapping) and bool(digests) and not any("sample-" in str(one) for one in digests.values())
+    return (
+        isinstance(digests, Mapping)
+        and bool(digests)
+        and not any("sample-" in str(digest) for digest in digests.values())
+    )

@@ -2,41 +2,14 @@
 
 import difflib
 from collections.abc import Mapping
-from functools import cache
-from typing import Any
+from typing import Any, TypeAlias
 
 from pydantic.fields import FieldInfo
 
 from rayfl.choices.kinds import Kind, known
-from rayfl.compress.base import Compressor
-from rayfl.data.datasets import Source
-from rayfl.data.partition import PartitionScheme
 from rayfl.errors import RayflError, UnknownKey
-from rayfl.methods.base import Method
-from rayfl.metrics.base import Metric
-from rayfl.models.base import Architecture
-from rayfl.schedules.base import Schedule
-from rayfl.selections.base import Selection
 from rayfl.settings import Settings, listed
-from rayfl.tasks.base import Task
-from rayfl.topology.graphs import Topology
-from rayfl.wrappers.base import Wrapper
 
-CHOSEN: Mapping[str, type[Kind]] = {
-    "method": Method,
-    "model": Architecture,
-    "data": Source,
-    "partition": PartitionScheme,
-    "uplink": Compressor,
-    "downlink": Compressor,
-    "topology": Topology,
-    "selection": Selection,
-    "schedule": Schedule,
-    "task": Task,
-}
-"""The tables that choose a method, a model, ... by its name, and have its settings."""
-LISTED: Mapping[str, type[Kind]] = {**CHOSEN, "evaluation.metrics": Metric, "wrap": Wrapper}
-"""The same, and the settings that are lists of choices."""
 OTHER_WORDS: Mapping[str, str] = {
     word: key
     for key, words in {
@@ -68,11 +41,13 @@ OTHER_WORDS: Mapping[str, str] = {
     for word in words.split()
 }
 """Words of other tools and of papers, and our key."""
+Chosen: TypeAlias = Mapping[str, type[Kind]]
+"""The tables of an experiment that choose a method, a model, ... by its name."""
 _MOST_SHOWN = 3
 
 
 # Any: what the user gave.
-def explained(error: UnknownKey, experiment: type[Settings], tables: Mapping[str, Any]) -> RayflError:
+def explained(error: UnknownKey, experiment: type[Settings], chosen: Chosen, tables: Mapping[str, Any]) -> RayflError:
     """A better sentence about an unknown key of an experiment (`tables`) if there is one; else `error`."""
     keys = list(error.key)
     if keys == ["tune"]:
@@ -83,22 +58,24 @@ def explained(error: UnknownKey, experiment: type[Settings], tables: Mapping[str
         return error
     table, word = keys[0], keys[-1]
     meant = OTHER_WORDS.get(_plain(word), word)
-    own = meant.rpartition(".")[2]
-    if own in error.known and (len(keys) == 2 or "." not in meant):
-        return _meant(error, [own])
-    choices = sorted(known(CHOSEN[table]).items()) if len(keys) == 2 and table in CHOSEN else []
-    if others := [name for name, one in choices if own in settings_of(one)]:
-        return _of_others(error, CHOSEN[table], others, tables[table])
+    last = meant.rpartition(".")[2]
+    if last in error.known and (len(keys) == 2 or "." not in meant):
+        return _meant(error, [last])
+    choices = sorted(known(chosen[table]).items()) if len(keys) == 2 and table in chosen else []
+    if others := [name for name, component in choices if last in settings_of(component)]:
+        return _of_others(error, chosen[table], others, tables[table])
     is_near = word not in OTHER_WORDS and difflib.get_close_matches(word, error.known)
-    return error if is_near or not (found := places(word, experiment)) else _meant(error, found)
+    return error if is_near or not (keys_meant := places(word, experiment, chosen)) else _meant(error, keys_meant)
 
 
-def places(word: str, experiment: type[Settings]) -> list[str]:
+def places(word: str, experiment: type[Settings], chosen: Chosen) -> list[str]:
     """The dotted keys that a word may mean: ours for another tool's word, else all keys that end in it."""
     plain = _plain(word)
     meant = OTHER_WORDS.get(plain)
     return (
-        [meant] if meant else [key for key in _every_key(experiment) if key.rpartition(".")[2] == plain][:_MOST_SHOWN]
+        [meant]
+        if meant
+        else [key for key in _every_key(experiment, chosen) if key.rpartition(".")[2] == plain][:_MOST_SHOWN]
     )
 
 
@@ -106,26 +83,28 @@ def _plain(word: str) -> str:
     return word.lower().replace("-", "_")
 
 
-@cache
-def _every_key(experiment: type[Settings]) -> list[str]:
+def _every_key(experiment: type[Settings], chosen: Chosen) -> list[str]:
     """Every key of an experiment, those of all methods, models, ... among them."""
     fields = experiment.model_fields
     fixed = [
         f"{name}.{key}"
         for name, field in fields.items()
-        if name not in CHOSEN and isinstance(field.annotation, type) and issubclass(field.annotation, Settings)
+        if name not in chosen and isinstance(field.annotation, type) and issubclass(field.annotation, Settings)
         for key in field.annotation.model_fields
     ]
-    chosen = [
-        f"{name}.{key}" for name, kind in CHOSEN.items() for one in known(kind).values() for key in settings_of(one)
+    choices = [
+        f"{name}.{key}"
+        for name, kind in chosen.items()
+        for component in known(kind).values()
+        for key in settings_of(component)
     ]
-    return list(dict.fromkeys([*fields, *fixed, *chosen]))
+    return list(dict.fromkeys([*fields, *fixed, *choices]))
 
 
 # Any: a class of a kind, or what it adopts.
-def settings_of(found: Any) -> Mapping[str, FieldInfo]:
+def settings_of(component: Any) -> Mapping[str, FieldInfo]:
     """The settings of a method, a model, ... by name; none for a function."""
-    return getattr(getattr(found, "Hyper", found), "model_fields", {})
+    return getattr(getattr(component, "Hyper", component), "model_fields", {})
 
 
 def _meant(error: UnknownKey, keys: list[str]) -> RayflError:
@@ -136,9 +115,10 @@ def _meant(error: UnknownKey, keys: list[str]) -> RayflError:
 def _of_others(error: UnknownKey, kind: type[Kind], others: list[str], chosen: Any) -> RayflError:
     """The error for a setting that only other methods (models, ...) have, left over if just the name was replaced."""
     name = chosen.get("name") if isinstance(chosen, Mapping) else chosen
-    names = [repr(one) for one in others[:_MOST_SHOWN]]
+    names = [repr(other) for other in others[:_MOST_SHOWN]]
     names += [f"{len(others) - _MOST_SHOWN} more"] * (len(others) > _MOST_SHOWN)
-    table, do = error.key[0], "does" if len(others) == 1 else "do"
+    table = error.key[0]
+    do = "does" if len(others) == 1 else "do"
     return RayflError(
         f"': {kind.label} {name!r} does not take it, but {listed(names, 'and')} {do}; remove it, or give "
         f"{table}={name}, which replaces the whole table, in place of {table}.name={name}",

@@ -118,11 +118,11 @@ def save(
     `before`: an earlier checkpoint of the same play of the run: what has not changed since is not written again.
     If writing fails, log why; the earlier checkpoints stay as they were, and the run continues without this one.
     """
-    earlier = [found for found in checkpoints(directory) if found < run_state.round]
+    earlier = [earlier_round for earlier_round in checkpoints(directory) if earlier_round < run_state.round]
     try:
-        with new_checkpoint(directory, run_state.round) as place:
-            shared = _shared(place, run_state, before) if before else {}
-            held = shared | _write_states(place, run_state, executor, shared)
+        with new_checkpoint(directory, run_state.round) as folder:
+            shared = _shared(folder, run_state, before) if before else {}
+            held = shared | _write_states(folder, run_state, executor, shared)
             known = {name: before.files[name] for name in shared} if before else {}
             manifest = Manifest(
                 format=FORMAT,
@@ -132,12 +132,12 @@ def save(
                 rows=num_rows or {},
                 states=len(run_state.states),
                 memories=len(run_state.server_memories),
-                files=known | _synced(place, {SERVER, *held} - known.keys()),
+                files=known | _synced(folder, {SERVER, *held} - known.keys()),
             )
             about = manifest.model_dump(mode="json")
-            write_json(place / MANIFEST, {**about, _CHECKSUM: _checksum(about)})
-        place = place.with_suffix("")
-        return Saved(place, run_state.round, held, manifest.files, {name: stamp(place / name) for name in held})
+            write_json(folder / MANIFEST, {**about, _CHECKSUM: _checksum(about)})
+        folder = folder.with_suffix("")
+        return Saved(folder, run_state.round, held, manifest.files, {name: stamp(folder / name) for name in held})
     except OSError as error:
         log.warning(
             "no checkpoint before round %d, because %s cannot be written to (%s); the run continues, and would resume "
@@ -150,8 +150,8 @@ def save(
         return before
 
 
-def _shared(place: Path, run_state: RunState, before: Saved) -> dict[str, Held]:
-    """Link the files of the checkpoint before that the new one at `place` shares; returns what each holds."""
+def _shared(folder: Path, run_state: RunState, before: Saved) -> dict[str, Held]:
+    """Link the files of the checkpoint before that the new one at `folder` shares; returns what each holds."""
     shared: dict[str, Held] = {}
     small = {name for name in before.held if before.files[name].bytes < FILE_BYTES / 2}
     for name, (clients, size) in before.held.items():
@@ -160,29 +160,29 @@ def _shared(place: Path, run_state: RunState, before: Saved) -> dict[str, Held]:
             # A file system without links, or a file that somebody has changed or removed: its states are written anew.
             with suppress(OSError):
                 if stamp(before.place / name) == before.stamps[name]:
-                    os.link(before.place / name, place / name)
+                    os.link(before.place / name, folder / name)
                     shared[name] = (same, size)
     return shared
 
 
-def _write_states(place: Path, run_state: RunState, executor: Executor, shared: Mapping[str, Held]) -> dict[str, Held]:
+def _write_states(folder: Path, run_state: RunState, executor: Executor, shared: Mapping[str, Held]) -> dict[str, Held]:
     """Write the server's file, and files of the states that no shared file holds; returns what each of these holds."""
     others = {name: state for name in _BESIDE_SERVER if (state := getattr(run_state, name))}
     kept = {name: tree.to_arrays(state) for name, state in {"server": run_state.server, **others}.items()}
     kept |= {"air": run_state.air.to_arrays()} if run_state.air != Air() else {}
-    kept |= {f"{VERSION}{number}": executor.get(ref) for number, ref in run_state.air.versions.items()}
-    save_states(place / SERVER, kept)
-    held: dict[str, Held] = {}
+    kept |= {f"{VERSION}{version}": executor.get(ref) for version, ref in run_state.air.versions.items()}
+    save_states(folder / SERVER, kept)
+    written: dict[str, Held] = {}
     for kind, refs in (("states", run_state.states), ("memories", run_state.server_memories)):
-        files = {name: one for name, one in shared.items() if name.startswith(kind)}
-        there = {client for clients, _ in files.values() for client in clients}
+        files = {name: contents for name, contents in shared.items() if name.startswith(kind)}
+        shared_clients = {client for clients, _ in files.values() for client in clients}
         first = 1 + max(map(_number, files), default=-1)
-        new = ({str(client): executor.get(ref)} for client, ref in sorted(refs.items()) if client not in there)
+        new = ({str(client): executor.get(ref)} for client, ref in sorted(refs.items()) if client not in shared_clients)
         for number, states in enumerate(portions(new, tree.num_bytes, FILE_BYTES), first):
             name = f"{kind}-{number:04d}.safetensors"
-            save_states(place / name, states)
-            held[name] = ([*map(int, states)], len(states))
-    return held
+            save_states(folder / name, states)
+            written[name] = ([*map(int, states)], len(states))
+    return written
 
 
 def _number(name: str) -> int:
@@ -190,11 +190,11 @@ def _number(name: str) -> int:
     return int(re.sub("[^0-9]", "", name))
 
 
-def _synced(place: Path, names: Collection[str]) -> dict[str, File]:
+def _synced(folder: Path, names: Collection[str]) -> dict[str, File]:
     """Sync files of a checkpoint; returns size and digest of each."""
     files: dict[str, File] = {}
     for name in names:
-        with open(place / name, "rb") as file:
+        with open(folder / name, "rb") as file:
             os.fsync(file.fileno())
             files[name] = _measured(file)
     return files
@@ -223,51 +223,51 @@ def load(
     `identity`: that of the setup; None: take any. A checkpoint that is passed over is logged. Raise RayflError for
     another format or another experiment.
     """
-    for place in checkpoints(directory).values():
+    for folder in checkpoints(directory).values():
         try:
-            about = _read_manifest(place)
+            about = _read_manifest(folder)
             if identity is not None and about.identity != identity:
                 raise RayflError(
-                    f"checkpoint {place} is of a run with other settings, seed or files: restore this run's one, or "
+                    f"checkpoint {folder} is of a run with other settings, seed or files: restore this run's one, or "
                     "remove it to continue from the checkpoint before it"
                 )
-            found = None if rows is None else rows(about.round)
-            if found is None or (found["rounds"] == about.round and found == dict(about.rows)):
-                return _read(place, about, executor)
-            log.warning("some records before checkpoint %s are missing; the checkpoint before it is used", place.name)
+            recorded = None if rows is None else rows(about.round)
+            if recorded is None or (recorded["rounds"] == about.round and recorded == dict(about.rows)):
+                return _read(folder, about, executor)
+            log.warning("some records before checkpoint %s are missing; the checkpoint before it is used", folder.name)
         except DamagedFile as error:
-            log.warning("checkpoint %s is damaged (%s); the checkpoint before it is used", place.name, error)
+            log.warning("checkpoint %s is damaged (%s); the checkpoint before it is used", folder.name, error)
     return None
 
 
-def _read_manifest(place: Path) -> Manifest:
+def _read_manifest(folder: Path) -> Manifest:
     """The manifest of a checkpoint whose files are as they were written.
 
     Raise DamagedFile if they are not; another RayflError if the manifest has another format.
     """
     try:
-        about = dict(read_json(place / MANIFEST))
+        about = dict(read_json(folder / MANIFEST))
         if about.pop(_CHECKSUM, None) != _checksum(about):
             raise DamagedFile("it is not what was written")
     except (OSError, ValueError) as error:
         raise DamagedFile(f"its manifest cannot be read: {error}") from None
     if about.get("format") != FORMAT:
         raise RayflError(
-            f"checkpoint {place} has format {shown(about.get('format'))}, written by rayfl {about.get('rayfl')}; this "
+            f"checkpoint {folder} has format {shown(about.get('format'))}, written by rayfl {about.get('rayfl')}; this "
             f"is rayfl {__version__}, which reads format {FORMAT}: resume it with the version that wrote it"
         )
     try:
         manifest = Manifest(**about)
     except ValueError as error:
         raise DamagedFile(f"its manifest is not valid: {error}") from None
-    if manifest.round != int(place.name):
+    if manifest.round != int(folder.name):
         raise DamagedFile(f"its manifest is of round {manifest.round}")
     if SERVER not in manifest.files:
         raise DamagedFile(f"its manifest lacks {SERVER}")
     for name, file in manifest.files.items():
         try:
-            require_regular(place / name)
-            with open(place / name, "rb") as stream:
+            require_regular(folder / name)
+            with open(folder / name, "rb") as stream:
                 is_same = os.fstat(stream.fileno()).st_size == file.bytes and _measured(stream) == file
         except OSError as error:
             raise DamagedFile(f"{name} cannot be read: {reason(error)}") from None
@@ -276,7 +276,7 @@ def _read_manifest(place: Path) -> Manifest:
     return manifest
 
 
-def _read(place: Path, about: Manifest, executor: Executor) -> RunState:
+def _read(folder: Path, about: Manifest, executor: Executor) -> RunState:
     """The run state in a checkpoint whose files are as they were written. Raise DamagedFile if it holds none."""
 
     # Any: a state's leaf, and what stands for it.
@@ -292,7 +292,7 @@ def _read(place: Path, about: Manifest, executor: Executor) -> RunState:
 
         def new(name: str) -> Iterator[tree.State]:
             """The states in a file of clients that are not in `refs`."""
-            for key, state in load_states(place / name):
+            for key, state in load_states(folder / name):
                 if not re.fullmatch(r"0|[1-9][0-9]{0,17}", key):
                     raise DamagedFile(f"{name} holds the state of client {shown(key)}")
                 if int(key) not in refs:
@@ -307,17 +307,19 @@ def _read(place: Path, about: Manifest, executor: Executor) -> RunState:
             raise DamagedFile(f"it holds {len(refs)} {kind} of {count}")
         return refs
 
-    found = dict(load_states(place / SERVER))
-    versions = {name: executor.put(with_handles(state)) for name, state in found.items() if name.startswith(VERSION)}
-    if "server" not in found or set(found) - {"server", "air", *_BESIDE_SERVER, *versions}:
+    server_states = dict(load_states(folder / SERVER))
+    versions = {
+        name: executor.put(with_handles(state)) for name, state in server_states.items() if name.startswith(VERSION)
+    }
+    if "server" not in server_states or set(server_states) - {"server", "air", *_BESIDE_SERVER, *versions}:
         raise DamagedFile(f"{SERVER} does not hold the server's state")
     numbers = {int(name.removeprefix(VERSION)): ref for name, ref in versions.items()}
     return RunState(
         round=about.round,
-        server=tree.to_tensors(with_handles(found["server"])),
-        selection=tree.to_tensors(found.get("selection", {})),
-        downlink=tree.to_tensors(found.get("downlink", {})),
-        air=Air.from_arrays(found["air"], numbers) if "air" in found else Air(),
+        server=tree.to_tensors(with_handles(server_states["server"])),
+        selection=tree.to_tensors(server_states.get("selection", {})),
+        downlink=tree.to_tensors(server_states.get("downlink", {})),
+        air=Air.from_arrays(server_states["air"], numbers) if "air" in server_states else Air(),
         states=states("states", about.states),
         server_memories=states("memories", about.memories),
     )

@@ -32,40 +32,40 @@ class DamagedFile(RayflError):
 
 def round_of(name: str) -> int | None:
     """The rounds before the checkpoint whose manifest is the file `name` of a run directory; None for other files."""
-    found = re.fullmatch(rf"{FOLDER}/([0-9]+)/{re.escape(MANIFEST)}", name)
-    return int(found[1]) if found else None
+    match = re.fullmatch(rf"{FOLDER}/([0-9]+)/{re.escape(MANIFEST)}", name)
+    return int(match[1]) if match else None
 
 
 def checkpoints(directory: Path) -> dict[int, Path]:
     """The folders of a run's checkpoints by the number of rounds before them, newest first; their content is not
     checked."""
     home = directory / FOLDER
-    found = [path for path in home.iterdir() if re.fullmatch(r"[0-9]{8,}", path.name)] if home.is_dir() else []
-    return {int(path.name): path for path in sorted(found, key=lambda path: int(path.name), reverse=True)}
+    paths = [path for path in home.iterdir() if re.fullmatch(r"[0-9]{8,}", path.name)] if home.is_dir() else []
+    return {int(path.name): path for path in sorted(paths, key=lambda path: int(path.name), reverse=True)}
 
 
 @contextmanager
-def new_checkpoint(directory: Path, round: int) -> Iterator[Path]:
-    """Yield the folder for the files of the checkpoint before `round`; after the block the checkpoint is in its place.
+def new_checkpoint(directory: Path, round_number: int) -> Iterator[Path]:
+    """Yield the folder for the files of the checkpoint before `round_number`; after the block it is in its place.
 
     If the block raises, or writing fails (OSError), the earlier checkpoints are as they were.
     """
     home = directory / FOLDER
     home.mkdir(parents=True, exist_ok=True)
-    place = home / f"{round:08d}"
+    folder = home / f"{round_number:08d}"
     before = checkpoints(directory)
     # A run that resumed from an earlier checkpoint cannot use the later ones.
-    kept = [place for earlier, place in before.items() if earlier < round][: _KEPT - 1]
-    partial = home / f"{place.name}.partial"
-    for left in (*home.glob("*.partial"), place):
+    kept = [path for earlier, path in before.items() if earlier < round_number][: _KEPT - 1]
+    partial = home / f"{folder.name}.partial"
+    for left in (*home.glob("*.partial"), folder):
         shutil.rmtree(left, ignore_errors=True)
     partial.mkdir()
     try:
         yield partial
-        os.replace(partial, place)
+        os.replace(partial, folder)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
     sync_directory(home)
-    for old in {*before.values()} - {place, *kept}:
+    for old in {*before.values()} - {folder, *kept}:
         shutil.rmtree(old, ignore_errors=True)

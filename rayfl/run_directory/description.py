@@ -125,7 +125,7 @@ def read_platform(directory: Path) -> Mapping[str, object]:
 
 def write_metric_facts(directory: Path, facts: Mapping[str, Facts]) -> None:
     """Write the facts of every value, by its name without the place. Raise OSError if writing fails."""
-    write_json(directory / METRICS, {name: one.model_dump() for name, one in facts.items()})
+    write_json(directory / METRICS, {name: value_facts.model_dump() for name, value_facts in facts.items()})
 
 
 def read_metric_facts(directory: Path) -> Mapping[str, Facts]:
@@ -133,7 +133,7 @@ def read_metric_facts(directory: Path) -> Mapping[str, Facts]:
     path = directory / METRICS
     if not path.exists():
         return RECORDED_BEFORE
-    return read_as(lambda **given: {name: Facts(**one) for name, one in given.items()}, path)
+    return read_as(lambda **entries: {name: Facts(**value_facts) for name, value_facts in entries.items()}, path)
 
 
 def read_as(make: Callable[..., _Content], path: Path) -> _Content:
@@ -160,10 +160,10 @@ def origin_stamp(directory: Path) -> Stamp | None:
 def read_origin(directory: Path) -> Mapping[str, str]:
     """The entries that `write_origin` wrote, without those that cannot be read."""
     try:
-        found = read_json(directory / "origin.json")
+        entries = read_json(directory / "origin.json")
     except (OSError, ValueError):
         return {}
-    return {name: found[name] for name in ORIGIN if isinstance(found.get(name), str)}
+    return {name: entries[name] for name in ORIGIN if isinstance(entries.get(name), str)}
 
 
 def origin(folder: Path) -> dict[str, str]:
@@ -175,7 +175,7 @@ def origin(folder: Path) -> dict[str, str]:
     commit = _commit(folder)
     inside = re.compile(rf"^([\w.]+=|--[\w-]+=|){re.escape(str(folder))}/")
     return {
-        "command": shlex.join([name or "python", *(inside.sub(r"\1", one) for one in arguments)]),
+        "command": shlex.join([name or "python", *(inside.sub(r"\1", argument) for argument in arguments)]),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "host": system.node(),
         **({"commit": commit} if commit else {}),

@@ -75,10 +75,10 @@ def safetensors_errors() -> Iterator[None]:
     try:
         yield
     except SafetensorError as error:
-        number = re.search(r"\(os error (\d+)\)", str(error))
-        if number is None:
+        match = re.search(r"\(os error (\d+)\)", str(error))
+        if match is None:
             raise
-        raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
+        raise OSError(int(match[1]), os.strerror(int(match[1]))) from error
 
 
 def write_whole(path: Path, write: Callable[[Path], object], partial: Path | None = None) -> None:
@@ -132,16 +132,16 @@ def portions(
     parts: Iterable[Mapping[str, _Value]], num_bytes: Callable[[Mapping[str, _Value]], int], most: int
 ) -> Iterator[dict[str, _Value]]:
     """Join mappings, which have different keys, until they are larger than `most` bytes: one portion for each file."""
-    found: dict[str, _Value] = {}
+    portion: dict[str, _Value] = {}
     size = 0
     for part in parts:
-        found.update(part)
+        portion.update(part)
         size += num_bytes(part)
         if size > most:
-            yield found
-            found, size = {}, 0
-    if found:
-        yield found
+            yield portion
+            portion, size = {}, 0
+    if portion:
+        yield portion
 
 
 @contextmanager

@@ -92,7 +92,8 @@ class Storage:
         from pyarrow.fs import FileSystem
 
         require_url(url)
-        self.url, parts = url, urlsplit(url)
+        self.url = url
+        parts = urlsplit(url)
         if parts.scheme in ("gs", "gcs") and "retry_limit_seconds" not in parts.query:
             # pyarrow's limit is fifteen minutes, for which a run without credentials would print nothing.
             parts = parts._replace(query="&".join(filter(None, (parts.query, "retry_limit_seconds=60"))))
@@ -107,9 +108,9 @@ class Storage:
         from pyarrow.fs import FileSelector, FileType
 
         with self._refusals():
-            found = self._files.get_file_info(FileSelector(self._path, allow_not_found=True, recursive=True))
+            infos = self._files.get_file_info(FileSelector(self._path, allow_not_found=True, recursive=True))
         start = len(self._path.lstrip("/")) + 1
-        return {one.path.lstrip("/")[start:] for one in found if one.type == FileType.File}
+        return {info.path.lstrip("/")[start:] for info in infos if info.type == FileType.File}
 
     def pieces(self, name: str) -> Iterator[bytes]:
         """The content of a file, in pieces."""

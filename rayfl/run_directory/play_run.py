@@ -18,11 +18,14 @@ from rayfl.rounds.setup import Setup
 from rayfl.run_directory import checkpoint
 from rayfl.run_directory.description import write_metric_facts
 from rayfl.run_directory.disk import writing
-from rayfl.run_directory.record import Recorder
+from rayfl.run_directory.record import Recorder, read_tables
 from rayfl.run_directory.saved_models import CONSTANTS, save_model, write_model_inputs
-from rayfl.run_directory.tables import read_tables
 from rayfl.run_directory.trackers.tracker import TrackerName
-from rayfl.run_directory.tracking import Stopped, Tracking
+from rayfl.run_directory.tracking import Tracking
+
+
+class Stopped(Exception):
+    """The run was asked to end before its last round; it can be resumed."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,8 @@ def play_run(setup: Setup, executor: Executor, output: RunOutput, listener: List
     The log says from which checkpoint a resumed run continues, which checkpoints are damaged or could not be written,
     and which trackers failed. Raise DiskError if the records or the models cannot be written.
     """
-    directory, listener = output.directory, listener or Listener()
+    directory = output.directory
+    listener = listener or Listener()
     run_state, earlier = recalled(setup, executor, directory) if output.resumed else (None, None)
     rounds_done = run_state.round if run_state else 0
     saved: checkpoint.Saved | None = None
@@ -129,7 +133,7 @@ def final_models(setup: Setup, executor: Executor, run_state: RunState) -> Mappi
     if not setup.is_peer and (model := setup.server_half.model(run_state.server)):
         models["global"] = [{**constants, **model}]
     if setup.method.capabilities.personalized or setup.method.eval_stages(setup.rounds - 1):
-        found = personal_models(setup, executor, run_state)
-        own = (tree.flatten({str(client): model}) for client, model in found)
-        models["personal"] = chain([tree.flatten({CONSTANTS: constants})] if constants else [], own)
+        models_of_clients = personal_models(setup, executor, run_state)
+        personal = (tree.flatten({str(client): model}) for client, model in models_of_clients)
+        models["personal"] = chain([tree.flatten({CONSTANTS: constants})] if constants else [], personal)
     return models

@@ -9,12 +9,12 @@ from os import stat_result
 from pathlib import Path
 
 from rayfl.errors import RayflError
-from rayfl.run_directory import checkpoint_folders, description, disk, outputs, saved_models, tables
+from rayfl.run_directory import checkpoint_folders, description, disk, outputs, record, saved_models
 from rayfl.run_directory.trackers import tracker
 
 PARTS = (
     description.PART,
-    tables.PART,
+    record.PART,
     saved_models.PART,
     checkpoint_folders.PART,
     description.INPUT_FILES,
@@ -29,20 +29,23 @@ _OWN = [[re.compile(name) for name in pattern.split("/")] for part in PARTS for 
 
 def _declared(names: Sequence[str]) -> list[list[re.Pattern[str]]]:
     """The declared paths that begin with these names, or that are a beginning of them."""
-    return [own for own in _OWN if all(name.fullmatch(given) for name, given in zip(own, names, strict=False))]
+    return [
+        declared for declared in _OWN if all(name.fullmatch(part) for name, part in zip(declared, names, strict=False))
+    ]
 
 
 def _is_file(names: Sequence[str]) -> bool:
     """Whether a run may write a file whose path has these names, or the temporary file from which it is renamed."""
     names = (*names[:-1], names[-1].removesuffix(".partial"))
     return any(
-        len(names) == len(own) or (len(names) > len(own) and own[-1].pattern == ".+") for own in _declared(names)
+        len(names) == len(declared) or (len(names) > len(declared) and declared[-1].pattern == ".+")
+        for declared in _declared(names)
     )
 
 
 def _is_folder(names: Sequence[str]) -> bool:
     """Whether a run may make a folder whose path has these names."""
-    return any(len(names) < len(own) or own[-1].pattern == ".+" for own in _declared(names))
+    return any(len(names) < len(declared) or declared[-1].pattern == ".+" for declared in _declared(names))
 
 
 def is_own_file(name: str) -> bool:

@@ -18,8 +18,8 @@ from rayfl.run_directory.checkpoint_folders import FOLDER, MANIFEST, checkpoints
 from rayfl.run_directory.description import EXPERIMENT, is_left_over, is_run
 from rayfl.run_directory.disk import LOCK, DiskError, Stamp, locked, stamp, sync_directory, writing
 from rayfl.run_directory.object_storage import Storage, StorageError, below, is_url, opened, parted
+from rayfl.run_directory.record import SCHEMAS, read_records
 from rayfl.run_directory.run_files import is_own_file, own_files, remove_entries, require_own_entries
-from rayfl.run_directory.tables import SCHEMAS, read_records
 
 LOCAL = Path("runs")
 """The folder on this machine of the runs whose `output.directory` is a URL."""
@@ -33,12 +33,12 @@ class RunFolder:
     output: str
 
     @classmethod
-    def at(cls, place: Path | str, output: str) -> "RunFolder":
-        """The folder of the run at `place`, a directory or the URL of a copy. A URL also gives `output`."""
-        if isinstance(place, str):
-            output, name = parted(place)
-            place = LOCAL / name
-        return cls(place.absolute(), output)
+    def at(cls, location: Path | str, output: str) -> "RunFolder":
+        """The folder of the run at `location`, a directory or the URL of a copy. A URL also gives `output`."""
+        if isinstance(location, str):
+            output, name = parted(location)
+            location = LOCAL / name
+        return cls(location.absolute(), output)
 
     @classmethod
     def named(cls, name: str, output: str) -> "RunFolder":
@@ -52,7 +52,8 @@ class RunFolder:
 
     def next_free(self) -> "RunFolder":
         """This folder if nothing is there, here or in the storage; else the first free one of NAME-2, NAME-3, ..."""
-        number, folder = 1, self
+        number = 1
+        folder = self
         while folder.directory.exists() or (folder.url is not None and _has_files(folder.url)):
             number += 1
             folder = RunFolder(self.directory.with_name(f"{self.directory.name}-{number}"), self.output)
@@ -152,19 +153,19 @@ def require_free(path: Path, overwrite: bool = False) -> bool:
     if not path.is_dir():
         raise RayflError(f"{path} is a file: name a directory for the run")
     # A lock file that nobody holds does not count.
-    found = sorted(entry.name for entry in path.iterdir() if entry.name != LOCK)
-    if EXPERIMENT in found:
+    names = sorted(entry.name for entry in path.iterdir() if entry.name != LOCK)
+    if EXPERIMENT in names:
         if not overwrite:
             raise RayflError(f"{path} holds a run: name another directory, or give --overwrite")
-    elif "records" in found:
+    elif "records" in names:
         raise RayflError(f"{path} is a run that lost its {EXPERIMENT}: restore it, or name another directory")
-    elif foreign := [name for name in found if not is_left_over(name)]:
+    elif foreign := [name for name in names if not is_left_over(name)]:
         raise RayflError(
             f"{path} is not empty and holds something other than a run ({foreign[0]}), which rayfl never deletes: name "
             "another directory"
         )
     require_own_entries(path)
-    return bool(found)
+    return bool(names)
 
 
 def reached(names: Collection[str]) -> tuple[int, bool] | None:
@@ -183,7 +184,8 @@ class Copies:
     """Copies the changed files of a run directory to a storage."""
 
     def __init__(self, directory: Path, storage: Storage) -> None:
-        self.directory, self.storage = directory, storage
+        self.directory = directory
+        self.storage = storage
         self._copied: dict[str, Stamp] = {}
         """The stamps of the files that this process has copied."""
 
@@ -192,9 +194,10 @@ class Copies:
 
         Raise StorageError or OSError if that fails; the copy is then still a run that can be resumed.
         """
-        here, there = set(own_files(self.directory)), self._there()
-        gone, lost = there - here, set[str]()
-        for name in sorted(here | there, key=lambda name: (_step(name, name in gone), name)):
+        here, copied = set(own_files(self.directory)), self._there()
+        gone = copied - here
+        lost = set[str]()
+        for name in sorted(here | copied, key=lambda name: (_step(name, name in gone), name)):
             if name in gone:
                 # If it may not be removed it stays, and does no harm.
                 with suppress(StorageError):
@@ -202,22 +205,22 @@ class Copies:
             # The run may remove an old checkpoint meanwhile: a manifest without its other files must not be copied.
             elif not (name.endswith(MANIFEST) and name.rpartition("/")[0] in lost):
                 try:
-                    found = stamp(self.directory / name)
-                    if name not in there or self._copied.get(name) != found:
+                    current = stamp(self.directory / name)
+                    if name not in copied or self._copied.get(name) != current:
                         # Checkpoints share files.
-                        twin = next((other for other in there if self._copied.get(other) == found), None)
-                        if twin is None:
+                        same = next((other for other in copied if self._copied.get(other) == current), None)
+                        if same is None:
                             self.storage.put(name, self.directory / name)
                         else:
-                            self.storage.copy(twin, name)
-                        self._copied[name] = found
+                            self.storage.copy(same, name)
+                        self._copied[name] = current
                 except FileNotFoundError:
                     lost.add(name.rpartition("/")[0])
 
     def is_behind(self) -> bool:
         """Whether the copy lacks a file, or has not come as far as the run."""
-        there, here = self._there(), set(own_files(self.directory))
-        return not here <= there or reached(there) != reached(here)
+        copied, here = self._there(), set(own_files(self.directory))
+        return not here <= copied or reached(copied) != reached(here)
 
     def clear(self) -> None:
         """Remove the run from the storage, its experiment first, so that a part of a run is not a run."""
@@ -249,7 +252,8 @@ def mirrored(directory: Path, storage: Storage) -> Iterator[Callable[[], None]]:
     The function is called after each round, and copies the run if the round has left a new checkpoint. Raise DiskError
     if the copying at the end fails; if the block has failed too, only log it.
     """
-    copies, last = Copies(directory, storage), None
+    copies = Copies(directory, storage)
+    last = None
 
     def round_done() -> None:
         nonlocal last
@@ -312,8 +316,8 @@ def fetch_newer(storage: Storage, directory: Path, require_same: Callable[[Path,
     `require_same(directory, fetched)` raises if another run lies in `directory`, which then stays as it is. Errors are
     those of `fetch`.
     """
-    there, here = reached(storage.files()), reached(list(own_files(directory)))
-    if there is None or (here is not None and here >= there):
+    ahead, here = reached(storage.files()), reached(list(own_files(directory)))
+    if ahead is None or (here is not None and here >= ahead):
         return False
     if here is None and (directory / "records").exists():
         raise RayflError(f"{directory} is a run that lost its {EXPERIMENT}: restore it, or move it away")

@@ -49,30 +49,34 @@ def save_model(directory: Path, name: str, parts: Iterable[Mapping[str, "Tensor"
 
     def save(path: Path, tensors: Mapping[str, "Tensor"]) -> None:
         # Clones, because safetensors refuses tensors that share memory.
-        own = {key: value.detach().cpu().clone(memory_format=torch.contiguous_format) for key, value in tensors.items()}
+        clones = {
+            key: value.detach().cpu().clone(memory_format=torch.contiguous_format) for key, value in tensors.items()
+        }
         with safetensors_errors():
-            save_file(own, path)
+            save_file(clones, path)
 
     folder = directory / "models"
     folder.mkdir(parents=True, exist_ok=True)
-    whole, earlier, paths = folder / f"{name}.safetensors", model_files(directory, name), list[Path]()
+    single = folder / f"{name}.safetensors"
+    earlier = model_files(directory, name)
+    paths = list[Path]()
     for tensors in portions(parts, lambda part: sum(tensor.nbytes for tensor in part.values()), MODEL_BYTES):
         paths.append(folder / f"{name}-{len(paths):04d}.safetensors")
         write_whole(paths[-1], lambda partial, tensors=tensors: save(partial, tensors))
     if len(paths) == 1:
-        paths = [paths[0].replace(whole)]
-    for path in {whole, *earlier} - set(paths):
+        paths = [paths[0].replace(single)]
+    for path in {single, *earlier} - set(paths):
         path.unlink(missing_ok=True)
     return paths
 
 
 def model_files(directory: Path, name: str) -> list[Path]:
     """The files that `save_model` wrote under `name`, in their order; [] if there are none."""
-    whole = directory / "models" / f"{name}.safetensors"
+    single = directory / "models" / f"{name}.safetensors"
     shards = sorted(
-        whole.parent.glob(f"{name}-[0-9][0-9][0-9][0-9]*.safetensors"), key=lambda path: (len(path.name), path.name)
+        single.parent.glob(f"{name}-[0-9][0-9][0-9][0-9]*.safetensors"), key=lambda path: (len(path.name), path.name)
     )
-    return [whole] if whole.is_file() else shards
+    return [single] if single.is_file() else shards
 
 
 def load_model(directory: Path, name: str, prefix: str = "") -> dict[str, "Tensor"]:
@@ -84,13 +88,13 @@ def load_model(directory: Path, name: str, prefix: str = "") -> dict[str, "Tenso
     if not paths:
         path = directory / "models" / f"{name}.safetensors"
         raise RayflError(f"{path} does not exist: the run has saved no model of that name")
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for path in paths:
         with reading(path, "restore it, or run the experiment again", SafetensorError):
             require_regular(path)
             with safe_open(path, "pt") as file:
-                found |= {key: file.get_tensor(key) for key in file.keys() if key.startswith(prefix)}  # noqa: SIM118
-    return found
+                tensors |= {key: file.get_tensor(key) for key in file.keys() if key.startswith(prefix)}  # noqa: SIM118
+    return tensors
 
 
 class ModelInputs(Settings):
@@ -133,8 +137,8 @@ def write_model_inputs(directory: Path, dataset: "Dataset", precision: Arithmeti
         "input_shape": [int(side) for side in dataset.input_shape],
         "num_classes": int(dataset.num_classes),
         "has_classes": dataset.has_classes,
-        "mean": [float(one) for one in dataset.mean],
-        "std": [float(one) for one in dataset.std],
+        "mean": [float(value) for value in dataset.mean],
+        "std": [float(value) for value in dataset.std],
         "white": float(dataset.white),
         "vocabulary": None if dataset.vocabulary is None else int(dataset.vocabulary),
         "classes": [str(name) for name in dataset.classes],

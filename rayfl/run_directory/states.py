@@ -121,8 +121,8 @@ def _codec_to_json(value: Any) -> Any:
     kind = type(value)
     settings = {field.name: _codec_to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
     ours = kind.__module__.startswith(_CODECS)
-    place = f"{kind.__module__.removeprefix(_CODECS)}." if ours else f"{kind.__module__}:"
-    return {"codec": f"{place}{kind.__name__}", "settings": settings}
+    prefix = f"{kind.__module__.removeprefix(_CODECS)}." if ours else f"{kind.__module__}:"
+    return {"codec": f"{prefix}{kind.__name__}", "settings": settings}
 
 
 # Any: the inverse of `_codec_to_json`, from JSON.
@@ -136,10 +136,10 @@ def _codec_from_json(value: Any) -> Any:
     module, colon, name = value["codec"].rpartition(":" if ":" in value["codec"] else ".")
     home = module if colon == ":" else _CODECS + module
     if colon == ":":
-        found = sys.modules.get(home) if home.partition(".")[0] in _plugin_packages() else None
+        module_found = sys.modules.get(home) if home.partition(".")[0] in _plugin_packages() else None
     else:
-        found = import_module(home) if module.isidentifier() else None
-    kind = getattr(found, name, None)
+        module_found = import_module(home) if module.isidentifier() else None
+    kind = getattr(module_found, name, None)
     if not (isinstance(kind, type) and dataclasses.is_dataclass(kind) and kind.__module__ == home):
         raise RayflError(f"{value['codec']!r} is not a codec")
     return kind(**{key: _codec_from_json(setting) for key, setting in value["settings"].items()})
@@ -147,10 +147,10 @@ def _codec_from_json(value: Any) -> Any:
 
 def _plugin_packages() -> set[str]:
     """The top-level packages except rayfl from which this process has a compressor or a method."""
-    found: set[str] = set()
+    packages: set[str] = set()
     pending: list[type] = [Compressor, Method]
     while pending:
         subclasses = pending.pop().__subclasses__()
         pending += subclasses
-        found |= {subclass.__module__.partition(".")[0] for subclass in subclasses}
-    return found - {"rayfl"}
+        packages |= {subclass.__module__.partition(".")[0] for subclass in subclasses}
+    return packages - {"rayfl"}

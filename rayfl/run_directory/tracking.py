@@ -11,14 +11,10 @@ import pyarrow.compute as pc
 from rayfl.errors import log
 from rayfl.rounds.ledger import RoundRow
 from rayfl.run_directory.description import TOML, read_experiment
-from rayfl.run_directory.tables import read_records
+from rayfl.run_directory.record import read_records
 from rayfl.run_directory.trackers.tracker import TrackedRun, Tracker, TrackerName
 
 _LONGEST_REASON = 300
-
-
-class Stopped(Exception):
-    """The run was asked to end before its last round; it can be resumed."""
 
 
 class Tracking(AbstractContextManager["Tracking"]):
@@ -30,7 +26,8 @@ class Tracking(AbstractContextManager["Tracking"]):
 
     def __init__(self, directory: Path, names: Collection[TrackerName]) -> None:
         """Prepare to start or resume the named trackers."""
-        self._directory, self._names = directory, tuple(dict.fromkeys(names))
+        self._directory = directory
+        self._names = tuple(dict.fromkeys(names))
         self._trackers: dict[str, Tracker] = {}
         self._total_bits = 0
 

@@ -11,8 +11,8 @@ import pytest
 
 from actors import pool
 from actors.client import Joined
-from actors.leaving_nodes import LeavingNodes
 from actors.placement import Node, Placement
+from actors.pool import LeavingNodes
 from rayfl.experiment.prepare import prepare
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.run_directory.play_run import RunOutput, play_run

@@ -11,15 +11,14 @@ from pathlib import Path
 import pytest
 import ray
 
-from actors import leaving_nodes, pool
+from actors import pool
 from actors.errors import ClusterError
 from actors.placement import Placement
 from actors.ray_executor import RayExecutor
 from rayfl.experiment.prepare import prepare
 from rayfl.rounds.executor import InlineExecutor, Job
 from rayfl.rounds.worker_jobs import EvaluateJob, RoundInputs
-from rayfl.run_directory.play_run import RunOutput, play_run
-from rayfl.run_directory.tracking import Stopped
+from rayfl.run_directory.play_run import RunOutput, Stopped, play_run
 from tests.actors.test_elastic import changing
 from tests.actors.toys import assert_same_run, experiment, logged
 from tests.refusals import check_sentence, refused
@@ -73,7 +72,7 @@ def test_announcements_are_looked_for_once_a_second_and_never_on_a_ray_of_our_ow
 ) -> None:
     looks: list[int] = []
     monkeypatch.setattr("ray._private.state.state.get_draining_nodes", lambda: looks.append(1) or {})
-    joined, own = leaving_nodes.LeavingNodes(True), leaving_nodes.LeavingNodes(False)
+    joined, own = pool.LeavingNodes(True), pool.LeavingNodes(False)
     for _ in range(100):
         joined.look({})
         own.look({})

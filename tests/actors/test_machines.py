@@ -2,7 +2,7 @@
 
 import pytest
 
-from actors.machines import Machines, Verdict
+from actors.placement import Machines, Verdict
 from rayfl.determinism.platform import DECISIVE, describe
 from tests.refusals import check_sentence
 

@@ -12,8 +12,7 @@ import ray
 
 from actors import errors
 from actors.errors import ClusterError
-from actors.machines import Machines, Verdict
-from actors.placement import Placement
+from actors.placement import Machines, Placement, Verdict
 from actors.ray_executor import PendingCalls, RayExecutor
 from benchmarks.client_actors import client_actors
 from rayfl.compress.base import Message

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import strategies as st
 
 from rayfl.population.availability import read_trace
+from rayfl.run_directory.record import SCHEMAS, Stream, read_records
 from rayfl.run_directory.states import load_states, save_states
-from rayfl.run_directory.tables import SCHEMAS, Stream, read_records
 from rayfl.topology.graph_file import read_links
 from rayfl.tree import PackedBits
 from tests.hostile.test_decoders import LONG, PACKETS, fuzz

@@ -5,8 +5,8 @@ import pytest
 from jobs.catalogue import example, in_table
 from jobs.printing import first_sentence
 from rayfl.choices.kinds import known, named
-from rayfl.experiment.experiment import Experiment
-from rayfl.experiment.unknown_keys import LISTED, settings_of
+from rayfl.experiment.experiment import LISTED, Experiment
+from rayfl.experiment.unknown_keys import settings_of
 from tests.jobs.commands import rayfl
 from tests.refusals import refused
 

@@ -6,11 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rayfl.experiment.experiment import read
+from rayfl.experiment.experiment import LISTED, read
 from rayfl.experiment.identity import kept_files
 from rayfl.experiment.sweep import read_sweep
 from rayfl.experiment.table import absolute, located, mapped
-from rayfl.experiment.unknown_keys import LISTED
 from rayfl.run_directory.record import read_run
 from tests.actors.toys import assert_same_run, logged
 from tests.jobs.commands import rayfl

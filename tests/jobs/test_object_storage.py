@@ -16,10 +16,9 @@ from rayfl import toml
 from rayfl.report.results import RunResults
 from rayfl.run_directory import checkpoint, object_storage
 from rayfl.run_directory.object_storage import Storage, below
-from rayfl.run_directory.record import Recorder, read_run
+from rayfl.run_directory.record import Recorder, Stream, read_run
 from rayfl.run_directory.run_files import own_files
 from rayfl.run_directory.run_folder import reached
-from rayfl.run_directory.tables import Stream
 from tests.actors.toys import assert_same_run, experiment, logged
 from tests.jobs.commands import rayfl
 from tests.refusals import check_sentence, line_with, refused

@@ -89,7 +89,7 @@ def test_trackers_begin_with_the_first_round_that_is_over(described: Path, monke
 
 # Any: what a table holds.
 def read_row(directory: Path) -> dict[str, Any]:
-    from rayfl.run_directory.tables import read_records
+    from rayfl.run_directory.record import read_records
 
     return read_records(directory, "rounds").to_pylist()[0]
 

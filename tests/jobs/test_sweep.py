@@ -22,8 +22,7 @@ from jobs.sweep import run_at_once
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.sweep import Combination, read_sweep
 from rayfl.rounds.errors import ClientError
-from rayfl.run_directory.record import read_run
-from rayfl.run_directory.tables import read_records
+from rayfl.run_directory.record import read_records, read_run
 from tests.actors.toys import assert_same_run, experiment
 from tests.jobs.commands import rayfl
 from tests.refusals import check_sentence, line_with, refused

@@ -101,7 +101,7 @@ def test_every_method_says_where_it_comes_from():
 
 
 def test_a_method_is_imported_with_or_without_its_family():
-    from rayfl.methods import fedavg as short
+    short = importlib.import_module("rayfl.methods.fedavg")
     from rayfl.methods.server import fedavg
 
     assert short is fedavg and fedavg.__name__ == "rayfl.methods.server.fedavg"

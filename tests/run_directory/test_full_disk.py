@@ -19,8 +19,7 @@ from jobs.cli import main
 from jobs.single import run
 from rayfl.run_directory import checkpoint
 from rayfl.run_directory.disk import DiskError, write_text
-from rayfl.run_directory.record import read_run
-from rayfl.run_directory.tables import Stream
+from rayfl.run_directory.record import Stream, read_run
 from tests.actors.toys import assert_same_run, experiment, logged
 from tests.refusals import check_sentence, mentions
 

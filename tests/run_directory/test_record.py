@@ -16,11 +16,10 @@ from rayfl.errors import RayflError
 from rayfl.rounds.ledger import ClientRow, MetricRow, RoundRow
 from rayfl.run_directory.description import Description
 from rayfl.run_directory.disk import locked, write_text
-from rayfl.run_directory.record import Recorder, read_run
+from rayfl.run_directory.record import SCHEMAS, Recorder, read_run, read_tables
 from rayfl.run_directory.run_files import require_no_links
 from rayfl.run_directory.run_folder import RunFolder, create_run_directory
 from rayfl.run_directory.saved_models import load_model, save_model
-from rayfl.run_directory.tables import SCHEMAS, read_tables
 from tests.refusals import mentions, refused
 
 

@@ -34,10 +34,10 @@ class TensorBoard:
         for summary in (begin, start):
             self._file.add_summary(summary)
 
-    def round(self, round: int, values: Mapping[str, float]) -> None:
+    def round(self, round_number: int, values: Mapping[str, float]) -> None:
         """Write the values, with the round as the step."""
         for name, value in values.items():
-            self._writer.add_scalar(name, value, round)
+            self._writer.add_scalar(name, value, round_number)
         self._writer.flush()
 
     def model(self, path: Path) -> None:

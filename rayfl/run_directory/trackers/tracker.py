@@ -48,10 +48,10 @@ class TrackedRun:
     def settings(self) -> dict[str, bool | int | float | str]:
         """The settings by dotted keys, lists as JSON, without those that are None."""
         plain = (bool, int, float, str)
-        found = dotted(self.experiment)
+        settings = dotted(self.experiment)
         return {
             key: value if isinstance(value, plain) else json.dumps(value)
-            for key, value in found.items()
+            for key, value in settings.items()
             if value is not None
         }
 
@@ -67,7 +67,7 @@ class Tracker(Protocol):
     A tracker begins with the run and the number of rounds on record; if that is above 0, the run is resumed.
     """
 
-    def round(self, round: int, values: Mapping[str, float]) -> None:
+    def round(self, round_number: int, values: Mapping[str, float]) -> None:
         """Log the values of a round, with the round as the step."""
 
     def model(self, path: Path) -> None:

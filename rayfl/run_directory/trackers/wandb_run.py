@@ -57,10 +57,10 @@ class WandbRun:
         )
         self._remove_links()
 
-    def round(self, round: int, values: Mapping[str, float]) -> None:
+    def round(self, round_number: int, values: Mapping[str, float]) -> None:
         """Log all values of the round as one step, unless the server of an online run has it."""
-        if round >= self._run.starting_step:
-            self._run.log({name: float(value) for name, value in values.items()}, step=round, commit=True)
+        if round_number >= self._run.starting_step:
+            self._run.log({name: float(value) for name, value in values.items()}, step=round_number, commit=True)
 
     def model(self, path: Path) -> None:
         """Log a model as an artifact, with its inputs. Files are read when they are uploaded, and not copied before."""

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rayfl.run_directory.tables import SCHEMAS
+from rayfl.run_directory.record import SCHEMAS
 from tests.hostile.case import Case, Content
 from tests.hostile.kinds.damage import (
     GARBAGE,

@@ -14,11 +14,10 @@ from tensorboard.plugins.hparams.api_pb2 import Status  # pyright: ignore[report
 from rayfl.experiment.experiment import Output
 from rayfl.rounds.ledger import MetricRow, RoundRow
 from rayfl.run_directory.description import Description
-from rayfl.run_directory.record import Recorder
+from rayfl.run_directory.record import Recorder, read_tables
 from rayfl.run_directory.run_files import require_no_links, require_own_entries
 from rayfl.run_directory.run_folder import create_run_directory
 from rayfl.run_directory.saved_models import save_model
-from rayfl.run_directory.tables import read_tables
 from rayfl.run_directory.trackers import tracker as trackers
 from rayfl.run_directory.trackers import wandb_run
 from rayfl.run_directory.trackers.tracker import TrackerName
@@ -93,7 +92,7 @@ def test_wandb_has_one_run_with_name_group_and_settings(crashed: Path):
     assert len(runs) >= 2 and len({run.run_id for run in runs}) == 1
     for run in runs:
         assert (run.display_name, run.project, run.run_group) == ("a run", "demo", crashed.parent.name)
-        assert "seed = 1" in run.notes
+        assert 'name = "demo"' in run.notes
     config = {item.key: json.loads(item.value_json) for item in runs[0].config.update}
     assert config["method"] == EXPERIMENT["method"] and config["rounds"] == 4
     ends = [record.exit.exit_code for record in wandb_records(crashed) if record.WhichOneof("record_type") == "exit"]
@@ -111,7 +110,8 @@ def test_tensorboard_has_hyper_parameters_and_the_experiment_as_text(crashed: Pa
     assert end.status == Status.Value("STATUS_SUCCESS")
     assert events.summary_metadata["experiment/text_summary"].plugin_data.plugin_name == "text"
     (text, *_) = events.Tensors("experiment/text_summary")
-    assert text.tensor_proto.string_val == [b"```toml\nseed = 1\n```\n"]
+    experiment = (crashed / "experiment.toml").read_text(encoding="utf-8")
+    assert text.tensor_proto.string_val == [f"```toml\n{experiment}```\n".encode()]
     assert {"pooled/accuracy", "clients/delivered", "time/simulated_s"} <= set(events.Tags()["scalars"])
 
 
