@@ -16,7 +16,7 @@ from rayfl.experiment.report_options import ReportOptions, agreed_options
 from rayfl.metrics.facts import Facts
 from rayfl.report import wording
 from rayfl.report.comparison import TextTable, comparison, over_clients, require
-from rayfl.report.groups import groups
+from rayfl.report.groups import group_runs
 from rayfl.report.summary import Summary, run_list, state_of, summary
 from rayfl.run_directory.outputs import OutputKind, write_output
 from rayfl.run_directory.record import Run, read_run, run_directories
@@ -79,7 +79,7 @@ def print_tables(
     from rayfl.report.pivot import Pivot, pivots
 
     found = _runs(places, display)
-    tables = pivots(groups(found), _agreed(found, given))
+    tables = pivots(group_runs(found), _agreed(found, given))
     if not tables:
         raise RayflError("no table fits the sweep by itself: name its --rows, and its --columns")
     ways = {"csv": Pivot.to_csv, "md": Pivot.to_markdown, "latex": Pivot.to_latex, "tex": Pivot.to_latex}
@@ -115,7 +115,7 @@ def show(place: Path | str, display: Display) -> None:
     """Print the experiment, the platform and the results of a run."""
     display.stage("reading the run")
     run = read_run(_to_read(place))
-    tables = [(result_table(summary(run)), 100), *((rich_table(*one), 150) for one in over_clients(groups([run])))]
+    tables = [(result_table(summary(run)), 100), *((rich_table(*one), 150) for one in over_clients(group_runs([run])))]
     display.close()
     say(description(run))
     for table, width in tables:

@@ -22,7 +22,7 @@ from rayfl.errors import RayflError, did_you_mean
 from rayfl.experiment.sweep import Combination, combine
 from rayfl.experiment.table import read_table, with_overrides
 from rayfl.report.claims import Choices, Claim, assess, check, verdicts_markdown
-from rayfl.report.groups import groups
+from rayfl.report.groups import group_runs
 from rayfl.report.page import write_figures
 from rayfl.report.pivot import tables_or_problems
 from rayfl.run_directory.description import origin
@@ -141,7 +141,7 @@ def _write(paper: Paper, sweeps: Sweeps, home: Path, quick: bool) -> Mapping[str
     runs, planned = [run for some in finished.values() for run in some], sum(map(len, sweeps.values()))
     text = verdicts_markdown(title, paper.claim, verdicts, origin(Path.cwd()), runs, planned)
     shown = {
-        name: tables_or_problems(groups(some), sweeps[name][0].experiment.report)
+        name: tables_or_problems(group_runs(some), sweeps[name][0].experiment.report)
         for name, some in finished.items()
         if len(some) == len(sweeps[name])
     }

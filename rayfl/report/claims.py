@@ -19,7 +19,7 @@ from pydantic import Field, model_validator
 from rayfl.errors import RayflError, did_you_mean
 from rayfl.experiment.sweep import described
 from rayfl.report import wording
-from rayfl.report.groups import Group, groups, ranked_names
+from rayfl.report.groups import Group, group_runs, ranked_names
 from rayfl.report.numbers import number
 from rayfl.report.statistics import holm, paired
 from rayfl.run_directory.record import Run
@@ -127,7 +127,7 @@ def assess(claims: Sequence[Claim], runs: Mapping[str, Sequence[tuple[Choices, R
     runs, SWEEP/RUN, with ";" between them. The next columns are those of `statistics.Paired`. paper: the paper's
     figure; inside: whether the interval contains it; holm: p after Holm's correction over all rows.
     """
-    found = {name: groups([run for _, run in planned if run is not None]) for name, planned in runs.items()}
+    found = {name: group_runs([run for _, run in planned if run is not None]) for name, planned in runs.items()}
     metrics = {name: next(iter(ranked_names(together)), None) if together else None for name, together in found.items()}
     rows = [
         _assess(claim, pair, runs.get(claim.sweep, ()), found.get(claim.sweep, []), metrics.get(claim.sweep))

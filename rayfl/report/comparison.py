@@ -8,7 +8,7 @@ from rayfl.experiment.identity import require_settings
 from rayfl.experiment.report_options import ReportOptions, require_clients, require_targets
 from rayfl.report import wording
 from rayfl.report.fairness import fairness_tables
-from rayfl.report.groups import Group, compared, facts_of, groups, has_seeds, ranked_names
+from rayfl.report.groups import Group, compared, facts_of, group_runs, has_seeds, ranked_names
 from rayfl.report.numbers import cost_to_target, further_columns, number, target_words
 from rayfl.report.page_tables import Column, cost_columns, differing, metric_column, run_columns, work_columns
 from rayfl.run_directory.record import Run
@@ -35,7 +35,7 @@ def require(runs: Sequence[Run], options: ReportOptions) -> None:
         if len(runs) > 1:
             raise RayflError("mask_clients does nothing for several runs: masks are drawn on the page of one run")
         require_clients(options.mask_clients, int(str(dotted(runs[0].experiment).get("clients.count", 0))))
-    found = groups(runs)
+    found = group_runs(runs)
     known = ranked_names(found, options.metric)
     if options.metric is not None and options.metric not in known:
         raise RayflError(f"no run has recorded the metric {options.metric!r}: {did_you_mean(options.metric, known)}")
@@ -55,7 +55,7 @@ def comparison(runs: Sequence[Run], options: ReportOptions) -> list[tuple[str, T
     # A run loads this file, and pandas only for a comparison.
     from rayfl.report.pivot import tables_or_problems
 
-    every = groups(runs)
+    every = group_runs(runs)
     found, names, _ = compared(every, options)
     metric = names[0] if names else None
     columns = [

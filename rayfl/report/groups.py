@@ -55,7 +55,7 @@ class Group(NamedTuple):
         return determining_settings(self.runs[0].experiment)
 
 
-def groups(runs: Sequence[Run]) -> list[Group]:
+def group_runs(runs: Sequence[Run]) -> list[Group]:
     """Group runs with the same `identity.determining_settings` and different seeds; labels are unique."""
     together: dict[str, list[Run]] = {}
     for run in runs:

@@ -31,7 +31,7 @@ from rayfl.report.charts import DARK, LIGHT, MOST_POINTS, Figure, Spec, config
 from rayfl.report.comparison import comparison
 from rayfl.report.fairness import fairness_tables
 from rayfl.report.figures import sections
-from rayfl.report.groups import Group, compared, groups, tuning
+from rayfl.report.groups import Group, compared, group_runs, tuning
 from rayfl.report.numbers import further_columns, targets
 from rayfl.report.page_tables import (
     differences,
@@ -76,7 +76,7 @@ def report(
         raise RayflError("a report needs at least one run directory: name one")
     require_replaceable(output, REPORT, overwrite)
     runs = [read_run(directory) for directory in directories]
-    shown = page(groups(runs), options or agreed_options([run.experiment for run in runs]))
+    shown = page(group_runs(runs), options or agreed_options([run.experiment for run in runs]))
     output.parent.mkdir(parents=True, exist_ok=True)
     write_output(output, _rendered(shown).encode(), REPORT, overwrite)
     return output
@@ -113,7 +113,7 @@ def write_figures(runs: Sequence[Run], folder: Path, options: ReportOptions, ove
     """
     if not overwrite and folder.is_dir() and any(folder.iterdir()):
         raise RayflError(f"{folder} has files already: name another folder, or give --overwrite")
-    every, files = groups(runs), dict[str, bytes]()
+    every, files = group_runs(runs), dict[str, bytes]()
     drawn = {
         f"{one.title} {figure.title}": figure for one in page(every, options)["sections"] for figure in one.figures
     }

@@ -16,7 +16,7 @@ from rayfl.errors import RayflError, one_line
 from rayfl.experiment.identity import determining_settings
 from rayfl.experiment.report_options import ReportOptions, agreed_options
 from rayfl.limits.regular_files import path_of
-from rayfl.report.groups import groups, ranked_names
+from rayfl.report.groups import group_runs, ranked_names
 from rayfl.report.numbers import number
 from rayfl.report.series import cost, metric_names, series
 from rayfl.report.summary import Summary, summary
@@ -279,7 +279,7 @@ class SweepResults(Recorded):
         costs of `rayfl.report.numbers`; "rounds@0.8": the cost of a target of `metric`, by default the metric that
         ranks the runs. Raise RayflError for a number that no run has.
         """
-        found = groups(self.recorded)
+        found = group_runs(self.recorded)
         ranked = ranked_names(found, metric)
         every = [number(name, found, ranked[0] if ranked else None, last) for name in names]
         return self.settings.assign(**{one.name: [one.read(run) for run in self.recorded] for one in every})
@@ -304,7 +304,7 @@ class SweepResults(Recorded):
         table = {"rows": rows, "columns": columns, "values": values} | (
             {} if baseline is None else {"baseline": str(baseline)}
         )
-        return pivots(groups(self.recorded), ReportOptions(**{**options, "tables": [table]}))[0]
+        return pivots(group_runs(self.recorded), ReportOptions(**{**options, "tables": [table]}))[0]
 
     def __len__(self) -> int:
         return len(self.runs)

@@ -12,7 +12,7 @@ from rayfl.metrics.facts import ACCURACY, LOSS, PLACES, Facts
 from rayfl.metrics.fairness import facts_over_clients, fairness
 from rayfl.report import wording
 from rayfl.report.fairness import of_run
-from rayfl.report.groups import choose, facts_of, groups, in_words, over, ranked_names
+from rayfl.report.groups import choose, facts_of, group_runs, in_words, over, ranked_names
 from rayfl.report.numbers import cost_to_target
 from rayfl.report.page import report
 from rayfl.report.summary import summary
@@ -40,7 +40,7 @@ def run(directory: Path, values: list[float | None], lr: float = 0.1) -> Run:
 
 def test_a_metric_that_falls_ranks_the_smallest_first_and_reaches_targets_from_above(tmp_path: Path):
     near, far = run(tmp_path / "near", [9.0, 2.0, 4.0]), run(tmp_path / "far", [9.0, 8.0, 7.0], lr=0.2)
-    found = groups([far, near])
+    found = group_runs([far, near])
     assert ranked_names(found) == ["pooled/distance", "own/distance"]
     numbers = summary(near)
     assert numbers["best"]["pooled/distance"] == {"value": 2.0, "round": 1}

@@ -14,7 +14,7 @@ from rayfl.choices.kinds import find, named
 from rayfl.experiment.prepare import prepare
 from rayfl.methods.server.fedavg import FedAvg
 from rayfl.report.figures import sections
-from rayfl.report.groups import groups
+from rayfl.report.groups import group_runs
 from rayfl.rounds.errors import HookError, MethodError
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.ledger import RoundRecord
@@ -343,7 +343,9 @@ def test_the_page_draws_staleness_and_idle_places(tmp_path: Path):
         table.model_copy(update={"runtime": table.runtime.model_copy(update={"executor": "inline"})}), tmp_path
     )
     drawn = [
-        figure for section in sections(groups([read_run(folder)]), ["pooled/accuracy"]) for figure in section.figures
+        figure
+        for section in sections(group_runs([read_run(folder)]), ["pooled/accuracy"])
+        for figure in section.figures
     ]
     titles = {figure.title: figure.chart for figure in drawn}
     for title in ("Staleness of messages", "Idle share"):
