@@ -180,7 +180,7 @@ def _series(labels: Sequence[str], shown: Sequence[str], kinds: Sequence[object]
     """The colour of each label, or its dash or shape (`kinds`), which changes after every `NUM_COLORS` labels."""
     scale: Spec = {"domain": list(labels)}
     if kinds:
-        scale["range"] = [kinds[place // NUM_COLORS % len(kinds)] for place in range(len(labels))]
+        scale["range"] = [kinds[index // NUM_COLORS % len(kinds)] for index in range(len(labels))]
     words = {"title": None, "values": list(shown), **legend} if len(shown) > 1 else None
     return {"field": "series", "type": "nominal", "scale": scale, "legend": words}
 
@@ -308,7 +308,7 @@ def data(rows: Sequence[Mapping[str, object]], num_marks: int) -> Spec:
 def _json(value: object) -> object:
     """A value for JSON: numbers with six digits, null for those that are not finite."""
     if isinstance(value, np.ndarray | tuple):
-        return [_json(one) for one in (value.tolist() if isinstance(value, np.ndarray) else value)]
+        return [_json(item) for item in (value.tolist() if isinstance(value, np.ndarray) else value)]
     if isinstance(value, float):
         return float(f"{value:.6g}") if np.isfinite(value) else None
     return value

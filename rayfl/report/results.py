@@ -49,9 +49,9 @@ def load(directory: str | Path) -> "RunResults | SweepResults":
     if isinstance(directory, str) and is_url(directory):
         return RunResults(read_run(copy_for_reading(directory)))
     require_path(str(directory))
-    place = path_of(directory, "directory").absolute()
-    found = [RunResults(read_run(one)) for one in run_directories(place)]
-    return found[0] if found[0].directory == place else SweepResults(place, found)
+    path = path_of(directory, "directory").absolute()
+    runs = [RunResults(read_run(folder)) for folder in run_directories(path)]
+    return runs[0] if runs[0].directory == path else SweepResults(path, runs)
 
 
 class Recorded:
@@ -112,9 +112,9 @@ class RunResults(Recorded):
         clients; NaN if it was not evaluated."""
         frame = self.rounds.assign(**cost(self.arrow)._asdict()).set_index("round")
         columns = {
-            name: pd.Series(found.values, index=found.rounds)
+            name: pd.Series(values.values, index=values.rounds)
             for name in metric_names(self.arrow)
-            if (found := series(self.arrow, name)) is not None
+            if (values := series(self.arrow, name)) is not None
         }
         return frame.join(pd.DataFrame(columns, index=frame.index)).reset_index()
 
@@ -177,8 +177,8 @@ class RunResults(Recorded):
     def personal_model(self, client: int) -> "Predictor":
         """The final model of one client, as `model` returns the global one. Raise RayflError if it has none."""
         prefix = f"{client}/"
-        found = load_model(self.directory, "personal", prefix)
-        weights = {name.removeprefix(prefix): tensor for name, tensor in found.items()}
+        tensors = load_model(self.directory, "personal", prefix)
+        weights = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
         if not weights:
             raise RayflError(
                 f"client {client} has no model of its own in {self.directory}, because it was never selected or does "
@@ -231,9 +231,9 @@ class RunResults(Recorded):
         from rayfl.experiment.identity import require_copies
         from rayfl.experiment.table import located
 
-        found = located(table, self.directory)
-        require_copies(self.settings, found, self.directory)
-        return found
+        tables = located(table, self.directory)
+        require_copies(self.settings, tables, self.directory)
+        return tables
 
     def __repr__(self) -> str:
         planned = "" if self.finished else f" of {self.settings.get('rounds')}"
@@ -245,30 +245,30 @@ class SweepResults(Recorded):
 
     def __init__(self, directory: Path, runs: Sequence[RunResults]) -> None:
         self.directory, self.runs = directory, list(runs)
-        self.recorded = [one.arrow for one in self.runs]
+        self.recorded = [run.arrow for run in self.runs]
 
     @cached_property
     def settings(self) -> pd.DataFrame:
         """A row per run: its directory's name (run), its seed, and each setting in which the runs differ, by its dotted
         key (method.lr); missing if a run has no such setting."""
-        tables = [{"seed": one.settings.get("seed"), **determining_settings(one.settings)} for one in self.runs]
+        tables = [{"seed": run.settings.get("seed"), **determining_settings(run.settings)} for run in self.runs]
         keys = dict.fromkeys(key for table in tables for key in table)
         every = {key: [table.get(key) for table in tables] for key in keys}
-        columns = {key: found for key, found in every.items() if len({*map(repr, found)}) > 1 or key == "seed"}
-        return pd.DataFrame({"run": [one.directory.name for one in self.runs], **columns})
+        columns = {key: values for key, values in every.items() if len({*map(repr, values)}) > 1 or key == "seed"}
+        return pd.DataFrame({"run": [run.directory.name for run in self.runs], **columns})
 
     @cached_property
     def frame(self) -> pd.DataFrame:
         """A row per run and round: the columns of `settings`, and those of `RunResults.frame`."""
-        frames = [one.frame.set_axis([place] * len(one.frame)) for place, one in enumerate(self.runs)]
+        frames = [run.frame.set_axis([index] * len(run.frame)) for index, run in enumerate(self.runs)]
         return self.settings.join(pd.concat(frames), how="inner").reset_index(drop=True) if frames else self.settings
 
     @cached_property
     def summary(self) -> pd.DataFrame:
         """A row per run: the columns of `settings`, finished, rounds, the last value of each metric that ranks runs
         (shares in [0, 1]), and uplink_megabytes, downlink_megabytes, simulated_s and wall_s of all rounds."""
-        numbers = pd.DataFrame([{**one.summary, **one.summary["final"]} for one in self.runs])
-        names = list(dict.fromkeys(name for one in self.runs for name in one.summary["final"]))
+        numbers = pd.DataFrame([{**run.summary, **run.summary["final"]} for run in self.runs])
+        names = list(dict.fromkeys(name for run in self.runs for name in run.summary["final"]))
         costs = ["uplink_megabytes", "downlink_megabytes", "simulated_s", "wall_s"]
         return pd.concat([self.settings, numbers[["finished", "rounds", *names, *costs]]], axis=1)
 
@@ -279,10 +279,10 @@ class SweepResults(Recorded):
         costs of `rayfl.report.numbers`; "rounds@0.8": the cost of a target of `metric`, by default the metric that
         ranks the runs. Raise RayflError for a number that no run has.
         """
-        found = group_runs(self.recorded)
-        ranked = ranked_names(found, metric)
-        every = [number(name, found, ranked[0] if ranked else None, last) for name in names]
-        return self.settings.assign(**{one.name: [one.read(run) for run in self.recorded] for one in every})
+        groups = group_runs(self.recorded)
+        ranked = ranked_names(groups, metric)
+        every = [number(name, groups, ranked[0] if ranked else None, last) for name in names]
+        return self.settings.assign(**{shown.name: [shown.read(run) for run in self.recorded] for shown in every})
 
     def table(
         self,
@@ -310,5 +310,5 @@ class SweepResults(Recorded):
         return len(self.runs)
 
     def __repr__(self) -> str:
-        finished = sum(one.finished for one in self.runs)
+        finished = sum(run.finished for run in self.runs)
         return one_line(f"<sweep of {len(self.runs)} runs, {finished} of them finished, in {self.directory}>")

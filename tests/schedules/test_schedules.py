@@ -346,6 +346,8 @@ def test_the_page_draws_staleness_and_idle_places(tmp_path: Path):
         figure
         for section in sections(group_runs([read_run(folder)]), ["pooled/accuracy"])
         for figure in section.figures
+        for section in sections(group_runs([read_run(folder)]), ["pooled/accuracy"])
+        for figure in section.figures
     ]
     titles = {figure.title: figure.chart for figure in drawn}
     for title in ("Staleness of messages", "Idle share"):
