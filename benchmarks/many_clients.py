@@ -91,7 +91,7 @@ def write_data(path: Path, clients: int) -> None:
     """Two examples a client of a linear rule over four numbers."""
     draws, rule = np.random.default_rng(0), np.array([1, -1, 0.5, 0], np.float32)
     inputs, tested = (draws.standard_normal((number, 4), dtype=np.float32) for number in (2 * clients, TESTED))
-    labels, answers = ((one @ rule > 0).astype(np.int64) for one in (inputs, tested))
+    labels, answers = ((inputs_of_split @ rule > 0).astype(np.int64) for inputs_of_split in (inputs, tested))
     np.savez(path, inputs=inputs, labels=labels, test_inputs=tested, test_labels=answers)
 
 

@@ -164,8 +164,8 @@ def _read(file: Path, settings: Sequence[str]) -> tuple[dict[str, Value], dict[s
 
 def _settings(rounds: int | None, actors: str | None, inline: bool) -> list[str]:
     """The options --rounds, --actors and --inline, as overrides."""
-    given = {"rounds": rounds, "runtime.actors": actors, "runtime.executor": "inline" if inline else None}
-    return [f"{key}={value}" for key, value in given.items() if value is not None]
+    settings = {"rounds": rounds, "runtime.actors": actors, "runtime.executor": "inline" if inline else None}
+    return [f"{key}={value}" for key, value in settings.items() if value is not None]
 
 
 @main.command(cls=WithSettings)

@@ -63,8 +63,8 @@ def sentence_and_code(error: BaseException) -> tuple[str, int]:
     elif isinstance(error, RayflError):
         sentence, code = str(error), MISTAKE
     elif isinstance(error, OSError) and (error.filename or error.errno):
-        place = error.filename or "a file"
-        sentence, code = f"{place} cannot be used: {reason(error)}; name another place", MISTAKE
+        path = error.filename or "a file"
+        sentence, code = f"{path} cannot be used: {reason(error)}; name another place", MISTAKE
     elif out_of_memory(error):
         lack = f" ({words})" if words else ""
         sentence = f"this machine's memory ran out{lack}; use a smaller model, less data or a larger machine"

@@ -21,7 +21,7 @@ def _plainly(error: UnicodeError) -> tuple[str, int]:
     """A handler of codecs: characters that an encoding lacks become those of `_PLAIN`, or what Python writes."""
     assert isinstance(error, UnicodeEncodeError)
     letters = error.object[error.start : error.end]
-    return "".join(_PLAIN.get(one, ascii(one)[1:-1]) for one in letters), error.end
+    return "".join(_PLAIN.get(letter, ascii(letter)[1:-1]) for letter in letters), error.end
 
 
 codecs.register_error(_plainly.__name__, _plainly)

@@ -32,11 +32,11 @@ MOST_NESTED = 32
 
 def dotted(table: Table, prefix: str = "", dot: str = ".") -> dict[str, Value]:
     """The settings in nested tables by their dotted keys: {"method": {"lr": 0.1}} is {"method.lr": 0.1}."""
-    found: dict[str, Value] = {}
+    flat: dict[str, Value] = {}
     for name, value in table.items():
         key = f"{prefix}{name}"
-        found |= dotted(value, f"{key}{dot}", dot) if isinstance(value, Mapping) else {key: value}
-    return found
+        flat |= dotted(value, f"{key}{dot}", dot) if isinstance(value, Mapping) else {key: value}
+    return flat
 
 
 def unused_with(**others: Value) -> dict[str, Value]:
@@ -80,7 +80,7 @@ class Settings(BaseModel):
         By default those that their fields declare by `unused_with`. A setting in a table has a dotted name.
         """
         fields = type(self).model_fields.items()
-        extras = {name: one.json_schema_extra for name, one in fields if isinstance(one.json_schema_extra, dict)}
+        extras = {name: field.json_schema_extra for name, field in fields if isinstance(field.json_schema_extra, dict)}
         return {
             name: f"beside {other}={shown(value)}"
             for name, extra in extras.items()
@@ -150,7 +150,9 @@ def explained_mistake(error: ValidationError, model: type[BaseModel], values: Ta
     """The first mistake, in one sentence that names the key, the value and what is allowed."""
     errors = error.errors(include_url=False)
     # A misspelt key that is required is unknown and missing at once, and only the first helps.
-    first = next((one for one in errors if one["type"] == "extra_forbidden" and len(one["loc"]) == 1), errors[0])
+    first = next(
+        (mistake for mistake in errors if mistake["type"] == "extra_forbidden" and len(mistake["loc"]) == 1), errors[0]
+    )
     if not first["loc"]:
         return _refused(first, model)
     key = str(first["loc"][0])

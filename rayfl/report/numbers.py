@@ -150,7 +150,7 @@ def cost_to_target(group: Group, name: str, target: float) -> CostToTarget:
     """The group's costs up to the first evaluation with a value as good as the target."""
     facts = facts_of([group], name)
     measured = [evaluations for run in group.runs if (evaluations := series(run, name)) is not None]
-    costs = [one for run in group.runs if (one := spent(run, name, target, facts)) is not None]
+    costs = [amounts for run in group.runs if (amounts := spent(run, name, target, facts)) is not None]
     best = facts.sign * float(
         np.fmax.reduce([facts.sign * evaluations.best(facts)[0] for evaluations in measured], initial=np.nan)
     )
@@ -178,10 +178,10 @@ def _columns(groups: Sequence[Group], name: str, target: float, last: int) -> li
     counted, facts = has_seeds(groups), facts_of(groups, name)
     columns = [Column("Reached", [_reached(*row, facts) for row in zip(spent, groups, strict=True)], reached)]
     for head, scores, decimals, unit in (
-        ("Rounds", [cost.rounds for cost in spent], lambda score: int(score.deviation > 0 or score.mean % 1 > 0), ""),
-        ("Up", [cost.uplink_megabytes for cost in spent], lambda score: wording.megabyte_decimals(score.mean), " MB"),
-        (_DECIDES, [cost.megabytes for cost in spent], lambda score: wording.megabyte_decimals(score.mean), " MB"),
-        ("Simulated time", [cost.simulated_s for cost in spent], lambda score: 1, " s"),
+        ("Rounds", [costs.rounds for costs in spent], lambda score: int(score.deviation > 0 or score.mean % 1 > 0), ""),
+        ("Up", [costs.uplink_megabytes for costs in spent], lambda score: wording.megabyte_decimals(score.mean), " MB"),
+        (_DECIDES, [costs.megabytes for costs in spent], lambda score: wording.megabyte_decimals(score.mean), " MB"),
+        ("Simulated time", [costs.simulated_s for costs in spent], lambda score: 1, " s"),
     ):
         by = [(*share, score.mean) for share, score in zip(reached, scores, strict=True)]
         words = [score.words(decimals=decimals(score), unit=unit, counted=counted) for score in scores]

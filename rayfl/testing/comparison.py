@@ -21,14 +21,14 @@ def rows(records: Sequence[RoundRecord]) -> list[tuple[Anything, ...]]:
 def contents(executor: Executor, run_state: RunState) -> dict[str, np.ndarray]:
     """Every array that outlives a round, by its place: the states of the server and of the selection, the flights under
     way, and the states and memories of clients."""
-    found = leaves("server", run_state.server) | leaves("selection", run_state.selection)
-    found |= leaves("air", run_state.air.to_arrays()) if run_state.air != Air() else {}
+    arrays = leaves("server", run_state.server) | leaves("selection", run_state.selection)
+    arrays |= leaves("air", run_state.air.to_arrays()) if run_state.air != Air() else {}
     for version, ref in run_state.air.versions.items():
-        found |= leaves(f"version {version}", executor.get(ref))
+        arrays |= leaves(f"version {version}", executor.get(ref))
     for kind, refs in (("state", run_state.states), ("server memory", run_state.server_memories)):
         for client, ref in sorted(refs.items()):
-            found |= leaves(f"{kind} {client}", executor.get(ref))
-    return found
+            arrays |= leaves(f"{kind} {client}", executor.get(ref))
+    return arrays
 
 
 def leaves(place: str, value: Anything) -> dict[str, np.ndarray]:

@@ -44,10 +44,10 @@ def loop_and_vmap_agree(loop: Setup, vmap: Setup, played: Played | None = None) 
     assert [(r.row.uplink_bits, r.row.downlink_bits) for r in looped] == [
         (r.row.uplink_bits, r.row.downlink_bits) for r in stacked
     ]
-    for one, other in zip(looped, stacked, strict=True):
-        assert [(m.client, m.name) for m in one.metrics] == [(m.client, m.name) for m in other.metrics]
+    for record, other in zip(looped, stacked, strict=True):
+        assert [(m.client, m.name) for m in record.metrics] == [(m.client, m.name) for m in other.metrics]
         # A test example on the border between two classes may change sides.
-        numbers = [np.array([m.value for m in r.metrics if "accuracy" not in m.name], float) for r in (one, other)]
+        numbers = [np.array([m.value for m in r.metrics if "accuracy" not in m.name], float) for r in (record, other)]
         np.testing.assert_allclose(numbers[0], numbers[1], rtol=1e-4, atol=1e-5)
 
 
@@ -57,14 +57,14 @@ def several_workers_give_the_bits_of_one(here: Setup, played: Played | None = No
     A plug-in is played on two workers, too. The message of a failure names the values that the plug-in keeps from one
     job to the next, in modules, classes and objects: each worker has others.
     """
-    one = InlineExecutor(here)
-    records, run_states = played or play(here, one)
+    executor = InlineExecutor(here)
+    records, run_states = played or play(here, executor)
     for number in (2, 3) if owners(here) else (3,):
         many = Apart(here, number)
         others, other_states = play(here, many)
         try:
             assert rows(records) == rows(others)
-            assert_same_bits(contents(one, run_states[-1]), contents(many, other_states[-1]))
+            assert_same_bits(contents(executor, run_states[-1]), contents(many, other_states[-1]))
         except AssertionError as error:
             kept = ", ".join(many.changed) or "nothing that this test finds"
             pytest.fail(f"{number} workers give other numbers than one; kept from one job to the next: {kept}\n{error}")
@@ -124,7 +124,7 @@ def parts_stay_with_their_clients(make: Make, parts: Mapping[str, object], num_c
     here, log = watched(setup)
     play(here)
     assert log.modified == []
-    messages = [*log.up.values(), *log.broadcasts.values(), *(one for row in log.down.values() for one in row)]
+    messages = [*log.up.values(), *log.broadcasts.values(), *(message for row in log.down.values() for message in row)]
     sent = {name for message in messages for packet in message.values() for name in packet.support()}
     assert sent.isdisjoint(setup.method.kept) if not setup.method.averaged else sent.isdisjoint(setup.method.trains)
     assert sent.issuperset(setup.method.averaged)
@@ -167,37 +167,37 @@ def the_bill_is_the_size_of_the_buffers(make: Make, num_clients: int) -> tuple[S
         assert all(isinstance(part, np.ndarray) and part.ndim == 1 for part in packet.parts.values())
     statuses = {client.status for record in records for client in record.clients}
     assert not clients or {"dropped_after_training", "dropped_before_download"} <= statuses
-    for round, record in enumerate(records):
-        late = owed(run_states, round, log.broadcasts.get(round, {}))
+    for round_number, record in enumerate(records):
+        late = owed(run_states, round_number, log.broadcasts.get(round_number, {}))
         for row in record.clients:
             sent, expected = row.status == "delivered", [0, 0]
             if isinstance(here.method, PeerHalf):
-                expected = peer_bits(here, log, record, round, row.client) if sent else [0, 0]
+                expected = peer_bits(here, log, record, round_number, row.client) if sent else [0, 0]
             elif row.status != "dropped_before_download":
-                down = [log.broadcasts.get(round, {}), *log.down.get((round, row.client), [])]
+                down = [log.broadcasts.get(round_number, {}), *log.down.get((round_number, row.client), [])]
                 expected = [
-                    buffer_bits(log.up[round, row.client]) if sent else 0,
+                    buffer_bits(log.up[round_number, row.client]) if sent else 0,
                     sum(map(buffer_bits, down)) + late.get(row.client, Missed()).bits,
                 ]
-            assert [row.uplink_bits, row.downlink_bits] == expected, (round, row)
+            assert [row.uplink_bits, row.downlink_bits] == expected, (round_number, row)
         assert record.row.uplink_bits == sum(row.uplink_bits for row in record.clients)
         assert record.row.downlink_bits == sum(row.downlink_bits for row in record.clients)
     return here, log, (records, run_states)
 
 
-def owed(run_states: Sequence[RunState], round: int, message: Message) -> Mapping[int, Missed]:
+def owed(run_states: Sequence[RunState], round_number: int, message: Message) -> Mapping[int, Missed]:
     """The broadcasts that each client had missed when a round's message went down; {} if none can be missed."""
-    before = run_states[round - 1].downlink if round else {}
-    state = before and {**run_states[round].downlink, "had": before["had"]}
+    before = run_states[round_number - 1].downlink if round_number else {}
+    state = before and {**run_states[round_number].downlink, "had": before["had"]}
     return downlinks.missed(state, message, range(len(state.get("had", ()))))
 
 
-def peer_bits(here: Setup, log: Log, record: RoundRecord, round: int, client: int) -> list[int]:
+def peer_bits(here: Setup, log: Log, record: RoundRecord, round_number: int, client: int) -> list[int]:
     """Up: the own message, once per receiver; down: the messages that the client receives. Both ends are billed."""
     present = [row.client for row in record.clients if row.status == "delivered"]
-    size = {peer: buffer_bits(log.up[round, peer]) for peer in present}
+    size = {peer: buffer_bits(log.up[round_number, peer]) for peer in present}
     assert here.topology is not None
-    graph = here.topology.receives(here.num_clients, here.seed, round)
+    graph = here.topology.receives(here.num_clients, here.seed, round_number)
     listeners = sum(bool(graph[other, client]) for other in present)
     return [size[client] * listeners, sum(size[other] for other in present if graph[client, other])]
 
@@ -221,7 +221,10 @@ def unseen_clients_are_evaluated_and_leave_no_trace(make: Make) -> None:
         assert evaluated == {None, *(client for client in here.unseen if len(here.partition.test[client]))}
     alone = without_unseen(here)
     others, other_states = play(alone)
-    seen = [replace(one, metrics=tuple(m for m in one.metrics if not m.name.startswith("unseen"))) for one in records]
+    seen = [
+        replace(record, metrics=tuple(m for m in record.metrics if not m.name.startswith("unseen")))
+        for record in records
+    ]
     assert rows(seen) == rows(others)
     assert_same_bits(contents(InlineExecutor(here), run_states[-1]), contents(InlineExecutor(alone), other_states[-1]))
     several_workers_give_the_bits_of_one(here, played)
@@ -234,7 +237,9 @@ def without_unseen(setup: Setup) -> Setup:
         setup.num_clients,
         [setup.partition.split(name) for name in ("train", "validation", "heldout", "test")],
     )
-    partition = Partition(*(Shards(one.indices[: one.offsets[number]], one.offsets[: number + 1]) for one in splits))
+    partition = Partition(
+        *(Shards(shards.indices[: shards.offsets[number]], shards.offsets[: number + 1]) for shards in splits)
+    )
     clients = setup.population.settings.model_copy(update={"count": number, "unseen": 0.0})
     return replace(setup, partition=partition, population=Population(clients, setup.seed, partition.train.sizes))
 

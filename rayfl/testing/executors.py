@@ -39,9 +39,9 @@ class Shuffled(InlineExecutor):
         for index in self.order.permutation(len(jobs)).tolist():
             job = thawed(frozen(jobs[index].work))
             inputs = tuple(None if ref is None else thawed(ref) for ref in jobs[index].inputs)
-            (found,) = super().run(thawed(shared), [Job(job, inputs)])
-            assert len(found.outputs) == jobs[index].num_outputs
-            done[index] = JobResult(thawed(frozen(found.result)), [frozen(output) for output in found.outputs])
+            (result,) = super().run(thawed(shared), [Job(job, inputs)])
+            assert len(result.outputs) == jobs[index].num_outputs
+            done[index] = JobResult(thawed(frozen(result.result)), [frozen(output) for output in result.outputs])
         return [done[index] for index in range(len(jobs))]
 
 

@@ -35,16 +35,16 @@ def examples_are_evaluated_one_by_one(setup: Setup) -> None:
     """An example's loss, count and score do not depend on the others in its batch, and padding adds nothing."""
     task = setup.method.task
     assert isinstance(task, NetworkTask)
-    whole = setup.data(0).all("train")
-    batch = Batch(whole.inputs[:_MOST], whole.labels[:_MOST])
+    samples = setup.data(0).all("train")
+    batch = Batch(samples.inputs[:_MOST], samples.labels[:_MOST])
     outputs = task.evaluated(setup.initial, batch).detach()
     sums, counts = task.task.loss(outputs, batch.labels)
     scores = task.task.score(outputs, batch.labels)
     assert bool(((scores >= 0) & (scores <= 1)).all() and (counts >= 0).all() and torch.isfinite(sums).all())
     for row in range(len(outputs)):
-        one = slice(row, row + 1)
-        alone = (*task.task.loss(outputs[one], batch.labels[one]), task.task.score(outputs[one], batch.labels[one]))
-        torch.testing.assert_close(alone, (sums[one], counts[one], scores[one]), rtol=1e-5, atol=1e-6)
+        span = slice(row, row + 1)
+        alone = (*task.task.loss(outputs[span], batch.labels[span]), task.task.score(outputs[span], batch.labels[span]))
+        torch.testing.assert_close(alone, (sums[span], counts[span], scores[span]), rtol=1e-5, atol=1e-6)
     weights = (torch.arange(len(outputs)) % 2).float()
     kept = weights > 0
     torch.testing.assert_close(

@@ -131,8 +131,8 @@ def evaluated(request: pytest.FixtureRequest) -> EvaluatedMetric:
     if not name:
         pytest.skip("name a metric: --metric my_metrics.py:Brier")
     table: dict[str, object] = {"name": name}
-    for one in request.config.getoption("--set") or []:
-        override(table, one)
+    for setting in request.config.getoption("--set") or []:
+        override(table, setting)
     metric = resolve(Metric, table)
     outputs, targets = metric_contract.examples(metric.takes_targets[0], request.param)
     return metric.for_data(metric_contract.task_for(targets), targets), outputs, targets
