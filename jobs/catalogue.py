@@ -22,7 +22,8 @@ def print_list(table: str) -> None:
     listed = Table(kind.label, *["where"] * (kind is Method), "what it is", "settings")
     for name, component in sorted(known(kind).items()):
         if kind is Method:
-            paper, where = component.paper, "server" if issubclass(component, ServerHalf) else "peers"
+            paper = component.paper
+            where = "server" if issubclass(component, ServerHalf) else "peers"
             own_settings = [key for key in settings_of(component) if key not in LocalTraining.model_fields]
             listed.add_row(name, where, Text(paper), ", ".join(own_settings))
         else:

@@ -76,8 +76,12 @@ class Follower:
     """
 
     def __init__(self, line: ProgressLine, rounds: int, prints: bool, facts: Mapping[str, Facts]) -> None:
-        self.line, self.rounds, self.prints, self.facts = line, rounds, prints, facts
-        self.done, self.stops = 0, False
+        self.line = line
+        self.rounds = rounds
+        self.prints = prints
+        self.facts = facts
+        self.done = 0
+        self.stops = False
         self.means: dict[str, float] = {}
         self.sent: dict[int, int] = {}
         self.show("starting")
@@ -148,7 +152,8 @@ def logged() -> Iterator[None]:
     if log.hasHandlers():
         yield
         return
-    before, handler = (log.level, log.propagate), _Lines()
+    before = (log.level, log.propagate)
+    handler = _Lines()
     log.addHandler(handler)
     log.setLevel(log.level or INFO)
     # So that nothing is shown twice if a package gives the root logger a handler meanwhile.

@@ -52,7 +52,8 @@ class Display(AbstractContextManager["Display"]):
     def __init__(self, stage: str | None = None, console: Console | None = None, hidden: bool = False) -> None:
         self._console = console or Console()
         terminal = self._console.is_terminal and not self._console.is_dumb_terminal and not self._console.is_jupyter
-        self.hidden, self.live = hidden, terminal and not hidden
+        self.hidden = hidden
+        self.live = terminal and not hidden
         # Rounds may take minutes; by default rich forgets a step after 30 s.
         self._progress = Progress(
             *_columns(self._console.width),
@@ -117,7 +118,9 @@ class Overall:
     """Shows on a sweep's live area how many of its runs have ended."""
 
     def __init__(self, display: Display, runs: int) -> None:
-        self._line, self._runs, self._ended = display.line("all runs", runs), runs, 0
+        self._line = display.line("all runs", runs)
+        self._runs = runs
+        self._ended = 0
         self._line.update(0, f"0 of {runs} runs")
 
     def over(self) -> None:

@@ -174,7 +174,8 @@ def result_table(numbers: Summary) -> Table:
     """The numbers of one run."""
     rows = []
     for name, value in numbers["final"].items():
-        best, facts = numbers["best"][name], Facts(title=name, unit=numbers["units"][name])
+        best = numbers["best"][name]
+        facts = Facts(title=name, unit=numbers["units"][name])
         rows.append([f"final {name}", facts.words(value, 2)])
         rows.append([f"best {name} (round {best['round']})", facts.words(best["value"], 2)])
     rows += [

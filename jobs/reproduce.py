@@ -66,12 +66,15 @@ def reproduce(
             # Kept until the end, so that the check of a finished run does not read them again.
             first = [sweeps[name][0].experiment.data for name in only or sweeps]
             opened.enter_context(keeping_datasets(first))
-        home, code = directory or Path("runs", f"reproduce-{folder.name}{'-quick' * quick}").absolute(), 0
+        home = directory or Path("runs", f"reproduce-{folder.name}{'-quick' * quick}").absolute()
+        code = 0
         for name in only or sweeps:
             with Display(name) as display:
-                again, audience = f"go on with --dir {home}", Audience(display=display, began=began)
+                again = f"go on with --dir {home}"
+                audience = Audience(display=display, began=began)
                 done = sweep(sweeps[name], home / name, parallel, False, audience, again)
-            runs, options = _write(paper, sweeps, home, quick)[name], sweeps[name][0].experiment.report
+            runs = _write(paper, sweeps, home, quick)[name]
+            options = sweeps[name][0].experiment.report
             if runs:
                 write_figures(runs, home / name / "figures", options, overwrite=True)
             code = max(code, done)
@@ -140,8 +143,10 @@ def _write(paper: Paper, sweeps: Sweeps, home: Path, quick: bool) -> Mapping[str
         for name, combinations in sweeps.items()
     }
     finished = {name: [run for _, run in some if run is not None] for name, some in runs_by_choices.items()}
-    verdicts, title = assess(paper.claim, runs_by_choices), f"{paper.paper}{' (quick: no verdict on the paper)' * quick}"
-    runs, planned = [run for some in finished.values() for run in some], sum(map(len, sweeps.values()))
+    verdicts = assess(paper.claim, runs_by_choices)
+    title = f"{paper.paper}{' (quick: no verdict on the paper)' * quick}"
+    runs = [run for some in finished.values() for run in some]
+    planned = sum(map(len, sweeps.values()))
     text = verdicts_markdown(title, paper.claim, verdicts, origin(Path.cwd()), runs, planned)
     shown = {
         name: tables_or_problems(group_runs(some), sweeps[name][0].experiment.report)

@@ -124,7 +124,8 @@ def run_all(
     first = combinations[0].experiment
     home = first.output.directory
     folder = RunFolder.at(directory, home) if directory else RunFolder.named(first.name, home).next_free()
-    directory, url = folder.directory, folder.url
+    directory = folder.directory
+    url = folder.url
     supervision.tell_parent(again=again or f"go on with --dir {directory}")
     if url is not None:
         combinations = [

@@ -68,11 +68,13 @@ class Tuning:
     def __init__(
         self, experiment: Table, lists: Mapping[str, list[Value]] | None, overrides: Sequence[str] = ()
     ) -> None:
-        lists, keys = lists or {}, {setting: ".".join(table.split_override(setting)[0]) for setting in overrides}
+        lists = lists or {}
+        keys = {setting: ".".join(table.split_override(setting)[0]) for setting in overrides}
         self.table = table.copied(experiment)
         # Every trial sets these three itself.
         self.overrides = [setting for setting, key in keys.items() if key not in ("label", "seed", "evaluation.split")]
-        tune, self.name = dict(self.table.pop("tune", {})), self.table["name"]
+        tune = dict(self.table.pop("tune", {}))
+        self.name = self.table["name"]
         self.options = Options(**{key: tune.pop(key) for key in Options.model_fields if key in tune})
         self.seeds = lists.get("seed", [self.table.get("seed", 1)])
         if self.options.seed in self.seeds:
@@ -176,15 +178,14 @@ def tune(tuning: Tuning, budget: int, directory: Path | None, audience: console.
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     experiments = [tuning.trial(label, {}).experiment for label in tuning.cases]
     known, *_ = [prepare.prepare(experiment).metric_facts for experiment in experiments]
-    options, ranks = (
-        experiments[0].report,
-        next((name for name, metric_facts in known.items() if metric_facts.ranks), "loss"),
-    )
+    options = experiments[0].report
+    ranks = next((name for name, metric_facts in known.items() if metric_facts.ranks), "loss")
     metric = options.metric or f"{'own' if experiments[0].evaluation.own else 'pooled'}/{ranks}"
     evaluated_model, _, what = metric.partition("/")
     goal = metric, fairness.facts_over_clients(evaluated_model, known.get(what, facts.LOSS)).sign, options.last
     named = run_folder.RunFolder.named(f"{tuning.name}-tune", experiments[0].output.directory).next_free().directory
-    home, studies = directory or named, {label: _study(tuning, label, budget) for label in tuning.cases}
+    home = directory or named
+    studies = {label: _study(tuning, label, budget) for label in tuning.cases}
     supervision.tell_parent(again=f"go on with --dir {home}")
     with disk.locked(home), sweep.one_session(experiments, audience):
         if code := _play_trials(tuning, studies, budget, goal, home, audience):
@@ -244,7 +245,8 @@ def _study(tuning: Tuning, label: str, budget: int) -> optuna.Study:
         "asha": optuna.pruners.SuccessiveHalvingPruner(min_resource=1),
         "none": optuna.pruners.NopPruner(),
     }
-    options, ranges = tuning.options, tuning.ranges[label]
+    options = tuning.options
+    ranges = tuning.ranges[label]
     sampler = optuna.samplers.TPESampler(seed=options.seed)
     study = optuna.create_study(sampler=sampler, pruner=pruners[options.pruner], direction="maximize")
     grid = [
@@ -264,7 +266,10 @@ def _play_trial(
 
     goal: a metric; 1, or -1 if smaller values are better; and the number of last evaluations whose mean counts.
     """
-    asked, pruned, seen, (metric, sign, last) = study.ask(), Event(), set[int](), goal
+    asked = study.ask()
+    pruned = Event()
+    seen = set[int]()
+    metric, sign, last = goal
     values = tuning.values(label, asked)
     asked.set_user_attr("title", tuning.title(label, values))
     try:

@@ -198,7 +198,8 @@ def _inside(annotation: Foreign, value: Value) -> RayflError | None:
 
 def _refused(first: Mapping[str, Foreign], model: type[BaseModel]) -> RayflError:
     """The error of a validator: a RayflError with its key, or else the class and the file of the validator."""
-    reason, tables = first["ctx"]["error"], tuple(part for part in first["loc"] if isinstance(part, str))
+    reason = first["ctx"]["error"]
+    tables = tuple(part for part in first["loc"] if isinstance(part, str))
     if not isinstance(reason, RayflError):
         file = getattr(sys.modules.get(model.__module__), "__file__", None) or model.__module__
         reason = RayflError(f"{reason}{plugin_line(reason) or f' ({model.__qualname__} in {file})'}")

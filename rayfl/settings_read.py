@@ -60,7 +60,8 @@ def watch(kind: type[BaseModel]) -> None:
     """Note which settings of a third-party class are read from now on; a class of ours is left as it is."""
     if is_ours(kind) or "__getattribute__" in vars(kind):
         return
-    fields, known = kind.model_fields, class_id(kind)
+    fields = kind.model_fields
+    known = class_id(kind)
 
     def read(self: BaseModel, name: str) -> object:
         if (name in fields or name in _ALL_AT_ONCE) and _reader(sys._getframe(1)) not in OURS:

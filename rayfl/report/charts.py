@@ -87,7 +87,8 @@ def lines_chart(
     sides = ("low", "high", "low2", "high2")[: 2 * max(len(line.bands) for line in lines)]
     tops = [top for line in lines if (top := float(np.nanmax(line.y, initial=0.0)))]
     log = from_zero and len(tops) > 1 and max(tops) >= 10 * min(tops)
-    shown, zero = [line.label for line in lines], {"expr": "!log_y"} if from_zero else False
+    shown = [line.label for line in lines]
+    zero = {"expr": "!log_y"} if from_zero else False
     # A band that reaches down to zero is cut a factor of 100 below its line on a logarithmic axis.
     power = "log_y ? log(max({0}, datum.value / 100)) / LN10 : {0}"
     return {
@@ -234,7 +235,8 @@ def strips_chart(strips: Mapping[str, np.ndarray], x: str, labels: Sequence[str]
 
 def ranks_chart(ranks: Mapping[str, float], critical: float) -> Spec:
     """A dot per method at its average rank, the best on top, with a bar of the width `critical` around it."""
-    order, title = sorted(ranks, key=ranks.__getitem__), "Average rank (1: the best)"
+    order = sorted(ranks, key=ranks.__getitem__)
+    title = "Average rank (1: the best)"
     rows = [
         {"series": name, "rank": ranks[name], "low": ranks[name] - critical / 2, "high": ranks[name] + critical / 2}
         for name in order

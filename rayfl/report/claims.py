@@ -104,7 +104,8 @@ def _word(value: Value) -> str:
 
 def check(claim: Claim, sweeps: Mapping[str, Sequence[Choices]]) -> None:
     """Raise RayflError unless each side of a claim is, in each seed, one combination of its sweep (or one trend)."""
-    here, sweep = f"claim {claim.id!r}", claim.sweep
+    here = f"claim {claim.id!r}"
+    sweep = claim.sweep
     if sweep not in sweeps:
         raise RayflError(f"{here} has sweep={sweep!r}: {did_you_mean(sweep, sweeps)}")
     axes = {key: [*dict.fromkeys(choices[key] for choices in sweeps[sweep])] for key in sweeps[sweep][0]}
@@ -175,7 +176,8 @@ def _assess(
     differences = read["first"][0] - (read["second"][0] if "second" in read else 0.0)
     if claim.relative:
         differences = differences / read["second"][0]
-    seen, size = paired(differences.to_numpy()), claim.size
+    seen = paired(differences.to_numpy())
+    size = claim.size
     verdict = "undecided" if differences.isna().any() else _verdict(claim, seen.low, seen.high)
     inside = None if size is None or np.isnan(seen.low) else seen.low <= size <= seen.high
     return {**row, "unit": first.facts.unit, **seen._asdict(), "verdict": verdict, "paper": size, "inside": inside}
@@ -245,7 +247,8 @@ def _row(verdict: Mapping[str, Json]) -> list[str]:
         ]
         return pattern.format(*numbers) + f" {unit}".rstrip() * any(number != wording.NONE for number in numbers)
 
-    sides, unit = [], "%" if verdict["relative"] else verdict["unit"]
+    sides = []
+    unit = "%" if verdict["relative"] else verdict["unit"]
     for name in ("first", "second"):
         if verdict.get(f"{name}_runs"):
             paths = enumerate(verdict[f"{name}_runs"].split(";"), 1)

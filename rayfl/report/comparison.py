@@ -112,7 +112,8 @@ def _values(groups: Sequence[Group], metric: str | None, options: ReportOptions)
     columns = [metric_column(head, groups, name, last) for head, name, last in shown]
     for target in options.targets:
         costs = [cost_to_target(group, metric, target) for group in groups]
-        to, counted = target_words(target, facts_of(groups, metric)), has_seeds(groups)
+        to = target_words(target, facts_of(groups, metric))
+        counted = has_seeds(groups)
         columns += [
             Column(f"Rounds to {to}", [cost.rounds.words(decimals=0, counted=counted) for cost in costs]),
             Column(f"MB to {to}", [cost.megabytes.words(decimals=2, counted=counted) for cost in costs]),

@@ -51,7 +51,8 @@ def is_drawn(run: Run, name: str) -> bool:
 def _drawn(run: Run) -> dict[str, dict[tuple[str, ...], float]]:
     """The parts of each metric that is drawn, by its name and place: pooled/confusion."""
     last = {name: series(run, name) for name in metric_names(run) if is_drawn(run, name)}
-    newest, by_metric = max((int(values.rounds[-1]) for values in last.values() if values is not None), default=0), {}
+    newest = max((int(values.rounds[-1]) for values in last.values() if values is not None), default=0)
+    by_metric = {}
     for name, evaluations in last.items():
         model, what, *part = name.split("/")
         value = evaluations.final if evaluations is not None and evaluations.rounds[-1] == newest else np.nan
@@ -81,7 +82,8 @@ def _calibration(title: str, parts: LastValues) -> list[Figure]:
     has_examples = examples > 0
     if not has_examples.any():
         return []
-    axis, ends = "Confidence, %", np.array([0.0, 100.0])
+    axis = "Confidence, %"
+    ends = np.array([0.0, 100.0])
     lines = [
         Line("The model", {axis: 100 * sure[has_examples]}, right[has_examples]),
         Line("Calibrated", {axis: ends}, ends / 100),
@@ -109,7 +111,8 @@ def mask_section(groups: Sequence[Group], clients: Sequence[int] = ()) -> Sectio
     intro = "A distance is the share of entries that one client keeps and the other does not."
     if numbers:
         intro += f" Its correlation with the similarity of labels, over pairs of clients: {'; '.join(numbers)}."
-    run, is_one = groups[0].runs[0], len(groups) == 1 and len(groups[0].runs) == 1
+    run = groups[0].runs[0]
+    is_one = len(groups) == 1 and len(groups[0].runs) == 1
     figures = _masks(run, clients) if is_one else {}
     if missing := [str(client) for client in clients if is_one and client not in figures]:
         intro += f" Without a saved model that has a mask: client {', '.join(missing)}."
@@ -119,7 +122,8 @@ def mask_section(groups: Sequence[Group], clients: Sequence[int] = ()) -> Sectio
 def _distances(groups: Sequence[Group]) -> list[Figure]:
     """The distances of the masks of all pairs of clients, a row per group."""
     strips = {group.label: values for group in groups if len(values := last_of_clients(group, HAMMING))}
-    labels, caption = [group.label for group in groups], "Each dot is a pair of clients after the last round."
+    labels = [group.label for group in groups]
+    caption = "Each dot is a pair of clients after the last round."
     options = strips, "Distance of two clients' masks", labels
     return [Figure("Distances of masks", caption, strips_chart(*options, percent=True))] if strips else []
 

@@ -75,7 +75,8 @@ def fairness_tables(groups: Sequence[Group], first: Sequence[str], others: bool 
 
 def _rows(groups: Sequence[Group], seeds: Sequence[Spreads], name: str) -> list[tuple[Key, list[str]]]:
     """A row for each group that has the value `name` for single clients, as means over seeds."""
-    metric_facts, rows = facts_of(groups, name), []
+    metric_facts = facts_of(groups, name)
+    rows = []
     for style, (group, every) in enumerate(zip(groups, seeds, strict=True)):
         if measured := [spread[name] for spread in every if name in spread]:
             scores = [over(statistics.get(column, np.nan) for statistics in measured) for column in _COLUMNS]

@@ -93,10 +93,8 @@ def _metrics_of_one(groups: Sequence[Group], names: Sequence[str], note: str) ->
         by_metric.setdefault(name.partition("/")[2] or name, []).append(name)
     charts = []
     for names_of_metric in by_metric.values():
-        facts, titles = (
-            facts_of(groups, names_of_metric[0]),
-            {name: title(name, facts_of(groups, name)) for name in names_of_metric},
-        )
+        facts = facts_of(groups, names_of_metric[0])
+        titles = {name: title(name, facts_of(groups, name)) for name in names_of_metric}
         # The meaning once, and the models and data of each line.
         about = {name: metric(name, facts).meaning.removeprefix(f"{facts.meaning} of ") for name in names_of_metric}
         means = [f"{titles[name].removeprefix(f'{facts.title}: ')}: {about[name]}" for name in names_of_metric]
@@ -182,9 +180,12 @@ def _is_one_run(groups: Sequence[Group]) -> bool:
 def _clients(groups: Sequence[Group], names: Sequence[str]) -> list[Figure]:
     """Metrics of single clients: over the rounds for a single run, and at the end."""
     titles = {name: title(name, facts_of(groups, name)) for name in names}
-    figures, labels, ends = [], [*titles.values()], dict[tuple[str, Facts], dict[str, np.ndarray]]()
+    figures = []
+    labels = [*titles.values()]
+    ends = dict[tuple[str, Facts], dict[str, np.ndarray]]()
     for name, name_title in titles.items():
-        facts, run = facts_of(groups, name), groups[0].runs[0]
+        facts = facts_of(groups, name)
+        run = groups[0].runs[0]
         if _is_one_run(groups) and (quantiles := spread(run, name)) is not None:
             lines = [
                 Line(
@@ -210,12 +211,14 @@ def _clients(groups: Sequence[Group], names: Sequence[str]) -> list[Figure]:
 
 def _by_retention(groups: Sequence[Group], names: Sequence[str]) -> list[Figure]:
     """A chart per metric: the last mean over the clients of each retention ratio (Dis-PFL, Figure 4)."""
-    figures, known = [], dict.fromkeys(other for group in groups for other in metric_names(group.runs[0]))
+    figures = []
+    known = dict.fromkeys(other for group in groups for other in metric_names(group.runs[0]))
     for name in names:
         ratios = {
             float(match[2]): match[0] for match in map(_AT_RETENTION.fullmatch, known) if match and match[1] == name
         }
-        lines, facts = _across(groups, "Retention ratio", ratios), facts_of(groups, name)
+        lines = _across(groups, "Retention ratio", ratios)
+        facts = facts_of(groups, name)
         heading = f"By retention ratio: {title(name, facts)}"
         caption = "The mean over the clients that keep the same share of the model, at the last evaluation."
         figures += _figure(heading, caption, lines, facts, _labels(groups), marked=True)
@@ -226,14 +229,16 @@ def _by_class(groups: Sequence[Group], what: str, parts: Mapping[float, str]) ->
     """A chart of a metric's last value of each class."""
     facts = facts_of(groups, next(iter(parts.values())))
     facts = facts.model_copy(update={"title": facts.title.rpartition(": ")[0]})
-    words, lines = metric(what, facts), _across(groups, "Class", parts)
+    words = metric(what, facts)
+    lines = _across(groups, "Class", parts)
     caption = f"At the last evaluation. {words.meaning}"
     return _figure(f"{words.title}, by class", caption, lines, facts, _labels(groups), marked=True)
 
 
 def _across(groups: Sequence[Group], axis: str, parts: Mapping[float, str]) -> list[Line]:
     """The last values over what they are values of, a line per group; of one run with the spread over clients."""
-    lines, names = [], [parts[position] for position in sorted(parts)]
+    lines = []
+    names = [parts[position] for position in sorted(parts)]
     for group in groups:
         means = np.array([np.nan if (measured := curve(group, name)) is None else measured.mean[-1] for name in names])
         last = [
@@ -258,7 +263,8 @@ def _against(table: Pivot) -> list[Figure]:
         )
         if len(positions) < FEWEST_NUMBERS:
             continue
-        figures, log_x = [], positions[0] > 0 and positions[-1] >= 10 * positions[0]
+        figures = []
+        log_x = positions[0] > 0 and positions[-1] >= 10 * positions[0]
         for number, facts in table.facts.items():
             lines = [
                 Line(label, {short(along): x}, mean, [(mean - sd, mean + sd)] * bool(sd.any()))
@@ -266,7 +272,8 @@ def _against(table: Pivot) -> list[Figure]:
                 for label in [item_title(across, str(item)) or facts.title]
                 for x, mean, sd in [np.array([points[name] for name in ("x", "mean", "deviation")])]
             ]
-            labels, percent = [line.label for line in lines], facts.is_percent
+            labels = [line.label for line in lines]
+            percent = facts.is_percent
             chart = lines_chart(lines, axis_title(facts), labels, percent=percent, marked=True, log_x=log_x)
             figures.append(Figure(f"{facts.title} against {short(along)}", "", chart, wide=True))
         return figures
@@ -279,7 +286,8 @@ def _ranks(ranks: Ranks) -> list[Figure]:
         "Each dot is a method's average rank, its bar Nemenyi's critical difference, half on either side: methods "
         "whose bars do not overlap differ, if Friedman's test rejects that all are alike."
     )
-    means, critical = dict(zip(ranks.methods, ranks.compared.ranks.tolist(), strict=True)), ranks.compared.critical
+    means = dict(zip(ranks.methods, ranks.compared.ranks.tolist(), strict=True))
+    critical = ranks.compared.critical
     return [Figure("", caption, ranks_chart(means, critical), wide=True)] if critical > 0 else []
 
 
@@ -316,7 +324,8 @@ def _round_lines(groups: Sequence[Group], column: str, unit: float = 1.0) -> lis
 
 def _measured(groups: Sequence[Group], name: str) -> list[Figure]:
     """Any other metric over the rounds, with the spread over clients for one run and over seeds for several."""
-    lines, facts = _lines(groups, name), facts_of(groups, name)
+    lines = _lines(groups, name)
+    facts = facts_of(groups, name)
     if lines and _is_one_run(groups) and (clients := spread(groups[0].runs[0], name)) is not None:
         lines = [lines[0]._replace(bands=_quantile_bands(clients.quantiles))]
     words = metric(name, facts if facts.title != name else None)

@@ -262,7 +262,8 @@ def choose(groups: Sequence[Group], tuned: Sequence[str], name: str, last: int) 
             if not any(lies_in(key, tuned_key) for tuned_key in tuned)
         }
         families.setdefault(repr(sorted(rest.items())), []).append(group)
-    choices, facts = [], facts_of(groups, name)
+    choices = []
+    facts = facts_of(groups, name)
     for family in families.values():
         # Numbers by size; other values keep their order.
         grid = sorted(family, key=lambda group: [_place(setting(group.settings, key)) for key in tuned])
@@ -289,7 +290,8 @@ def tuning(choices: Sequence[TunedGroups], tuned: Sequence[str], name: str, last
 
     `styles`: all groups as the page lists them; the position decides the colour.
     """
-    position, facts = {id(group): number for number, group in enumerate(styles)}, facts_of(styles, name)
+    position = {id(group): number for number, group in enumerate(styles)}
+    facts = facts_of(styles, name)
     rows = []
     for choice in sorted(choices, key=lambda choice: position[id(choice.winner)]):
         tried = [
@@ -310,7 +312,8 @@ def tuning(choices: Sequence[TunedGroups], tuned: Sequence[str], name: str, last
 
 def _cell(choice: TunedGroups, name: str) -> str:
     """The winning value, and whether the best value may lie beyond the values that were tried."""
-    value, tried = setting(choice.winner.settings, name), [setting(group.settings, name) for group in choice.grid]
+    value = setting(choice.winner.settings, name)
+    tried = [setting(group.settings, name) for group in choice.grid]
     numbers = {value for value in tried if isinstance(value, int | float) and not isinstance(value, bool)}
     edge = ""
     if len(numbers) > 1 and value in (min(numbers), max(numbers)):

@@ -79,7 +79,8 @@ def number(name: str, groups: Sequence[Group], metric: str | None = None, last: 
         raise RayflError(f"no run has the number {name!r}; {words if base not in known else f'after : comes {ways}'}")
     facts = facts_of(groups, base)
     if at is not None:
-        (title, unit, _), index = COSTS[at[1]], _TO_TARGET.index(at[1])
+        (title, unit, _) = COSTS[at[1]]
+        index = _TO_TARGET.index(at[1])
         title += f" to {target_words(float(at[3]), facts)}" + f" ({wording.title(base, facts)})" * bool(at[2])
         cost_of = partial(spent, name=base, target=float(at[3]), facts=facts)
         number_facts = Facts(title=title, unit=unit, higher_is_better=False)
@@ -118,7 +119,8 @@ def spent(run: Run, name: str, target: float, facts: Facts) -> tuple[float, ...]
     """The costs (`_TO_TARGET`) of a run up to its first evaluation that reached the target; None if none did."""
     values = series(run, name)
     at = np.empty(0) if values is None else values.rounds[facts.sign * values.values >= facts.sign * target][:1]
-    total, done = cost(run).at(at), np.searchsorted(run.rounds["round"].to_numpy(), at, side="right")
+    total = cost(run).at(at)
+    done = np.searchsorted(run.rounds["round"].to_numpy(), at, side="right")
     return (float(done[0]), *(float(amount[0]) for amount in total[1:])) if len(at) else None
 
 
@@ -175,7 +177,8 @@ def _columns(groups: Sequence[Group], name: str, target: float, last: int) -> li
     """The columns; those of costs sort first by the share of seeds that reached the target."""
     spent = [cost_to_target(group, name, target) for group in groups]
     reached = [(-cost.rounds.count / len(group.runs),) for cost, group in zip(spent, groups, strict=True)]
-    counted, facts = has_seeds(groups), facts_of(groups, name)
+    counted = has_seeds(groups)
+    facts = facts_of(groups, name)
     columns = [Column("Reached", [_reached(*row, facts) for row in zip(spent, groups, strict=True)], reached)]
     for head, scores, decimals, unit in (
         ("Rounds", [costs.rounds for costs in spent], lambda score: int(score.deviation > 0 or score.mean % 1 > 0), ""),

@@ -113,7 +113,8 @@ def write_figures(runs: Sequence[Run], folder: Path, options: ReportOptions, ove
     """
     if not overwrite and folder.is_dir() and any(folder.iterdir()):
         raise RayflError(f"{folder} has files already: name another folder, or give --overwrite")
-    every, files = group_runs(runs), dict[str, bytes]()
+    every = group_runs(runs)
+    files = dict[str, bytes]()
     figures = {
         f"{section.title} {figure.title}": figure
         for section in page(every, options)["sections"]
@@ -143,8 +144,10 @@ def _file_name(title: str) -> str:
 
 def _still(figure: Figure) -> Spec:
     """The chart for a file: with a width in pixels, and as many columns of the legend as there is room for."""
-    width, color = 640 if figure.wide else 360, figure.chart.get("encoding", {}).get("color", {})
-    labels, style = (color.get("legend") or {}).get("values", [""]), config(LIGHT)
+    width = 640 if figure.wide else 360
+    color = figure.chart.get("encoding", {}).get("color", {})
+    labels = (color.get("legend") or {}).get("values", [""])
+    style = config(LIGHT)
     style["legend"]["columns"] = max(1, width // (8 * max(map(len, labels)) + 45))
     return {**figure.chart, "width": width, "config": style}
 

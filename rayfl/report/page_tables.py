@@ -109,11 +109,9 @@ def work_columns(groups: Sequence[Group]) -> list[Column]:
 
 def metric_column(head: str, groups: Sequence[Group], name: str, last: int) -> Column:
     """Means of the last evaluations, best first."""
-    scores, facts, counted = (
-        [smoothed(group, name, last) for group in groups],
-        facts_of(groups, name),
-        has_seeds(groups),
-    )
+    scores = [smoothed(group, name, last) for group in groups]
+    facts = facts_of(groups, name)
+    counted = has_seeds(groups)
     return Column(
         head, [in_words(score, facts, counted) for score in scores], [(-rank_value(score, facts),) for score in scores]
     )

@@ -93,13 +93,15 @@ class Pivot:
     @property
     def title(self) -> str:
         """ "Accuracy: own, %, by method and alpha"."""
-        numbers, axes = map(wording.axis_title, self.facts.values()), (self.options.rows, self.options.columns)
+        numbers = map(wording.axis_title, self.facts.values())
+        axes = (self.options.rows, self.options.columns)
         return f"{'; '.join(numbers)}, by {' and '.join(short(axis) for axis in axes if axis)}"
 
     @property
     def note(self) -> str:
         """What the table shows, in sentences."""
-        most, base = max(self.frame["count"]), self.options.baseline
+        most = max(self.frame["count"])
+        base = self.options.baseline
         pairs = max(self.frame["num_pairs"])
         sentences = {
             f"Mean {wording.PLUS_MINUS} standard deviation over {most} seeds.": most > 1,
@@ -122,7 +124,8 @@ class Pivot:
         table = {(short(self.options.rows), ""): rows}
         for start in range(0, len(self.frame), len(rows)):
             cells = {name: every[start : start + len(rows)] for name, every in columns.items()}
-            column, facts = cells["column"][0], self.facts[cells["number"][0]]
+            column = cells["column"][0]
+            facts = self.facts[cells["number"][0]]
             title = wording.axis_title(facts) * (len(self.facts) > 1 or not column)
             head = ": ".join(filter(None, [item_title(self.options.columns, column), title]))
             table |= {(head, part): words for part, words in self._parts(cells, facts).items()}
@@ -130,7 +133,8 @@ class Pivot:
 
     def _parts(self, cells: Mapping[Json, list[Json]], facts: Facts) -> dict[str, list[str]]:
         """A column's cells in words: the means, and the parts of the differences if it has any, by their headings."""
-        scale, size = 100 if facts.is_percent else 1, np.nanmax([0, *np.abs(cells["mean"])])
+        scale = 100 if facts.is_percent else 1
+        size = np.nanmax([0, *np.abs(cells["mean"])])
         decimals = min(max(3 - math.floor(math.log10(size)), 0), 6) if 0 < size < math.inf and scale == 1 else 2
         uneven = len({*cells["count"]}) > 1
 
@@ -248,7 +252,8 @@ def pivot(groups: Sequence[Group], options: TableOptions, metric: str | None, la
     Raise RayflError if no run has an axis, a number or the baseline, or if the runs of a cell have different settings.
     """
     numbers = [number(name, groups, metric, last) for name in options.values or [metric or ""]]
-    placed, base = _placed(groups, options), options.baseline
+    placed = _placed(groups, options)
+    base = options.baseline
     # Numbers by size; then the others, in the order of the groups.
     rows, columns = (
         sorted(dict.fromkeys(items), key=lambda item: (math.isnan(as_number(item)), np.nan_to_num(as_number(item))))
@@ -348,7 +353,8 @@ def _placed(groups: Sequence[Group], options: TableOptions) -> dict[tuple[str, s
 
 def _item(label: str, experiment: Mapping[str, object], axis: Sequence[str]) -> str:
     """An experiment's item of an axis as its sweep calls it, else the value of the setting."""
-    words, settings = {"label": label, **swept_items(experiment)}, determining_settings(experiment)
+    words = {"label": label, **swept_items(experiment)}
+    settings = determining_settings(experiment)
     return ", ".join(words.get(key) or wording.value(setting(settings, key)) for key in axis)
 
 

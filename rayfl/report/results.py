@@ -80,8 +80,12 @@ class RunResults(Recorded):
 
     def __init__(self, run: Run, experiment: "Experiment | None" = None) -> None:
         """`experiment`: the experiment that was run, if this process has it, so that no class needs to be imported."""
-        self.arrow, self.recorded, self._experiment = run, [run], experiment
-        self.directory, self.finished, self.settings = run.directory, run.finished, run.experiment
+        self.arrow = run
+        self.recorded = [run]
+        self._experiment = experiment
+        self.directory = run.directory
+        self.finished = run.finished
+        self.settings = run.experiment
 
     @property
     def summary(self) -> Summary:
@@ -196,7 +200,8 @@ class RunResults(Recorded):
         from rayfl.models.predictor import Predictor
         from rayfl.network import named_weights
 
-        architecture, inputs = self._architecture, read_model_inputs(self.directory)
+        architecture = self._architecture
+        inputs = read_model_inputs(self.directory)
         data = inputs.without_samples()
         # Building a module draws its first weights, which must not change the program's own random numbers.
         with own_flags(), torch.random.fork_rng(devices=()):
@@ -244,7 +249,8 @@ class SweepResults(Recorded):
     """The runs of a sweep, in its order; loaded runs are in the order of their directories' names."""
 
     def __init__(self, directory: Path, runs: Sequence[RunResults]) -> None:
-        self.directory, self.runs = directory, list(runs)
+        self.directory = directory
+        self.runs = list(runs)
         self.recorded = [run.arrow for run in self.runs]
 
     @cached_property

@@ -100,7 +100,8 @@ def summary(run: Run) -> Summary:
     """A run in numbers."""
     ranked = {name: values for name in ranking_names(run) if (values := series(run, name))}
     best = ((name, *values.best(facts(run, name))) for name, values in ranked.items())
-    wrap, spent = run.experiment.get("wrap"), series(run, "privacy/epsilon")
+    wrap = run.experiment.get("wrap")
+    spent = series(run, "privacy/epsilon")
     deltas = [wrapper["delta"] for wrapper in wrap if "delta" in wrapper] if isinstance(wrap, list) else []
     done = work_done(run)
     totals = {name: float(run.rounds[name].to_numpy().sum()) for name in run.rounds.column_names}

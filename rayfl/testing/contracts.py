@@ -170,7 +170,8 @@ def the_bill_is_the_size_of_the_buffers(make: Make, num_clients: int) -> tuple[S
     for round_number, record in enumerate(records):
         late = owed(run_states, round_number, log.broadcasts.get(round_number, {}))
         for row in record.clients:
-            sent, expected = row.status == "delivered", [0, 0]
+            sent = row.status == "delivered"
+            expected = [0, 0]
             if isinstance(here.method, PeerHalf):
                 expected = peer_bits(here, log, record, round_number, row.client) if sent else [0, 0]
             elif row.status != "dropped_before_download":
@@ -208,7 +209,8 @@ def unseen_clients_are_evaluated_and_leave_no_trace(make: Make) -> None:
     Their metrics, too, do not depend on the engine and the workers. A method that defines no model for a client that
     comes for the first time refuses `clients.unseen`, with its own name in the error.
     """
-    clients, method = {"unseen": 0.3}, make().method
+    clients = {"unseen": 0.3}
+    method = make().method
     if method.capabilities.newcomer == "undefined":
         with pytest.raises(RayflError, match=rf"clients\.unseen.*\b{type(method).__name__}\b"):
             make(clients=clients)
@@ -233,10 +235,8 @@ def unseen_clients_are_evaluated_and_leave_no_trace(make: Make) -> None:
 
 def without_unseen(setup: Setup) -> Setup:
     """The same experiment without the unseen clients and their examples."""
-    number, splits = (
-        setup.num_clients,
-        [setup.partition.split(name) for name in ("train", "validation", "heldout", "test")],
-    )
+    number = setup.num_clients
+    splits = [setup.partition.split(name) for name in ("train", "validation", "heldout", "test")]
     partition = Partition(
         *(Shards(shards.indices[: shards.offsets[number]], shards.offsets[: number + 1]) for shards in splits)
     )

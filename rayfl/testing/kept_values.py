@@ -44,7 +44,8 @@ class Apart(Shuffled):
 
     def _do(self, shared: Anything, job: Job) -> JobResult:
         self.turn = (self.turn + 1) % self.num_workers
-        before, self.worker = values(self.owners), self.workers[self.turn]
+        before = values(self.owners)
+        self.worker = self.workers[self.turn]
         put(self.owners, self.kept[self.turn])
         try:
             return super()._do(shared, job)
@@ -99,7 +100,8 @@ def values(owners: Collection[Owner]) -> KeptValues:
 
 def copied(values: KeptValues) -> KeptValues:
     """Copies; the same object stays the same one. What cannot be copied is shared."""
-    copies, memo = dict(values), dict[int, Anything]()
+    copies = dict(values)
+    memo = dict[int, Anything]()
     for key, value in values.items():
         # An object of a library may refuse in any way.
         with suppress(Exception):

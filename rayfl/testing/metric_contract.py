@@ -32,7 +32,8 @@ def examples(kind: Targets, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def any_split_gives_the_same_value(metric: Metric, outputs: torch.Tensor, targets: torch.Tensor, seed: int = 1) -> None:
     """The sums do not depend on how examples are divided: integer sums bit for bit, others up to rounding."""
-    undivided, generator = metric.measure(outputs, targets), np.random.default_rng(seed)
+    undivided = metric.measure(outputs, targets)
+    generator = np.random.default_rng(seed)
     order = torch.from_numpy(generator.permutation(len(outputs)))
     parts = torch.tensor_split(order, np.sort(generator.integers(0, len(outputs), 7)).tolist())
     sums = [metric.measure(outputs[rows], targets[rows]) for rows in parts]

@@ -118,7 +118,8 @@ def _own(method: Method, hook: str) -> bool:
 
 
 def _watch(name: str, hook: Callable[..., Anything], log: Log) -> Callable[..., Anything]:
-    declared, parameters = inspect.get_annotations(hook), list(inspect.signature(hook).parameters)[1:]
+    declared = inspect.get_annotations(hook)
+    parameters = list(inspect.signature(hook).parameters)[1:]
 
     @functools.wraps(hook)
     def call(self: Method, *args: Anything, **kwargs: Anything) -> Anything:
