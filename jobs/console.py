@@ -130,10 +130,9 @@ def following(
 ) -> Iterator[Follower]:
     """Show the progress and the log of a run to its audience. Yields the object to call with every round."""
     display = audience.display
-    prints = not display.hidden and not display.live
     with (
         nullcontext() if display.hidden else logged(),
-        closing(Follower(display.line(title, rounds), rounds, prints, facts)) as follower,
+        closing(Follower(display.line(title, rounds), rounds, not (display.hidden or display.live), facts)) as follower,
     ):
         yield follower
 

@@ -79,11 +79,10 @@ class Settings(BaseModel):
 
         By default those that their fields declare by `unused_with`. A setting in a table has a dotted name.
         """
-        fields = type(self).model_fields.items()
-        extras = {name: field.json_schema_extra for name, field in fields if isinstance(field.json_schema_extra, dict)}
         return {
             name: f"beside {other}={shown(value)}"
-            for name, extra in extras.items()
+            for name, field in type(self).model_fields.items()
+            if isinstance(extra := field.json_schema_extra, dict)
             for other, values in cast(dict[str, Value], extra.get("unused_with", {})).items()
             if (value := getattr(self, other)) in values
         }

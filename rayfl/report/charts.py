@@ -182,8 +182,12 @@ def _series(labels: Sequence[str], shown: Sequence[str], kinds: Sequence[object]
     scale: Spec = {"domain": list(labels)}
     if kinds:
         scale["range"] = [kinds[index // NUM_COLORS % len(kinds)] for index in range(len(labels))]
-    words = {"title": None, "values": list(shown), **legend} if len(shown) > 1 else None
-    return {"field": "series", "type": "nominal", "scale": scale, "legend": words}
+    return {
+        "field": "series",
+        "type": "nominal",
+        "scale": scale,
+        "legend": {"title": None, "values": list(shown), **legend} if len(shown) > 1 else None,
+    }
 
 
 def _number(field: str, title: str | None, scale: Spec) -> Spec:
@@ -235,11 +239,10 @@ def strips_chart(strips: Mapping[str, np.ndarray], x: str, labels: Sequence[str]
 
 def ranks_chart(ranks: Mapping[str, float], critical: float) -> Spec:
     """A dot per method at its average rank, the best on top, with a bar of the width `critical` around it."""
-    order = sorted(ranks, key=ranks.__getitem__)
     title = "Average rank (1: the best)"
     rows = [
         {"series": name, "rank": ranks[name], "low": ranks[name] - critical / 2, "high": ranks[name] + critical / 2}
-        for name in order
+        for name in sorted(ranks, key=ranks.__getitem__)
     ]
     return {
         **data(rows, len(rows)),
@@ -296,8 +299,7 @@ def dots_chart(
 
 def _axis(field: str, title: str, percent: bool = False, log: bool = False) -> Spec:
     scale = {"nice": False, "padding": 20, **({"type": "log"} if log else {"zero": False})}
-    words = f"{title} (logarithmic)" if log else title
-    return {**_number(field, words, scale), "axis": {"format": ".3~%"} if percent else {}}
+    return {**_number(field, title + " (logarithmic)" * log, scale), "axis": {"format": ".3~%"} if percent else {}}
 
 
 def data(rows: Sequence[Mapping[str, object]], num_marks: int) -> Spec:

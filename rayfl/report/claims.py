@@ -158,17 +158,17 @@ def _assess(
     ]
     if not runs:
         return {**row, "unit": "", **paired([])._asdict(), "verdict": "not run", "paper": claim.size, "inside": None}
-    names = (claim.value, claim.than_value or claim.value)
     try:
-        first, second = (number(name, together, metric) for name in names)
+        first, second = (number(name, together, metric) for name in (claim.value, claim.than_value or claim.value))
     except RayflError as error:
         raise RayflError(f"claim {claim.id!r}: {error}") from None
     rows = [
         {**choices, "first": first.read(run), "second": second.read(run), "run": f"{claim.sweep}/{run.directory.name}"}
         for choices, run in runs
     ]
-    missing = {} if claim.missing is None else {"first": claim.missing, "second": claim.missing}
-    table = pd.DataFrame(rows).fillna(missing)
+    table = pd.DataFrame(rows).fillna(
+        {} if claim.missing is None else {"first": claim.missing, "second": claim.missing}
+    )
     axis = [*dict.fromkeys(choices.get(claim.trend or "", "") for choices, _ in planned)]
     read = {name: _side(claim, side, table, name, axis) for name, side in zip(("first", "second"), pair, strict=False)}
     for name, (values, directories) in read.items():
@@ -177,10 +177,16 @@ def _assess(
     if claim.relative:
         differences = differences / read["second"][0]
     seen = paired(differences.to_numpy())
-    size = claim.size
     verdict = "undecided" if differences.isna().any() else _verdict(claim, seen.low, seen.high)
-    inside = None if size is None or np.isnan(seen.low) else seen.low <= size <= seen.high
-    return {**row, "unit": first.facts.unit, **seen._asdict(), "verdict": verdict, "paper": size, "inside": inside}
+    inside = None if claim.size is None or np.isnan(seen.low) else seen.low <= claim.size <= seen.high
+    return {
+        **row,
+        "unit": first.facts.unit,
+        **seen._asdict(),
+        "verdict": verdict,
+        "paper": claim.size,
+        "inside": inside,
+    }
 
 
 def _side(

@@ -122,10 +122,10 @@ def mask_section(groups: Sequence[Group], clients: Sequence[int] = ()) -> Sectio
 def _distances(groups: Sequence[Group]) -> list[Figure]:
     """The distances of the masks of all pairs of clients, a row per group."""
     strips = {group.label: values for group in groups if len(values := last_of_clients(group, HAMMING))}
-    labels = [group.label for group in groups]
-    caption = "Each dot is a pair of clients after the last round."
-    options = strips, "Distance of two clients' masks", labels
-    return [Figure("Distances of masks", caption, strips_chart(*options, percent=True))] if strips else []
+    if not strips:
+        return []
+    chart = strips_chart(strips, "Distance of two clients' masks", [group.label for group in groups], percent=True)
+    return [Figure("Distances of masks", "Each dot is a pair of clients after the last round.", chart)]
 
 
 def _matrices(run: Run) -> list[Figure]:
@@ -185,8 +185,8 @@ def _layers(shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
 
 def _mask_figure(client: int, layer: str, mask: np.ndarray) -> Figure:
     caption = "Dark entries are kept. Columns are the layer's middle outputs, rows its first inputs."
-    chart = cells_chart(_picture(mask), "Outputs", "Inputs", 1.0)
-    return Figure(f"Client {client}: {mask.mean():.1%} of {layer}", caption, chart)
+    title = f"Client {client}: {mask.mean():.1%} of {layer}"
+    return Figure(title, caption, cells_chart(_picture(mask), "Outputs", "Inputs", 1.0))
 
 
 def _picture(mask: np.ndarray) -> np.ndarray:

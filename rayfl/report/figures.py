@@ -34,9 +34,11 @@ def sections(
     """
     note = _seeds_note(groups)
     every = ((group.runs[0], name) for group in groups for name in metric_names(group.runs[0]))
-    others = [name for run, name in every if name not in names and not is_drawn(run, name)]
-    others = [name for name in dict.fromkeys(others) if name not in _MASKS and not _AT_RETENTION.fullmatch(name)]
-    others = [name for name in others if not is_summary(name, RECORDED)]
+    others = [
+        name
+        for name in dict.fromkeys(name for run, name in every if name not in names and not is_drawn(run, name))
+        if not (name in _MASKS or _AT_RETENTION.fullmatch(name) or is_summary(name, RECORDED))
+    ]
     others.sort(key=lambda name: name != "train/loss")
     by_class: dict[str, dict[float, str]] = {}
     for match in filter(None, map(_OF_CLASS.fullmatch, others)):
@@ -106,14 +108,14 @@ def _metrics_of_one(groups: Sequence[Group], names: Sequence[str], note: str) ->
 
 def _metrics(groups: Sequence[Group], names: Sequence[str], note: str) -> list[Section]:
     """A chart of the first metric's final value over the bytes sent up, then a chart per metric."""
-    every = {name: facts_of(groups, name) for name in names}
     charts = [
         Section(
             title(name, facts),
             f"{metric(name, facts).meaning} {note}".strip(),
             _figure("", "", _lines(groups, name), facts, _labels(groups), wide=True),
         )
-        for name, facts in every.items()
+        for name in names
+        for facts in [facts_of(groups, name)]
     ]
     return [_tradeoff(groups, names[0]), *charts] if names else []
 

@@ -262,18 +262,17 @@ def choose(groups: Sequence[Group], tuned: Sequence[str], name: str, last: int) 
             if not any(lies_in(key, tuned_key) for tuned_key in tuned)
         }
         families.setdefault(repr(sorted(rest.items())), []).append(group)
-    choices = []
     facts = facts_of(groups, name)
-    for family in families.values():
-        # Numbers by size; other values keep their order.
-        grid = sorted(family, key=lambda group: [_place(setting(group.settings, key)) for key in tuned])
-        best = max(grid, key=lambda group: rank_value(smoothed(group, name, last), facts))
-        choices.append(TunedGroups(best, tuple(grid)))
-    return choices
 
+    def tuned_values(group: Group) -> list[float]:
+        """Numbers, to sort by size; other values keep their order."""
+        values = (setting(group.settings, key) for key in tuned)
+        return [value if isinstance(value, int | float) else 0 for value in values]
 
-def _place(value: object) -> float:
-    return value if isinstance(value, int | float) else 0
+    grids = (tuple(sorted(family, key=tuned_values)) for family in families.values())
+    return [
+        TunedGroups(max(grid, key=lambda group: rank_value(smoothed(group, name, last), facts)), grid) for grid in grids
+    ]
 
 
 def setting(settings: Mapping[str, object], name: str) -> object:

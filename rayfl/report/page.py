@@ -227,16 +227,15 @@ def _cards(run: Run, names: Sequence[str]) -> list[tuple[str, str, str]]:
     """Headline numbers, the metrics `names` first: title, value and remark."""
     numbers = summary(run)
     up, down = numbers["uplink_kilobytes_per_client_round"], numbers["downlink_kilobytes_per_client_round"]
-    best = numbers["best"]
     return [
         *(
             (
                 wording.title(name, facts(run, name)),
                 facts(run, name).words(numbers["final"][name]),
-                f"final; best {facts(run, name).words(best[name]['value'])} in round {best[name]['round']}",
+                f"final; best {facts(run, name).words(best['value'])} in round {best['round']}",
             )
             for name in names
-            if name in best
+            if (best := numbers["best"].get(name))
         ),
         ("Total sent up", wording.megabytes(numbers["uplink_megabytes"]), f"{up:,.1f} kB per client per round"),
         ("Total sent down", wording.megabytes(numbers["downlink_megabytes"]), f"{down:,.1f} kB per client per round"),

@@ -289,15 +289,14 @@ def pivot(groups: Sequence[Group], options: TableOptions, metric: str | None, la
             | {**dict(zip(("p_holm", "wilcoxon", "wilcoxon_holm"), p, strict=True)), "mark": marks.get(row, "")}
             for row, line, pair, p in zip(rows, values_of_rows, pairs, adjusted, strict=True)
         ]
-    unfinished = [run for group in groups for run in group.runs if not run.finished]
     ranks = [
         ranks
         for shown in numbers
         if shown.facts.higher_is_better is not None
         and (ranks := _ranks(shown.facts, values.mean().xs(shown.name, level=1).unstack(), placed))
     ]
-    facts = {shown.name: shown.facts for shown in numbers}
-    return Pivot(options, facts, pd.DataFrame(records), len(unfinished), ranks)
+    unfinished = sum(not run.finished for group in groups for run in group.runs)
+    return Pivot(options, {shown.name: shown.facts for shown in numbers}, pd.DataFrame(records), unfinished, ranks)
 
 
 def _ranks(facts: Facts, means: pd.DataFrame, placed: Mapping[tuple[str, str], Group]) -> Ranks | None:

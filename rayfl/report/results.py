@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from rayfl.errors import RayflError, one_line
-from rayfl.experiment.identity import determining_settings
+from rayfl.experiment.identity import determining_settings, require_copies
 from rayfl.experiment.report_options import ReportOptions, agreed_options
 from rayfl.limits.regular_files import path_of
 from rayfl.report.groups import group_runs, ranked_names
@@ -25,7 +25,7 @@ from rayfl.run_directory.record import Run, read_run, run_directories
 from rayfl.run_directory.run_folder import copy_for_reading
 from rayfl.run_directory.saved_models import CONSTANTS, load_model, read_model_inputs
 from rayfl.settings import dotted, shown
-from rayfl.untyped import Table, Value
+from rayfl.untyped import Value
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -223,22 +223,16 @@ class RunResults(Recorded):
 
     @cached_property
     def _architecture(self) -> "Architecture":
-        """The run's architecture."""
+        """The run's architecture. RayflError if one of its files is not as it was when the run began."""
         from rayfl.choices.kinds import resolve
+        from rayfl.experiment.table import located
         from rayfl.models.base import Architecture
 
         if self._experiment is not None:
             return self._experiment.model
-        return resolve(Architecture, self._located({"model": self.settings.get("model")})["model"])
-
-    def _located(self, table: Table) -> dict[str, Value]:
-        """Tables of the run's experiment with the places of its files. RayflError if one is not as the run began."""
-        from rayfl.experiment.identity import require_copies
-        from rayfl.experiment.table import located
-
-        tables = located(table, self.directory)
-        require_copies(self.settings, tables, self.directory)
-        return tables
+        table = located({"model": self.settings.get("model")}, self.directory)
+        require_copies(self.settings, table, self.directory)
+        return resolve(Architecture, table["model"])
 
     def __repr__(self) -> str:
         planned = "" if self.finished else f" of {self.settings.get('rounds')}"
@@ -275,8 +269,8 @@ class SweepResults(Recorded):
         (shares in [0, 1]), and uplink_megabytes, downlink_megabytes, simulated_s and wall_s of all rounds."""
         numbers = pd.DataFrame([{**run.summary, **run.summary["final"]} for run in self.runs])
         names = list(dict.fromkeys(name for run in self.runs for name in run.summary["final"]))
-        costs = ["uplink_megabytes", "downlink_megabytes", "simulated_s", "wall_s"]
-        return pd.concat([self.settings, numbers[["finished", "rounds", *names, *costs]]], axis=1)
+        columns = ["finished", "rounds", *names, "uplink_megabytes", "downlink_megabytes", "simulated_s", "wall_s"]
+        return pd.concat([self.settings, numbers[columns]], axis=1)
 
     def numbers(self, *names: str, last: int = 3, metric: str | None = None) -> pd.DataFrame:
         """A row per run: the columns of `settings`, and each of the numbers `names`; missing if a run lacks it.

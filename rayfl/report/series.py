@@ -87,8 +87,9 @@ def ranking_names(run: Run) -> list[str]:
     Other summaries of clients' values than their mean rank none.
     """
     order = {what: index for index, what in enumerate(run.facts)}
-    known = [name for name in metric_names(run) if facts(run, name).higher_is_better is not None]
-    known = [name for name in known if not is_summary(name)]
+    known = [
+        name for name in metric_names(run) if facts(run, name).higher_is_better is not None and not is_summary(name)
+    ]
     known.sort(key=lambda name: order[name.partition("/")[2] or name])
     return [name for name in known if facts(run, name).ranks] or [name for name in known if name != "train/loss"]
 
