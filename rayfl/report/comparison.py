@@ -7,10 +7,17 @@ from rayfl.errors import RayflError, did_you_mean
 from rayfl.experiment.identity import require_settings
 from rayfl.experiment.report_options import ReportOptions, require_clients, require_targets
 from rayfl.report import wording
-from rayfl.report.fairness import fairness_tables
 from rayfl.report.groups import Group, compared, facts_of, group_runs, has_seeds, ranked_names
 from rayfl.report.numbers import cost_to_target, further_columns, number, target_words
-from rayfl.report.page_tables import Column, cost_columns, differing, metric_column, run_columns, work_columns
+from rayfl.report.page_tables import (
+    Column,
+    cost_columns,
+    differing,
+    fairness_tables,
+    metric_column,
+    run_columns,
+    work_columns,
+)
 from rayfl.run_directory.record import Run
 from rayfl.settings import dotted
 
@@ -92,7 +99,7 @@ def comparison(runs: Sequence[Run], options: ReportOptions) -> list[tuple[str, T
 def over_clients(
     groups: Sequence[Group], first: Sequence[str] = (), others: bool = True
 ) -> list[tuple[str, TextTable]]:
-    """The tables of `fairness.fairness_tables`, with titles."""
+    """The tables of `page_tables.fairness_tables`, with titles."""
     return [
         (
             f"over clients, {described['title']}".rstrip(", "),

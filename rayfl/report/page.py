@@ -29,12 +29,12 @@ from rayfl.limits.regular_files import expanded, read_text
 from rayfl.report import wording
 from rayfl.report.charts import DARK, LIGHT, MOST_POINTS, Figure, Spec, config
 from rayfl.report.comparison import comparison
-from rayfl.report.fairness import fairness_tables
 from rayfl.report.figures import sections
 from rayfl.report.groups import Group, compared, group_runs, tuning
 from rayfl.report.numbers import further_columns, targets
 from rayfl.report.page_tables import (
     differences,
+    fairness_tables,
     origins,
     ranking,
     run_and_seed,

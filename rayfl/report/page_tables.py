@@ -1,4 +1,5 @@
-"""The tables of a page: runs with their metrics and costs, what became of clients, settings, and origins."""
+"""The tables of a page: runs with their metrics and costs, how much metrics differ between clients, what became of
+clients, settings, and origins."""
 
 import math
 from collections import Counter
@@ -6,16 +7,20 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import pyarrow.compute as pc
 
 from rayfl.choices import plugins
 from rayfl.experiment.identity import NOT_DETERMINING
+from rayfl.metrics.facts import PLACES
+from rayfl.metrics.fairness import fairness
 from rayfl.report import wording
-from rayfl.report.charts import key
-from rayfl.report.groups import Group, facts_of, has_seeds, in_words, rank_value, smoothed
-from rayfl.report.series import MEGABYTE_BITS, method_of, run_label, work_done
+from rayfl.report.charts import Key, key
+from rayfl.report.groups import Group, facts_of, has_seeds, in_words, over, rank_value, smoothed
+from rayfl.report.series import MEGABYTE_BITS, facts, method_of, metric_names, run_label, work_done
 from rayfl.run_directory.description import ORIGIN, read_origin
 from rayfl.run_directory.record import Run
 from rayfl.settings import dotted
+from rayfl.untyped import Anything
 
 _FEW = 4
 """A comparison of settings has a column per run up to this number of runs, else a row per run."""
@@ -34,6 +39,21 @@ _STATUSES = {
     "stale": "its message was too many updates old",
 }
 """The meaning of each status of a client, in the order in which a page shows them."""
+
+_OVER_CLIENTS = {
+    "mean": "Mean",
+    "deviation": "Deviation",
+    "worst_tenth": "Worst 10 %",
+    "worst": "Worst",
+    "best": "Best",
+    "difference": "Best - worst",
+    "jain": "Jain's index",
+    "left_out": "Left out",
+}
+Spreads = Sequence[Mapping[str, Mapping[str, float]]]
+"""`fairness_of` of each run of a group."""
+MOST_PARTS = 60
+"""The most parts of metrics (recall/3) that a page lists; the records have all."""
 
 
 class Column(NamedTuple):
@@ -131,6 +151,61 @@ def cost_columns(groups: Sequence[Group]) -> list[Column]:
         amounts = [float(np.mean(seeds)) for seeds in sums]
         columns.append(Column(head, [words(amount) for amount in amounts], [(amount,) for amount in amounts]))
     return columns
+
+
+def fairness_of(run: Run) -> dict[str, dict[str, float]]:
+    """What `fairness` gives at the last evaluation, for every metric of single clients that is to rise or to fall."""
+    names = [name for name in metric_names(run) if name.partition("/")[0] in PLACES]
+    ways = {name: metric_facts for name in names if (metric_facts := facts(run, name)).higher_is_better is not None}
+    rows = run.metrics.filter(pc.field("client").is_valid()).to_pandas()
+    rows = rows[rows["name"].isin([*ways])]
+    last = rows.groupby("name", observed=True)["round"].transform("max")
+    values = dict(iter(rows[rows["round"] == last].groupby("name", observed=True)["value"]))
+    every = {
+        name: fairness(values[name].to_numpy(float), metric_facts)
+        for name, metric_facts in ways.items()
+        if name in values
+    }
+    return {name: statistics for name, statistics in every.items() if statistics}
+
+
+def fairness_tables(groups: Sequence[Group], first: Sequence[str], others: bool = True) -> list[dict[str, Anything]]:
+    """Metrics over clients, means over seeds: first those named in `first`, then, with `others`, all others.
+
+    One table for one group, else a table of each value; parts of a metric come after the others, and are `folded`.
+    """
+    seeds = [[fairness_of(run) for run in group.runs] for group in groups]
+    known = dict.fromkeys(name for every in seeds for spread in every for name in spread)
+    names = [name for name in dict.fromkeys([*first, *(known if others else ())]) if name in known]
+    metrics, parts = ([name for name in names if (name.count("/") > 1) is is_part] for is_part in (False, True))
+    rows = {name: _fairness_rows(groups, seeds, name) for name in names}
+    titles = {
+        name: wording.title(name, metric_facts) + f" ({metric_facts.unit})" * (metric_facts.unit not in ("", "%"))
+        for name in names
+        for metric_facts in (facts_of(groups, name),)
+    }
+    shown = [(titles[name], rows[name], name in parts) for name in [*metrics, *parts[:MOST_PARTS]]]
+    if len(groups) == 1:
+        few = parts[:MOST_PARTS]
+        kinds = [("", metrics)] * bool(metrics) + [(f"Parts of metrics, {len(few)} of {len(parts)}", few)] * bool(few)
+        shown = [(kind, [(titles[name], rows[name][0][1]) for name in some], bool(kind)) for kind, some in kinds]
+    head = ["Metric" if len(groups) == 1 else "Run", *_OVER_CLIENTS.values()]
+    return [{"title": title, "head": head, "rows": some, "folded": folded} for title, some, folded in shown]
+
+
+def _fairness_rows(groups: Sequence[Group], seeds: Sequence[Spreads], name: str) -> list[tuple[Key, list[str]]]:
+    """A row for each group that has the value `name` for single clients, as means over seeds."""
+    metric_facts = facts_of(groups, name)
+    rows = []
+    for style, (group, every) in enumerate(zip(groups, seeds, strict=True)):
+        if measured := [spread[name] for spread in every if name in spread]:
+            scores = [over(statistics.get(column, np.nan) for statistics in measured) for column in _OVER_CLIENTS]
+            # Another unit than % is in the title.
+            unit = f" {metric_facts.unit}" * (metric_facts.unit not in ("", "%"))
+            words = [in_words(score, metric_facts, counted=False).replace(unit, "") for score in scores[:6]]
+            last = [scores[6].words(decimals=3, counted=False), f"{scores[7].mean:.3g}"]
+            rows.append((key(group.label, style), [*words, *last]))
+    return rows
 
 
 def statuses(groups: Sequence[Group]) -> dict[str, object] | None:

@@ -8,7 +8,7 @@ from typing import Literal, TypedDict
 
 from rayfl.errors import RayflError
 from rayfl.report.comparison import TextTable
-from rayfl.report.fairness import of_run
+from rayfl.report.page_tables import fairness_of
 from rayfl.report.series import MEGABYTE_BITS, facts, ranking_names, run_name, series, work_done
 from rayfl.run_directory.disk import is_locked
 from rayfl.run_directory.record import Run, read_run
@@ -113,7 +113,7 @@ def summary(run: Run) -> Summary:
         "final": {name: values.final for name, values in ranked.items()},
         "best": {name: {"value": value, "round": round_number} for name, value, round_number in best},
         "units": {name: facts(run, name).unit for name in ranked},
-        "fairness": of_run(run),
+        "fairness": fairness_of(run),
         "privacy": {"epsilon": spent.final, "delta": deltas[-1]} if spent and deltas else {},
         "uplink_megabytes": totals["uplink_bits"] / MEGABYTE_BITS,
         "downlink_megabytes": totals["downlink_bits"] / MEGABYTE_BITS,
