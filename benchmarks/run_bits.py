@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 from rayfl.run_directory import checkpoint_folders
 from rayfl.run_directory.states import load_states
 from rayfl.run_directory.tables import read_tables
-from rayfl.testing.comparison import leaves
+from rayfl.testing.executors import leaves
 
 
 def held(place: Path) -> dict[str, np.ndarray]:

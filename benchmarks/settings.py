@@ -26,8 +26,11 @@ from rayfl.experiment.prepare import prepare  # noqa: E402
 from rayfl.experiment.table import put  # noqa: E402
 from rayfl.methods.base import Method, PeerHalf  # noqa: E402
 from rayfl.rounds.executor import InlineExecutor  # noqa: E402
-from rayfl.testing.comparison import contents, rows  # noqa: E402
-from rayfl.testing.executors import play  # noqa: E402
+from rayfl.testing.executors import (  # noqa: E402
+    contents,
+    play,
+    rows,
+)
 
 CHANGED, REFUSED, SILENT, FAILED = "changed", "refused", "silent", "failed"
 COLUMNS = tuple(Column(name, name) for name in ("method", "setting", "value", "found", "words"))

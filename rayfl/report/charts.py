@@ -299,7 +299,10 @@ def dots_chart(
 
 def _axis(field: str, title: str, percent: bool = False, log: bool = False) -> Spec:
     scale = {"nice": False, "padding": 20, **({"type": "log"} if log else {"zero": False})}
-    return {**_number(field, title + " (logarithmic)" * log, scale), "axis": {"format": ".3~%"} if percent else {}}
+    return {
+        **_number(field, f"{title} (logarithmic)" if log else title, scale),
+        "axis": {"format": ".3~%"} if percent else {},
+    }
 
 
 def data(rows: Sequence[Mapping[str, object]], num_marks: int) -> Spec:

@@ -198,7 +198,7 @@ def page(groups: Sequence[Group], options: ReportOptions) -> dict[str, Anything]
 def _lede(groups: Sequence[Group]) -> str:
     runs = [run for group in groups for run in group.runs]
     is_evaluated_apart = any(dotted(run.experiment).get("evaluation.split") == "validation" for run in runs)
-    evaluated = " Test data are shares of clients' train data (evaluation.split = validation)." if is_evaluated_apart else ""
+    evaluated = " Test data are shares of clients' train data (evaluation.split = validation)." * is_evaluated_apart
     if len(groups) > 1:
         seeds = ", runs that differ only in their seed taken together" if len(runs) > len(groups) else ""
         return f"{len(runs)} federated runs side by side{seeds}.{evaluated}"

@@ -1,4 +1,7 @@
-"""The contract of every method. `make` builds setups of a method; it takes engine, seed, rounds, ... by name."""
+"""The contract of every method. `make` builds setups of a method; it takes engine, seed, rounds, ... by name.
+
+And the contract of every task: its own functions, and runs of six methods.
+"""
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -7,13 +10,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from torch import Tensor, nn
 
+from rayfl.choices.kinds import find
 from rayfl.compress.base import Message
 from rayfl.compress.sparse import TopK
 from rayfl.data.partition import Partition, Shards
 from rayfl.determinism.seeding import NOBODY, FirstDraws
-from rayfl.methods.base import PeerHalf, RayflError
+from rayfl.methods.base import Batch, Method, PeerHalf, RayflError
 from rayfl.methods.shared.own_parts import OwnParts
 from rayfl.population.sampling import Population
 from rayfl.rounds import downlinks
@@ -23,14 +28,25 @@ from rayfl.rounds.rounds import RunState
 from rayfl.rounds.setup import Evaluation, Setup
 from rayfl.rounds.worker_jobs import Missed
 from rayfl.run_directory import checkpoint
-from rayfl.testing.comparison import assert_close, assert_same_bits, contents, rows
-from rayfl.testing.executors import play
+from rayfl.task import NetworkTask
+from rayfl.testing.executors import assert_close, assert_same_bits, contents, play, rows
 from rayfl.testing.kept_values import Apart, owners
 from rayfl.testing.watching import Log, buffer_bits, watched
-from rayfl.untyped import Value
+from rayfl.untyped import Table, Value
 
 Make = Callable[..., Setup]
 Played = tuple[list[RoundRecord], list[RunState]]
+TASK_METHODS: Mapping[str, Table] = {
+    "fedavg": {},
+    "fedavgm": {"momentum": 0.5},
+    "ditto": {},
+    "fedpse": {"keep_ratio": 0.3},
+    "dpsgd": {},
+    "dispfl": {"density": 0.5},
+}
+"""Plain averaging, momentum on both sides, personal models, a compressed exchange, peers, and masks among peers."""
+_MOST_EXAMPLES = 8
+"""The most examples of which a task's functions are tested."""
 
 
 def loop_and_vmap_agree(loop: Setup, vmap: Setup, played: Played | None = None) -> None:
@@ -250,3 +266,43 @@ def bits_fall_under_a_compressor(make: Make) -> None:
         sum(r.row.uplink_bits for r in play(here)[0]) for here in (make(), make(uplink=TopK(keep_ratio=0.1)))
     )
     assert sparse < 0.5 * plain or not plain
+
+
+def task_tables(method: str, **options: Value) -> dict[str, Value]:
+    """The tables of an experiment in which a method trains, one of `TASK_METHODS` with their settings."""
+    kind: type[Method] = find(Method, method)
+    settings = {"lr": 0.1, "batch_size": 16, **TASK_METHODS.get(method, {}), **options}
+    graph = {"topology": "ring"} if kind.gather and issubclass(kind, PeerHalf) else {}
+    return {"method": {"name": method, **settings}, **graph}
+
+
+def examples_are_evaluated_one_by_one(setup: Setup) -> None:
+    """An example's loss, count and score do not depend on the others in its batch, and padding adds nothing."""
+    task = setup.method.task
+    assert isinstance(task, NetworkTask)
+    samples = setup.data(0).all("train")
+    batch = Batch(samples.inputs[:_MOST_EXAMPLES], samples.labels[:_MOST_EXAMPLES])
+    outputs = task.evaluated(setup.initial, batch).detach()
+    sums, counts = task.task.loss(outputs, batch.labels)
+    scores = task.task.score(outputs, batch.labels)
+    assert bool(((scores >= 0) & (scores <= 1)).all() and (counts >= 0).all() and torch.isfinite(sums).all())
+    for row in range(len(outputs)):
+        span = slice(row, row + 1)
+        alone = (*task.task.loss(outputs[span], batch.labels[span]), task.task.score(outputs[span], batch.labels[span]))
+        torch.testing.assert_close(alone, (sums[span], counts[span], scores[span]), rtol=1e-5, atol=1e-6)
+    weights = (torch.arange(len(outputs)) % 2).float()
+    kept = weights > 0
+    torch.testing.assert_close(
+        task.task.mean_loss(outputs, batch.labels, weights),
+        task.task.mean_loss(outputs[kept], batch.labels[kept]),
+        rtol=1e-5,
+        atol=1e-6,
+    )
+
+
+def a_method_trains_on_it(make: Callable[[str], Setup]) -> None:
+    """Both engines agree, and three workers give the bits of one. `make`: a setup for an engine, "loop" or "vmap"."""
+    here = make("loop")
+    if here.method.task.vmappable:
+        loop_and_vmap_agree(here, make("vmap"))
+    several_workers_give_the_bits_of_one(here)

@@ -25,8 +25,7 @@ from rayfl.schedules.asynchronous import Asynchronous, Buffered
 from rayfl.schedules.base import AT_ONCE, NOT_YET, Now, Schedule
 from rayfl.schedules.synchronous import SemiSynchronous
 from rayfl.selections.base import Seen, Selection, State
-from rayfl.testing.comparison import assert_same_bits, contents, leaves, rows
-from rayfl.testing.executors import Shuffled, play
+from rayfl.testing.executors import Shuffled, assert_same_bits, contents, leaves, play, rows
 from tests.contracts.every_method import experiment
 from tests.contracts.seams import quadratic
 from tests.contracts.seams.closed_form import flat, start
