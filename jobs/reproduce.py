@@ -70,13 +70,11 @@ def reproduce(
         code = 0
         for name in only or sweeps:
             with Display(name) as display:
-                again = f"go on with --dir {home}"
                 audience = Audience(display=display, began=began)
-                done = sweep(sweeps[name], home / name, parallel, False, audience, again)
+                done = sweep(sweeps[name], home / name, parallel, False, audience, f"go on with --dir {home}")
             runs = _write(paper, sweeps, home, quick)[name]
-            options = sweeps[name][0].experiment.report
             if runs:
-                write_figures(runs, home / name / "figures", options, overwrite=True)
+                write_figures(runs, home / name / "figures", sweeps[name][0].experiment.report, overwrite=True)
             code = max(code, done)
             if done in (INTERRUPTED, LIMIT):
                 return done

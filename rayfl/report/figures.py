@@ -219,10 +219,10 @@ def _by_retention(groups: Sequence[Group], names: Sequence[str]) -> list[Figure]
         ratios = {
             float(match[2]): match[0] for match in map(_AT_RETENTION.fullmatch, known) if match and match[1] == name
         }
-        lines = _across(groups, "Retention ratio", ratios)
         facts = facts_of(groups, name)
         heading = f"By retention ratio: {title(name, facts)}"
         caption = "The mean over the clients that keep the same share of the model, at the last evaluation."
+        lines = _across(groups, "Retention ratio", ratios)
         figures += _figure(heading, caption, lines, facts, _labels(groups), marked=True)
     return figures
 
@@ -232,9 +232,10 @@ def _by_class(groups: Sequence[Group], what: str, parts: Mapping[float, str]) ->
     facts = facts_of(groups, next(iter(parts.values())))
     facts = facts.model_copy(update={"title": facts.title.rpartition(": ")[0]})
     words = metric(what, facts)
-    lines = _across(groups, "Class", parts)
     caption = f"At the last evaluation. {words.meaning}"
-    return _figure(f"{words.title}, by class", caption, lines, facts, _labels(groups), marked=True)
+    return _figure(
+        f"{words.title}, by class", caption, _across(groups, "Class", parts), facts, _labels(groups), marked=True
+    )
 
 
 def _across(groups: Sequence[Group], axis: str, parts: Mapping[float, str]) -> list[Line]:

@@ -147,8 +147,9 @@ def cost_columns(groups: Sequence[Group]) -> list[Column]:
     }
     columns = []
     for head, (column, unit, words) in shown.items():
-        sums = [[run.rounds[column].to_numpy().sum() / unit for run in group.runs] for group in groups]
-        amounts = [float(np.mean(seeds)) for seeds in sums]
+        amounts = [
+            float(np.mean([run.rounds[column].to_numpy().sum() / unit for run in group.runs])) for group in groups
+        ]
         columns.append(Column(head, [words(amount) for amount in amounts], [(amount,) for amount in amounts]))
     return columns
 
