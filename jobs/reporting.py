@@ -215,8 +215,8 @@ def standing(run: Run, url: str | None = None) -> str:
     more = {"stopped": go_on, "unfinished": go_on, "finished": f"draw its page: rayfl report {directory}"}.get(
         state, ""
     )
-    rounds = f"{state}: {len(run.rounds)} of {run.experiment.get('rounds')} rounds"
-    return "\n".join(filter(None, [rounds, f"run: {url or directory}", more]))
+    done = f"{state}: {len(run.rounds)} of {run.experiment.get('rounds')} rounds"
+    return "\n".join(filter(None, [done, f"run: {url or directory}", more]))
 
 
 def rich_table(title: str | None, text: TextTable) -> Table:

@@ -260,12 +260,10 @@ def _against(table: Pivot) -> list[Figure]:
     for axis, other in (("column", "row"), ("row", "column")):
         cells = table.frame.assign(x=[as_number(item) for item in table.frame[axis]])
         cells = cells.query("x == x and count > 0").sort_values(by="x", kind="stable")
-        positions, along, across = (
-            sorted({*cells["x"]}),
-            *(getattr(table.options, f"{name}s") for name in (axis, other)),
-        )
+        positions = sorted({*cells["x"]})
         if len(positions) < FEWEST_NUMBERS:
             continue
+        along, across = (getattr(table.options, f"{name}s") for name in (axis, other))
         figures = []
         log_x = positions[0] > 0 and positions[-1] >= 10 * positions[0]
         for number, facts in table.facts.items():
@@ -276,8 +274,7 @@ def _against(table: Pivot) -> list[Figure]:
                 for x, mean, sd in [np.array([points[name] for name in ("x", "mean", "deviation")])]
             ]
             labels = [line.label for line in lines]
-            percent = facts.is_percent
-            chart = lines_chart(lines, axis_title(facts), labels, percent=percent, marked=True, log_x=log_x)
+            chart = lines_chart(lines, axis_title(facts), labels, percent=facts.is_percent, marked=True, log_x=log_x)
             figures.append(Figure(f"{facts.title} against {short(along)}", "", chart, wide=True))
         return figures
     return []

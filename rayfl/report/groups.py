@@ -314,7 +314,6 @@ def _cell(choice: TunedGroups, name: str) -> str:
     value = setting(choice.winner.settings, name)
     tried = [setting(group.settings, name) for group in choice.grid]
     numbers = {value for value in tried if isinstance(value, int | float) and not isinstance(value, bool)}
-    edge = ""
-    if len(numbers) > 1 and value in (min(numbers), max(numbers)):
-        edge = f", the {'smallest' if value == min(numbers) else 'largest'} tried"
-    return wording.value(value) + edge
+    if len(numbers) < 2 or value not in (min(numbers), max(numbers)):
+        return wording.value(value)
+    return f"{wording.value(value)}, the {'smallest' if value == min(numbers) else 'largest'} tried"

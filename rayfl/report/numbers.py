@@ -156,7 +156,7 @@ def cost_to_target(group: Group, name: str, target: float) -> CostToTarget:
     best = facts.sign * float(
         np.fmax.reduce([facts.sign * evaluations.best(facts)[0] for evaluations in measured], initial=np.nan)
     )
-    return CostToTarget(*(over(amounts[column] for amounts in costs) for column in range(len(_TO_TARGET))), best)
+    return CostToTarget(*(over(amounts[column] for amounts in costs) for column in range(len(_TO_TARGET))), best=best)
 
 
 def targets(groups: Sequence[Group], name: str, target: float, last: int) -> dict[str, object]:
