@@ -96,8 +96,7 @@ class Settings(BaseModel):
                 raise UnusedSetting(f"={shown(getattr(table, name))} does nothing {why}; remove it", (*tables, name))
         return self
 
-    # Any: values of fields.
-    def settle(self, **values: Any) -> None:
+    def settle(self, **values: Value) -> None:
         """Give fields values that follow from the others; only a validator may, before anybody has read them.
 
         The settings are then complete wherever they are shown, compared or saved.
