@@ -26,7 +26,7 @@ from benchmarks.figures import Column, Figures, Results
 from benchmarks.local_cluster import Nodes, own_cluster
 from benchmarks.run_bits import held
 from benchmarks.victims import DRIVER, processes
-from jobs.printing import print_table
+from jobs.display import print_table
 from rayfl import toml
 from rayfl.choices.kinds import find, named
 from rayfl.errors import RayflError

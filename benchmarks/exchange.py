@@ -20,7 +20,7 @@ import torch
 from benchmarks.client_actors import client_actors
 from benchmarks.figures import Column, Figures, Results, gigabytes
 from benchmarks.memory import descendants, run_watched
-from jobs.printing import print_table
+from jobs.display import print_table
 from rayfl import tree
 from rayfl.compress.base import Message, message_bits
 from rayfl.compress.sparse import sparse_packet

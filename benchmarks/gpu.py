@@ -20,7 +20,7 @@ from actors.errors import ClusterError
 from benchmarks.figures import Column, Figures, Results, gigabytes
 from benchmarks.gpu_program import CLIENTS, CODECS, GPU_WORKLOADS, MODELS, Task, experiment, samples_of_client
 from benchmarks.rounds import PEERS, files_of, installed, lend, rival
-from jobs.printing import print_table
+from jobs.display import print_table
 from rayfl.determinism.process import ArithmeticPrecision
 from rayfl.errors import RayflError, did_you_mean
 from rayfl.experiment.prepare import prepare

@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks.figures import Column, Figures, Results, gigabytes
 from benchmarks.memory import descendants
 from benchmarks.scale import experiment
-from jobs.printing import print_table
+from jobs.display import print_table
 from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Experiment
 

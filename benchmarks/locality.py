@@ -20,7 +20,7 @@ from actors.ray_executor import PendingCalls, RayExecutor
 from benchmarks.client_actors import client_actors
 from benchmarks.figures import Column, Figures, Results
 from benchmarks.local_cluster import own_cluster
-from jobs.printing import print_table
+from jobs.display import print_table
 from rayfl.determinism.process import prepare_process
 from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Experiment

@@ -26,8 +26,7 @@ import numpy as np  # noqa: E402
 from benchmarks.figures import Column, Figures, Results  # noqa: E402
 from benchmarks.memory import run_watched  # noqa: E402
 from jobs.console import Audience  # noqa: E402
-from jobs.display import Display  # noqa: E402
-from jobs.printing import print_table  # noqa: E402
+from jobs.display import Display, print_table  # noqa: E402
 from jobs.single import run  # noqa: E402
 from rayfl.errors import RayflError  # noqa: E402
 from rayfl.experiment.experiment import Experiment  # noqa: E402

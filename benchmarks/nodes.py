@@ -23,7 +23,7 @@ from benchmarks.figures import Column, Figures, Results, gigabytes
 from benchmarks.local_cluster import own_cluster
 from benchmarks.memory import run_watched
 from benchmarks.start import processor_times
-from jobs.printing import print_table
+from jobs.display import print_table
 from rayfl import tree
 from rayfl.determinism.platform import describe
 from rayfl.errors import RayflError

@@ -23,7 +23,7 @@ from benchmarks.memory import run_watched
 from benchmarks.ours import registered
 from benchmarks.peers.work import Plan, Work
 from benchmarks.workloads import WORKLOADS, Workload
-from jobs.printing import print_table
+from jobs.display import print_table
 from rayfl import tree
 from rayfl.determinism import process
 from rayfl.errors import RayflError, did_you_mean

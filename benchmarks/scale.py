@@ -19,7 +19,7 @@ from benchmarks.figures import Column, Figures, Results
 from benchmarks.memory import run_watched
 from benchmarks.played import Played, from_json
 from benchmarks.run_bits import difference
-from jobs.printing import print_table
+from jobs.display import print_table
 from rayfl.experiment.experiment import Experiment
 from rayfl.run_directory import checkpoint_folders
 from rayfl.run_directory.record import read_run

@@ -20,7 +20,7 @@ from statistics import median
 from actors.errors import ClusterError
 from benchmarks.figures import Column, Figures, Results
 from benchmarks.memory import descendants
-from jobs.printing import print_table
+from jobs.display import print_table
 from jobs.shipped_experiments import experiment_file
 from jobs.single import DRAWING
 from rayfl.errors import RayflError

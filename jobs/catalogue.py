@@ -6,7 +6,7 @@ from pydantic.fields import FieldInfo
 from rich.table import Table
 from rich.text import Text
 
-from jobs.printing import first_sentence, print_table, say
+from jobs.display import first_sentence, print_table, say
 from rayfl import toml
 from rayfl.choices.kinds import Choice, Kind, find, known
 from rayfl.experiment.unknown_keys import CHOSEN, LISTED, settings_of

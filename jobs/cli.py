@@ -14,9 +14,8 @@ import click
 from actors import fork_server, supervision
 from jobs import shipped_experiments
 from jobs.arguments import ABSOLUTE, EXPERIMENT, PLACE, WithSettings
-from jobs.display import Display
+from jobs.display import Display, print_table, say, serve_any_reader
 from jobs.failures import FAILED, sentences
-from jobs.printing import print_table, say, serve_any_reader
 from jobs.report_commands import COMMANDS, COMPARING, report_options, taking
 from rayfl.errors import RayflError
 from rayfl.untyped import Foreign, Value

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from logging import INFO, Handler, LogRecord
 from pathlib import Path
 
-from jobs.display import STOPPING, Display, ProgressLine
+from jobs.display import STOPPING, Display, ProgressLine, say
 from jobs.failures import INTERRUPTED, LIMIT
-from jobs.printing import say
 from rayfl.errors import RayflError, log
 from rayfl.metrics.facts import RECORDED_BEFORE, Facts
 from rayfl.report.wording import megabytes

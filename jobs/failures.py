@@ -13,7 +13,7 @@ import click
 
 from actors.errors import ClusterError
 from actors.supervision import TRACEBACK, way_back
-from jobs.printing import say
+from jobs.display import say
 from rayfl.errors import ExitError, RayflError, one_line, plugin_line, reason, refusing_exits
 from rayfl.limits.regular_files import require_current_folder
 from rayfl.rounds.errors import ClientError, HookError, MethodError, out_of_memory

@@ -8,8 +8,7 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from jobs.display import Display
-from jobs.printing import line_width, print_table, say
+from jobs.display import Display, line_width, print_table, say
 from rayfl import toml
 from rayfl.errors import RayflError
 from rayfl.experiment.report_options import ReportOptions, agreed_options

@@ -11,9 +11,8 @@ from pathlib import Path
 from pydantic import Field
 
 from jobs.console import Audience
-from jobs.display import Display
+from jobs.display import Display, say
 from jobs.failures import INTERRUPTED, LIMIT
-from jobs.printing import say
 from jobs.resuming import earlier_run
 from jobs.shipped_experiments import FOLDER
 from jobs.sweep import sweep

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from jobs.printing import first_sentence
+from jobs.display import first_sentence
 from rayfl.errors import RayflError, did_you_mean
 
 FOLDER = Path(__file__).parent / "experiments"

@@ -21,9 +21,8 @@ from typing import Literal
 
 from actors import supervision
 from jobs.console import Audience
-from jobs.display import Overall
+from jobs.display import Overall, say
 from jobs.failures import FAILED, INTERRUPTED, LIMIT, sentence_and_code
-from jobs.printing import say
 from jobs.reporting import print_comparison
 from jobs.resuming import earlier_run, require_same_platform
 from jobs.single import DRAWING, draw, go_on, run

@@ -23,7 +23,7 @@ import numpy as np
 from pydantic import Field
 
 from actors import supervision
-from jobs import console, display, failures, printing, resuming, single, sweep
+from jobs import console, display, failures, resuming, single, sweep
 from rayfl import toml
 from rayfl.errors import RayflError
 from rayfl.experiment import identity, prepare, report_options, table
@@ -194,7 +194,7 @@ def tune(tuning: Tuning, budget: int, directory: Path | None, audience: console.
         note = _write(tuning, studies, metric, options, home)
     audience.display.close()
     _print_values(studies, metric, goal[1])
-    printing.say(f"{note}\ntrials: {home / sweep.PAGE}\nbest:   {home / BEST}, for rayfl run")
+    display.say(f"{note}\ntrials: {home / sweep.PAGE}\nbest:   {home / BEST}, for rayfl run")
     return 0
 
 
@@ -222,7 +222,7 @@ def _play_trials(
                     (failed,) = study.get_trials(states=[TrialState.RUNNING])
                     words, stream = f"rayfl: {failed.user_attrs['title']}: {words}; the tuning has ended", sys.stderr
                 audience.display.close()
-                printing.say(f"{words}; go on with --dir {home}", stream)
+                display.say(f"{words}; go on with --dir {home}", stream)
                 return code
     return 0
 
@@ -233,9 +233,9 @@ def _print_values(studies: Mapping[str, optuna.Study], metric: str, sign: int) -
         for number, trial in enumerate(study.trials, 1):
             if why := trial.user_attrs.get("error"):
                 ended = "failed" if trial.state is TrialState.FAIL else "diverged"
-                printing.say(f"trial {number}, {trial.user_attrs['title']}: {ended}: {why}")
+                display.say(f"trial {number}, {trial.user_attrs['title']}: {ended}: {why}")
         title = study.best_trial.user_attrs["title"]
-        printing.say(f"best of {label}: {metric} {sign * study.best_value:g}, {title}")
+        display.say(f"best of {label}: {metric} {sign * study.best_value:g}, {title}")
 
 
 def _study(tuning: Tuning, label: str, budget: int) -> optuna.Study:
@@ -292,7 +292,7 @@ def _play_trial(
         see(zip(*(series.series(run, metric) or ((), ())), strict=True))
     if run is None or not (run.finished or pruned.is_set()):
         if not audience.display.hidden:
-            printing.say(f"trial {asked.number + 1}: {combination.title}")
+            display.say(f"trial {asked.number + 1}: {combination.title}")
         watched = replace(
             audience,
             on_round=lambda row, means: see([(row.round, means.get(metric))]),
