@@ -280,8 +280,8 @@ def examples_are_evaluated_one_by_one(setup: Setup) -> None:
     """An example's loss, count and score do not depend on the others in its batch, and padding adds nothing."""
     task = setup.method.task
     assert isinstance(task, NetworkTask)
-    samples = setup.data(0).all("train")
-    batch = Batch(samples.inputs[:_MOST_EXAMPLES], samples.labels[:_MOST_EXAMPLES])
+    train = setup.data(0).all("train")
+    batch = Batch(train.inputs[:_MOST_EXAMPLES], train.labels[:_MOST_EXAMPLES])
     outputs = task.evaluated(setup.initial, batch).detach()
     sums, counts = task.task.loss(outputs, batch.labels)
     scores = task.task.score(outputs, batch.labels)
