@@ -9,8 +9,8 @@ from typing import Any, Literal
 import click
 
 from benchmarks.figures import Results
+from jobs.display import serve_any_reader
 from jobs.failures import sentences
-from jobs.printing import serve_any_reader
 from rayfl.determinism.process import ArithmeticPrecision
 from rayfl.errors import RayflError
 

@@ -184,15 +184,15 @@ class Run:
 
     def processes(self, driver: Driver) -> list[Victim]:
         """The processes of the run; on nodes, also those of the nodes."""
-        found = processes([driver.process.pid, *(self.nodes.roots() if self.nodes else ())])
-        self.seen.update(found)
-        return found
+        victims = processes([driver.process.pid, *(self.nodes.roots() if self.nodes else ())])
+        self.seen.update(victims)
+        return victims
 
     def signal(self, driver: Driver, kind: str, number: signal.Signals, least: int = 1) -> list[Victim]:
         """Send a signal to one process of a kind, or to `least` or more at once; to none if there are less."""
         most = least if least == 1 else self.chance.randint(least, 2 * least)
-        found = pick(self.processes(driver), kind, self.chance, most)
-        return [victim for victim in found if victim.strike(number)] if len(found) >= least else []
+        victims = pick(self.processes(driver), kind, self.chance, most)
+        return [victim for victim in victims if victim.strike(number)] if len(victims) >= least else []
 
     def kill(self, driver: Driver, kind: str, least: int = 1) -> int:
         """Kill one process of a kind, or `least` or more at once. Return their number."""

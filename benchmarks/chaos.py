@@ -26,7 +26,7 @@ from benchmarks.figures import Column, Figures, Results
 from benchmarks.local_cluster import Nodes, own_cluster
 from benchmarks.run_bits import held
 from benchmarks.victims import DRIVER, processes
-from jobs.printing import print_table
+from jobs.display import print_table
 from rayfl import toml
 from rayfl.choices.kinds import find, named
 from rayfl.errors import RayflError
@@ -154,8 +154,8 @@ def play_all(experiments: Mapping[str, Experiment], attacks: Sequence[Attack]) -
             place = homes[attack.method] / "undisturbed on nodes"
             there = undisturbed(files[attack.method], place, f"runtime.address={nodes.address}")
             rows[attack] = attacked(attack, there, nodes)
-        found = (rows[attack] for attack in attacks)
-        return [row.result() if isinstance(row, Future) else row for row in found]
+        chosen = (rows[attack] for attack in attacks)
+        return [row.result() if isinstance(row, Future) else row for row in chosen]
 
 
 @contextmanager
@@ -245,15 +245,18 @@ def bits_different(a: Path, b: Path) -> int:
     runs = [read_run(directory) for directory in (a, b)]
     total = 0
     for name in ("rounds", "clients", "metrics"):
-        one, other = (getattr(run, name) for run in runs)
-        for column in (column for column in one.column_names if column != "wall_s"):
-            total += _difference(_bytes(one[column]), _bytes(other[column]))
+        table, other_table = (getattr(run, name) for run in runs)
+        for column in (column for column in table.column_names if column != "wall_s"):
+            total += _difference(_bytes(table[column]), _bytes(other_table[column]))
     # One of the runs may lack its last checkpoint, if its disk was full at that moment.
     saved = [max(checkpoint_folders.checkpoints(directory), default=-1) for directory in (a, b)]
     if saved[0] == saved[1] == len(runs[0].rounds):
         places = [directory / "checkpoints" / f"{saved[0]:08d}" for directory in (a, b)]
-        found = [{name: array.tobytes() for name, array in held(place).items()} for place in places]
-        total += sum(_difference(*(one.get(name, b"") for one in found)) for name in {*found[0], *found[1]})
+        checkpoints = [{name: array.tobytes() for name, array in held(place).items()} for place in places]
+        total += sum(
+            _difference(*(checkpoint.get(name, b"") for checkpoint in checkpoints))
+            for name in {*checkpoints[0], *checkpoints[1]}
+        )
     for name in sorted({path.name for run in (a, b) for path in (run / "models").glob("*.safetensors")}):
         files = [run / "models" / name for run in (a, b)]
         total += _difference(*(path.read_bytes() if path.exists() else b"" for path in files))

@@ -17,7 +17,7 @@ import vl_convert
 from rich.table import Table
 
 from benchmarks.figures import Column, Figures, Results
-from jobs.printing import print_table
+from jobs.display import print_table
 from rayfl import tree
 from rayfl.choices import kinds
 from rayfl.compress.base import Compressor, Packet

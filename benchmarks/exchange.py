@@ -20,7 +20,7 @@ import torch
 from benchmarks.client_actors import client_actors
 from benchmarks.figures import Column, Figures, Results, gigabytes
 from benchmarks.memory import descendants, run_watched
-from jobs.printing import print_table
+from jobs.display import print_table
 from rayfl import tree
 from rayfl.compress.base import Message, message_bits
 from rayfl.compress.sparse import sparse_packet
@@ -91,11 +91,11 @@ def figures(graph: str, peers: int, parameters: int) -> dict[str, float]:
         executor = Counting(pool)
         states, messages, ledger = filled(setup, executor)
         inputs = RoundInputs(round=0, plan=setup.plan(0))
-        round = CurrentRound(setup, executor, RunState(states=states), inputs, ledger)
+        current = CurrentRound(setup, executor, RunState(states=states), inputs, ledger)
         begun, worked = time.perf_counter(), cpu_seconds(os.getpid())
-        mix(round, messages)
+        mix(current, messages)
         seconds, worked = time.perf_counter() - begun, cpu_seconds(os.getpid()) - worked
-        written = sum(tree.num_bytes(executor.get(ref)) for ref in round.run_state.states.values())
+        written = sum(tree.num_bytes(executor.get(ref)) for ref in current.run_state.states.values())
     return {
         "seconds": seconds,
         "cpu_seconds": worked,
@@ -187,9 +187,9 @@ def bench_exchange(peers: int, parameters: int, results: Results) -> None:
     exchanges, size = Figures("exchanges", COLUMNS), 0
     for graph in GRAPHS:
         output, peak_bytes = run_watched("benchmarks.exchange", graph, str(peers), str(parameters))
-        found = {"graph": graph, "peak_bytes": peak_bytes, **json.loads(output)}
-        size = found["parameters"]
-        exchanges.add(*(found[column.key] for column in COLUMNS))
+        figures = {"graph": graph, "peak_bytes": peak_bytes, **json.loads(output)}
+        size = figures["parameters"]
+        exchanges.add(*(figures[column.key] for column in COLUMNS))
     print_table(exchanges.table())
     print(
         f"{peers} peers of {size:,} parameters at density {DENSITY}; {ACTORS} actors of one thread each; no training."

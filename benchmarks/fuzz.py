@@ -76,20 +76,20 @@ def bench_fuzz(
     with ExitStack() as stack:
         scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="fuzz"))
         plays = entered(stack, on_ray, alone)
-        for number, one in enumerate(wanted):
+        for number, seed in enumerate(wanted):
             if limit_s is not None and time.monotonic() - begun > limit_s:
                 print(f"{len(wanted) - number} experiments are left after {limit_s:g} s", flush=True)
                 break
             started, home = time.monotonic(), Path(scratch) / str(number)
             home.mkdir()
-            found = tried(one, version, home, plays)
+            finding = tried(seed, version, home, plays)
             seconds = time.monotonic() - started
-            text = toml.dumps(found.tables) if found.difference else ""
-            shown = "" if found.difference is None else f"{found.difference.play}: {found.difference.words}"
-            method = found.tables.get("method", {}).get("name", "")
-            figures.add(found.name, method, found.words, found.plays, found.strikes, shown, text, seconds)
-            told(found, seconds, version, on_ray)
-            wrong += [found] if found.difference else []
+            text = toml.dumps(finding.tables) if finding.difference else ""
+            shown = "" if finding.difference is None else f"{finding.difference.play}: {finding.difference.words}"
+            method = finding.tables.get("method", {}).get("name", "")
+            figures.add(finding.name, method, finding.words, finding.plays, finding.strikes, shown, text, seconds)
+            told(finding, seconds, version, on_ray)
+            wrong += [finding] if finding.difference else []
     results.write(figures, generator=version, on_ray=on_ray, seconds=round(time.monotonic() - begun, 1))
     total = [sum(row[name] for row in figures.rows) for name in ("plays", "strikes")]
     struck = f", {total[1]} processes killed" if on_ray else ""
@@ -99,18 +99,18 @@ def bench_fuzz(
 
 def parsed(seeds: str) -> list[str]:
     """The seeds and names that `--seeds` gives: 1-20, 7, 17.3f, or several with commas. Raise RayflError otherwise."""
-    found = list[str]()
+    names = list[str]()
     for part in seeds.split(","):
         match = re.fullmatch(r"([0-9]{1,9})-([0-9]{1,9})", part)
         if match and 0 <= int(match[2]) - int(match[1]) < MOST:
-            found += map(str, range(int(match[1]), int(match[2]) + 1))
+            names += map(str, range(int(match[1]), int(match[2]) + 1))
         elif re.fullmatch(r"[0-9]{1,9}(\.[0-9a-f]{1,40})?", part):
-            found.append(part)
+            names.append(part)
         else:
             raise RayflError(
                 f"--seeds {part} is not allowed; give a range of at most {MOST} as 1-20, one as 17, or a name as 17.3f"
             )
-    return found
+    return names
 
 
 def entered(stack: ExitStack, on_ray: bool, alone: bool) -> Mapping[str, Play]:
@@ -123,24 +123,24 @@ def entered(stack: ExitStack, on_ray: bool, alone: bool) -> Mapping[str, Play]:
     return PLAYS if alone else {**PLAYS, "another process": stack.enter_context(elsewhere())}
 
 
-def tried(one: str | Path, version: int, home: Path, plays: Mapping[str, Play]) -> Found:
+def tried(seed: str | Path, version: int, home: Path, plays: Mapping[str, Play]) -> Found:
     """Play the experiment of a seed, with a name, or in a file."""
-    if isinstance(one, Path):
-        tables = tomllib.loads(one.read_text(encoding="utf-8"))
-        return played(Found(str(one), tables, ""), home, plays)
-    late, draws, found = list[str](), Draws(int(one.partition(".")[0]), version), Found(one, {}, "")
+    if isinstance(seed, Path):
+        tables = tomllib.loads(seed.read_text(encoding="utf-8"))
+        return played(Found(str(seed), tables, ""), home, plays)
+    late, draws, finding = list[str](), Draws(int(seed.partition(".")[0]), version), Found(seed, {}, "")
     try:
-        experiment = named(one, version) if "." in one else drawn(draws)
+        experiment = named(seed, version) if "." in seed else drawn(draws)
     except RayflError:
         raise
     except Exception as error:  # noqa: BLE001 (the finding)
-        return Found(one, Drawn(draws, (), {}).tables, "", difference=Difference("the check", told_error(error)))
+        return Found(seed, Drawn(draws, (), {}).tables, "", difference=Difference("the check", told_error(error)))
     for less in lessened(experiment):
-        found = played(Found(less.name, less.tables, less.words, late=tuple(late)), home, plays)
-        if found.difference is None or found.difference.play != CALM or "." in one:
-            return found
-        late += [found.difference.words] if found.difference.words not in late else []
-    return found
+        finding = played(Found(less.name, less.tables, less.words, late=tuple(late)), home, plays)
+        if finding.difference is None or finding.difference.play != CALM or "." in seed:
+            return finding
+        late += [finding.difference.words] if finding.difference.words not in late else []
+    return finding
 
 
 def lessened(experiment: Drawn) -> Iterator[Drawn]:
@@ -153,24 +153,24 @@ def lessened(experiment: Drawn) -> Iterator[Drawn]:
     yield experiment.keeping([])
 
 
-def played(found: Found, home: Path, plays: Mapping[str, Play]) -> Found:
+def played(finding: Found, home: Path, plays: Mapping[str, Play]) -> Found:
     """Play an experiment calmly, then in the other ways until one differs; then look for a smaller experiment."""
     try:
-        run = fuzz_plays.calm(found.tables, home)
+        run = fuzz_plays.calm(finding.tables, home)
     except (RayflError, ClientError) as error:
-        return found._replace(difference=Difference(CALM, told_error(error)))
+        return finding._replace(difference=Difference(CALM, told_error(error)))
     except Exception as error:  # noqa: BLE001 (the finding)
-        return found._replace(difference=Difference("an error", told_error(error)))
+        return finding._replace(difference=Difference("an error", told_error(error)))
     if not plays:
         from benchmarks.fuzz_on_ray import struck
 
         differs, strikes = struck(run, home / "struck")
-        return found._replace(plays=1 + (differs is None), strikes=strikes, difference=differs)
+        return finding._replace(plays=1 + (differs is None), strikes=strikes, difference=differs)
     for number, (name, play) in enumerate(plays.items()):
         if differs := differing(run, name, play, home):
             smaller, differs = shrunk(run, differs, play, home)
-            return found._replace(plays=1 + number, difference=differs, tables=smaller)
-    return found._replace(plays=1 + len(plays))
+            return finding._replace(plays=1 + number, difference=differs, tables=smaller)
+    return finding._replace(plays=1 + len(plays))
 
 
 def shrunk(run: Played, differs: Difference, play: Play, home: Path) -> tuple[Tables, Difference]:
@@ -214,18 +214,18 @@ def told_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def told(found: Found, seconds: float, version: int, on_ray: bool) -> None:
+def told(finding: Found, seconds: float, version: int, on_ray: bool) -> None:
     """Print the line of an experiment; what differs, how to repeat it, and its TOML."""
-    method = found.tables.get("method", {}).get("name", "")
-    strikes = f", {found.strikes} killed" if on_ray else ""
-    print(f"{found.name} {method}: {found.plays} plays{strikes}, {seconds:.1f} s; {found.words}", flush=True)
-    for sentence in found.late:
+    method = finding.tables.get("method", {}).get("name", "")
+    strikes = f", {finding.strikes} killed" if on_ray else ""
+    print(f"{finding.name} {method}: {finding.plays} plays{strikes}, {seconds:.1f} s; {finding.words}", flush=True)
+    for sentence in finding.late:
         print(f"  refused only after the start, so an addition was left out: {sentence}")
-    if found.difference is None:
+    if finding.difference is None:
         return
     generator = "" if version == LATEST else f" --generator {version}"
-    again = f"--file {found.name}" if "/" in found.name else f"--seeds {found.name}{generator}"
-    print(f"  DIFFERENT, {found.difference.play}: {found.difference.words}")
+    again = f"--file {finding.name}" if "/" in finding.name else f"--seeds {finding.name}{generator}"
+    print(f"  DIFFERENT, {finding.difference.play}: {finding.difference.words}")
     print(f"  again: python -m benchmarks fuzz {again}{' --ray' if on_ray else ''}")
     print("  smaller, for --file:" if not on_ray else "  experiment:")
-    print("".join(f"    {line}\n" for line in toml.dumps(found.tables).splitlines()), flush=True)
+    print("".join(f"    {line}\n" for line in toml.dumps(finding.tables).splitlines()), flush=True)

@@ -72,8 +72,8 @@ class Drawn(NamedTuple):
     @property
     def words(self) -> str:
         """The additions, in short."""
-        found = additions(self.draws)
-        return ", ".join(f"{found[place].path}={shown(found[place].value)}" for place in self.kept)
+        possible = additions(self.draws)
+        return ", ".join(f"{possible[place].path}={shown(possible[place].value)}" for place in self.kept)
 
     def keeping(self, kept: Sequence[int]) -> "Drawn":
         """The same experiment with these additions only."""
@@ -85,7 +85,7 @@ def plain(draws: Draws) -> Tables:
     name = draws.one("method", choices.METHODS)
     kind = find(Method, name)
     needed = {key: value for key, value in choices.NEEDED.get(name, {}).items() if key in kind.Hyper.model_fields}
-    found: Tables = {
+    tables: Tables = {
         "name": "fuzz",
         "seed": draws.seed,
         "rounds": draws.one("rounds", (3, 4, 5)),
@@ -101,19 +101,19 @@ def plain(draws: Draws) -> Tables:
     }
     can = kind.capabilities
     if can.uses_graph or (kind.gather and issubclass(kind, PeerHalf)):
-        found["topology"] = {"name": "ring", **({"weights": "metropolis"} if can.symmetric else {})}
-    return deepcopy(found)
+        tables["topology"] = {"name": "ring", **({"weights": "metropolis"} if can.symmetric else {})}
+    return deepcopy(tables)
 
 
 def additions(draws: Draws) -> list[Addition]:
     """The additions that are drawn for a seed, in the order in which they are tried."""
     kind = find(Method, draws.one("method", choices.METHODS))
-    is_peer, found = issubclass(kind, PeerHalf), list[Addition]()
+    is_peer, added = issubclass(kind, PeerHalf), list[Addition]()
 
     # Any: the options of a setting.
     def maybe(path: str, options: Choices | Sequence[Any], chance: float, stage: int = 1, key: str = "") -> None:
         if draws.number(f"{path}{key}?") < chance and of_version(as_choices(options), draws.version):
-            found.append(Addition(path, draws.one(f"{path}{key}", options), stage))
+            added.append(Addition(path, draws.one(f"{path}{key}", options), stage))
 
     if not is_peer:
         maybe("clients.per_round", (1, 2, 3, 4), 0.7, stage=0)
@@ -145,7 +145,7 @@ def additions(draws: Draws) -> list[Addition]:
         for name, options in settings.items():
             maybe(f"{table}.{name}", options, 0.2)
     maybe("clients.availability_s", (0.1, 0.5), 0.8, stage=2)
-    return sorted(found, key=lambda each: (each.stage, draws.number(f"order {each.path}")))
+    return sorted(added, key=lambda each: (each.stage, draws.number(f"order {each.path}")))
 
 
 # Any: the options of a setting.
@@ -155,9 +155,10 @@ def as_choices(options: Choices | Sequence[Any]) -> Choices:
 
 def with_additions(draws: Draws, kept: Sequence[int]) -> Tables:
     """The tables with some of the additions, by their places."""
-    tables, found = plain(draws), additions(draws)
+    tables = plain(draws)
+    possible = additions(draws)
     for place in sorted(kept):
-        path, value, _ = found[place]
+        path, value, _ = possible[place]
         if path == "wrap":
             tables["wrap"] = [*tables.get("wrap", []), deepcopy(value)]
         else:

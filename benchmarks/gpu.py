@@ -20,7 +20,7 @@ from actors.errors import ClusterError
 from benchmarks.figures import Column, Figures, Results, gigabytes
 from benchmarks.gpu_program import CLIENTS, CODECS, GPU_WORKLOADS, MODELS, Task, experiment, samples_of_client
 from benchmarks.rounds import PEERS, files_of, installed, lend, rival
-from jobs.printing import print_table
+from jobs.display import print_table
 from rayfl.determinism.process import ArithmeticPrecision
 from rayfl.errors import RayflError, did_you_mean
 from rayfl.experiment.prepare import prepare
@@ -70,14 +70,16 @@ Run = Callable[[Sequence[Task]], list[dict[str, Any]]]
 def run(tasks: Sequence[Task]) -> list[dict[str, Any]]:
     """Start a process for each task and wait for all. Raise RuntimeError if one fails."""
     command = [sys.executable, "-m", "benchmarks.gpu_program"]
-    begun = [subprocess.Popen([*command, json.dumps(asdict(one))], stdout=subprocess.PIPE, text=True) for one in tasks]
-    found = []
+    begun = [
+        subprocess.Popen([*command, json.dumps(asdict(task))], stdout=subprocess.PIPE, text=True) for task in tasks
+    ]
+    results = []
     for process, task in zip(begun, tasks, strict=True):
         output, _ = process.communicate()
         if process.returncode:
             raise RuntimeError(f"{task.program} {task.workload} ended with exit code {process.returncode}, as it says")
-        found.append(json.loads(output.strip().splitlines()[-1]))
-    return found
+        results.append(json.loads(output.strip().splitlines()[-1]))
+    return results
 
 
 def bench_gpu(
@@ -111,7 +113,7 @@ def bench_gpu(
     base = Task("rayfl", device=device, precision=precision, rounds=rounds, scale=scale)
     print(f"device: {described(device)}; precision {precision}; {scale:g} of the workloads' examples", flush=True)
     workloads, bits, failed = Figures("workloads", WORKLOAD_COLUMNS), dict[str, bool](), list[str]()
-    for name in (one for one in chosen if one in GPU_WORKLOADS):
+    for name in filter(GPU_WORKLOADS.__contains__, chosen):
         print(f"{name}: {GPU_WORKLOADS[name].about}", flush=True)
         task = replace(base, workload=name, engine=engine)
         bits[name] = workload_rows(workloads, task, run)
@@ -121,10 +123,10 @@ def bench_gpu(
             except ClusterError as error:
                 failed.append(f"{PEERS[PEER][0]} on {name}: {error}")
     models = Figures("models", MODEL_COLUMNS)
-    for name in (one for one in chosen if one in MODELS):
+    for name in filter(MODELS.__contains__, chosen):
         model_row(models, replace(base, workload=name), run)
     codecs = Figures("codecs", CODEC_COLUMNS)
-    for name in (one for one in chosen if one in CODECS):
+    for name in filter(CODECS.__contains__, chosen):
         codec_row(codecs, replace(base, program="codec", workload=name), run)
     report(workloads, models, codecs, bits, scale)
     facts = {"device": device, "described": described(device), "precision": precision, "engine": engine, "scale": scale}
@@ -172,7 +174,7 @@ def workload_rows(figures: Figures, task: Task, run: Run) -> bool:
     digests = set[str]()
     for parts in PARTS:
         together = run([replace(task, part=parts, seed=1 + index) for index in range(parts)])
-        median = max(statistics.median(one["seconds"]) for one in together)
+        median = max(statistics.median(process["seconds"]) for process in together)
         add_row(figures, f"rayfl, {parts} process{'es' if parts > 1 else ''}", together, median, reference)
         if parts == 1:
             digests.add(together[0]["digest"])
@@ -204,7 +206,7 @@ def add_row(
     """Add a row of processes that ran at the same time; the first of them watched the GPU."""
     first = together[0]
     joules = None if first["joules"] is None else first["joules"] / len(first["seconds"])
-    peak = sum(one["peak_bytes"] for one in together)
+    peak = sum(process["peak_bytes"] for process in together)
     figures.add(
         first["workload"],
         program,
@@ -214,7 +216,7 @@ def add_row(
         first["busy"],
         joules,
         first.get("width"),
-        [one["seconds"] for one in together],
+        [process["seconds"] for process in together],
         bold=program == BARE,
     )
 
@@ -229,9 +231,9 @@ def model_row(figures: Figures, task: Task, run: Run) -> None:
 
 def codec_row(figures: Figures, task: Task, run: Run) -> None:
     """Add a row for a compressor: median milliseconds to encode a vector on the device and decode it in main memory."""
-    (found,) = run([replace(task, entries=max(1000, round(CODEC_ENTRIES * task.scale)))])
-    whole, decoding = (1e3 * statistics.median(found[name]) for name in ("seconds", "decoding"))
-    figures.add(task.workload, found["entries"], whole, decoding, found["same_bytes"])
+    (figures_of_task,) = run([replace(task, entries=max(1000, round(CODEC_ENTRIES * task.scale)))])
+    whole, decoding = (1e3 * statistics.median(figures_of_task[name]) for name in ("seconds", "decoding"))
+    figures.add(task.workload, figures_of_task["entries"], whole, decoding, figures_of_task["same_bytes"])
 
 
 def report(workloads: Figures, models: Figures, codecs: Figures, bits: dict[str, bool], scale: float) -> None:

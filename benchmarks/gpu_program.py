@@ -125,18 +125,18 @@ class Watched:
 @contextmanager
 def watching(device: str) -> Iterator[Watched]:
     """Context manager: ask nvidia-smi during the block."""
-    found = Watched()
+    watched = Watched()
     program = shutil.which("nvidia-smi") if device == "cuda" else None
     if program is None:
-        yield found
+        yield watched
         return
     query = [program, "--query-gpu=utilization.gpu,power.draw", "--format=csv,noheader,nounits", "--loop-ms=200"]
     with subprocess.Popen([*query, "--id=0"], stdout=subprocess.PIPE, text=True) as asking:
         try:
-            yield found
+            yield watched
         finally:
             asking.terminate()
-            found.read(asking.communicate()[0])
+            watched.read(asking.communicate()[0])
 
 
 def experiment(task: Task) -> Experiment:
@@ -223,8 +223,8 @@ def bare(task: Task) -> dict[str, Any]:
 
     def rounds(finished: Callable[[], None]) -> None:
         with fixed(1 if task.device == "cuda" else setup.threads, setup.device, setup.precision):
-            for round in range(setup.rounds):
-                loop.round(round)
+            for round_number in range(setup.rounds):
+                loop.round(round_number)
                 finished()
 
     return measured(task, rounds, warmup(task))
@@ -253,23 +253,23 @@ class Bare:
         self.model = [parameter.detach().clone() for parameter in self.parameters]
         self.draw = np.random.default_rng(0)
 
-    def round(self, round: int) -> None:
+    def round(self, round_number: int) -> None:
         """One round of federated averaging."""
         total, examples = [torch.zeros_like(each) for each in self.model], 0
-        for client in self.setup.population.sample_round(round).selected:
+        for client in self.setup.population.sample_round(round_number).selected:
             count = self.train(client)
             examples += count
             with torch.no_grad():
-                for each, own in zip(total, self.parameters, strict=True):
-                    each.add_(own, alpha=count)
+                for each, parameter in zip(total, self.parameters, strict=True):
+                    each.add_(parameter, alpha=count)
         self.model = [each / examples for each in total]
 
     def train(self, client: int) -> int:
         """Train a client from the global model; return the number of its examples."""
         rows = self.setup.partition.train[client]
         with torch.no_grad():
-            for own, received in zip(self.parameters, self.model, strict=True):
-                own.copy_(received)
+            for parameter, received in zip(self.parameters, self.model, strict=True):
+                parameter.copy_(received)
         optimizer = optim.SGD(self.parameters, lr=self.hyper.lr)
         size = self.hyper.batch_size or len(rows)
         order = upload(rows[self.draw.permutation(len(rows))], self.setup.device)
@@ -310,16 +310,16 @@ def codec(task: Task) -> dict[str, Any]:
 
     with fixed(1, torch.device(task.device)):
         figures = measured(task, rounds, 1)
-        digests = {digest(compressor.encode(one, {}, np.random.default_rng(0))[0].parts) for one in (x, here)}
+        digests = {digest(compressor.encode(values, {}, np.random.default_rng(0))[0].parts) for values in (x, here)}
     return {**figures, "decoding": decoding[1:], "same_bytes": len(digests) == 1}
 
 
 def digest(arrays: Mapping[str, np.ndarray]) -> str:
     """SHA-256 of all arrays in the order of their names."""
-    found = hashlib.sha256()
+    checksum = hashlib.sha256()
     for _, array in sorted(arrays.items()):
-        found.update(np.ascontiguousarray(array).tobytes())
-    return found.hexdigest()
+        checksum.update(np.ascontiguousarray(array).tobytes())
+    return checksum.hexdigest()
 
 
 def measured(task: Task, rounds: Callable[[Callable[[], None]], None], warmup: int) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks.figures import Column, Figures, Results, gigabytes
 from benchmarks.memory import descendants
 from benchmarks.scale import experiment
-from jobs.printing import print_table
+from jobs.display import print_table
 from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Experiment
 
@@ -44,8 +44,8 @@ def bench_large_model(parameters: int, results: Results) -> None:
     figures = Figures(
         "large_model", columns, "FedAvg with a large model, two actors, four clients of one step", caption
     )
-    for process, found in most.items():
-        figures.add(process, found, found / size)
+    for process, bytes_of_kind in most.items():
+        figures.add(process, bytes_of_kind, bytes_of_kind / size)
     print_table(figures.table())
     results.write(figures, model_bytes=size)
 
@@ -65,9 +65,9 @@ def watched(command: list[str]) -> dict[str, int]:
     most: dict[str, int] = {BUILDS: 0, PLAYS: 0, COORDINATOR: 0, ACTOR: 0}
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
         while process.poll() is None:
-            found = own_bytes(process.pid)
-            found[PLAYS if ACTOR in found else BUILDS] = found.pop("", 0)
-            most |= {kind: max(most[kind], size) for kind, size in found.items()}
+            used = own_bytes(process.pid)
+            used[PLAYS if ACTOR in used else BUILDS] = used.pop("", 0)
+            most |= {kind: max(most[kind], size) for kind, size in used.items()}
             time.sleep(LOOK_S)
     if process.returncode:
         raise RayflError(f"{' '.join(command)} ended with exit code {process.returncode}; its output is above")
@@ -76,7 +76,7 @@ def watched(command: list[str]) -> dict[str, int]:
 
 def own_bytes(driver: int) -> dict[str, int]:
     """The memory of its own of the driver, under "", of the coordinator, and of the largest actor."""
-    found: dict[str, int] = {}
+    used: dict[str, int] = {}
     for pid in descendants(driver):
         # A process may end meanwhile.
         with suppress(OSError, IndexError, ValueError):
@@ -84,5 +84,5 @@ def own_bytes(driver: int) -> dict[str, int]:
             size = 1024 * int(Path(f"/proc/{pid}/status").read_text().partition("RssAnon:")[2].split()[0])
             kind = next((kind for start, kind in KINDS.items() if name.startswith(start)), None)
             if pid == driver or kind:
-                found[kind or ""] = max(size, found.get(kind or "", 0))
-    return found
+                used[kind or ""] = max(size, used.get(kind or "", 0))
+    return used

@@ -37,8 +37,8 @@ class Nodes:
         """The processes that Ray started for the nodes, and the fork server; workers are below these."""
         # Ray lists a node's processes by their purpose.
         started = [info for node in self._cluster.list_all_nodes() for info in node.all_processes.values()]
-        found = [each.process.pid for infos in started for each in infos]
-        return found if self._server is None else [*found, self._server.process.pid]
+        pids = [each.process.pid for infos in started for each in infos]
+        return pids if self._server is None else [*pids, self._server.process.pid]
 
     def exchange(self, chance: random.Random) -> int:
         """Kill a random node with its actors and its object store, and have another one join. Return 1."""

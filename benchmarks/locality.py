@@ -20,7 +20,7 @@ from actors.ray_executor import PendingCalls, RayExecutor
 from benchmarks.client_actors import client_actors
 from benchmarks.figures import Column, Figures, Results
 from benchmarks.local_cluster import own_cluster
-from jobs.printing import print_table
+from jobs.display import print_table
 from rayfl.determinism.process import prepare_process
 from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Experiment
@@ -90,19 +90,19 @@ def experiment(clients: int, participants: int, rounds: int, hidden: int) -> Exp
 
 def play(setup: Setup, runtime: Runtime, kind: type[ToStates]) -> Rounds:
     """Play all rounds on the Ray of this session."""
-    found, before = Rounds([], [], [], []), [0, loopback_bytes()]
+    measured, before = Rounds([], [], [], []), [0, loopback_bytes()]
 
     def on_round(record: RoundRecord, run_state: RunState) -> None:
         now = [pool.moved_bytes, loopback_bytes()]
-        found.moved.append(now[0] - before[0])
-        found.network.append(now[1] - before[1])
-        found.seconds.append(record.row.wall_s)
-        found.losses.append(record.means["train/loss"])
+        measured.moved.append(now[0] - before[0])
+        measured.network.append(now[1] - before[1])
+        measured.seconds.append(record.row.wall_s)
+        measured.losses.append(record.means["train/loss"])
         before[:] = now
 
     with client_actors(setup, runtime, kind) as pool:
         simulate(setup, pool, on_round)
-    return found
+    return measured
 
 
 def _megabytes(size: float) -> str:

@@ -26,8 +26,7 @@ import numpy as np  # noqa: E402
 from benchmarks.figures import Column, Figures, Results  # noqa: E402
 from benchmarks.memory import run_watched  # noqa: E402
 from jobs.console import Audience  # noqa: E402
-from jobs.display import Display  # noqa: E402
-from jobs.printing import print_table  # noqa: E402
+from jobs.display import Display, print_table  # noqa: E402
 from jobs.single import run  # noqa: E402
 from rayfl.errors import RayflError  # noqa: E402
 from rayfl.experiment.experiment import Experiment  # noqa: E402
@@ -91,7 +90,7 @@ def write_data(path: Path, clients: int) -> None:
     """Two examples a client of a linear rule over four numbers."""
     draws, rule = np.random.default_rng(0), np.array([1, -1, 0.5, 0], np.float32)
     inputs, tested = (draws.standard_normal((number, 4), dtype=np.float32) for number in (2 * clients, TESTED))
-    labels, answers = ((one @ rule > 0).astype(np.int64) for one in (inputs, tested))
+    labels, answers = ((inputs_of_split @ rule > 0).astype(np.int64) for inputs_of_split in (inputs, tested))
     np.savez(path, inputs=inputs, labels=labels, test_inputs=tested, test_labels=answers)
 
 

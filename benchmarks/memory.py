@@ -20,10 +20,10 @@ def descendants(pid: int) -> list[int]:
         except OSError:
             continue
         children.setdefault(int(fields[1]), []).append(int(stat.parent.name))
-    found = [pid]
-    for parent in found:
-        found.extend(children.get(parent, ()))
-    return found
+    pids = [pid]
+    for parent in pids:
+        pids.extend(children.get(parent, ()))
+    return pids
 
 
 def proportional_bytes(pid: int) -> int:

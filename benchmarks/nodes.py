@@ -23,7 +23,7 @@ from benchmarks.figures import Column, Figures, Results, gigabytes
 from benchmarks.local_cluster import own_cluster
 from benchmarks.memory import run_watched
 from benchmarks.start import processor_times
-from jobs.printing import print_table
+from jobs.display import print_table
 from rayfl import tree
 from rayfl.determinism.platform import describe
 from rayfl.errors import RayflError
@@ -130,7 +130,7 @@ def play(chosen: Experiment, executor: Executor, directory: Path) -> dict[str, A
             for pid, (kind, cpu_s) in processor_times(os.getpid()).items():
                 if pid != os.getpid():
                     kinds[kind] = kinds.get(kind, 0.0) + cpu_s
-            own = {
+            numbers = {
                 "coordinator_cpu_s": time.process_time() - measuring.counting_s,
                 "actors_cpu_s": kinds.pop("ClientActor", 0.0),
                 "ray_cpu_s": sum(kinds.values()),
@@ -139,7 +139,7 @@ def play(chosen: Experiment, executor: Executor, directory: Path) -> dict[str, A
                 "fetched_bytes": measuring.fetched_bytes,
                 "elapsed_s": time.perf_counter(),
             }
-            marks.append(own)
+            marks.append(numbers)
 
     play_run(setup, measuring, RunOutput(directory, save_models=False), Listener(on_round))
     first, last = marks
@@ -190,7 +190,8 @@ def bench_nodes(nodes: int, actors: Sequence[int], participants: int, results: R
     prepare(experiment(1, participants, WARMUP + ROUNDS))
     memory.require(max(actors) * ACTOR_BYTES, f"--actors {max(actors)}", "give fewer")
     results.require()
-    found, parameters = Figures("nodes", COLUMNS, f"{nodes} simulated nodes, {participants:,} participants a round"), 0
+    figures = Figures("nodes", COLUMNS, f"{nodes} simulated nodes, {participants:,} participants a round")
+    parameters = 0
     for count in actors:
         print(f"{count} actors ...", file=sys.stderr, flush=True)
         given = map(str, (nodes, count, participants, ROUNDS))
@@ -201,12 +202,12 @@ def bench_nodes(nodes: int, actors: Sequence[int], participants: int, results: R
             row[name] for name in ("coordinator_cpu_s", "actors_cpu_s", "ray_cpu_s")
         )
         parameters = row["parameters"]
-        found.add(*(row[column.key] for column in COLUMNS))
-    print_table(found.table(), 120)
+        figures.add(*(row[column.key] for column in COLUMNS))
+    print_table(figures.table(), 120)
     facts: dict[str, float] = {}
-    if len({row["calls"] for row in found.rows}) > 1:
-        call_s, rest_s = by_calls(found.rows, "coordinator_cpu_s")
-        call_bytes, rest_bytes = by_calls(found.rows, "fetched_bytes")
+    if len({row["calls"] for row in figures.rows}) > 1:
+        call_s, rest_s = by_calls(figures.rows, "coordinator_cpu_s")
+        call_bytes, rest_bytes = by_calls(figures.rows, "fetched_bytes")
         facts = {"call_cpu_s": call_s, "rest_cpu_s": rest_s, "call_bytes": call_bytes, "rest_bytes": rest_bytes}
         print(f"The coordinator's part of a round: {1e3 * call_s:.2f} ms of CPU and {call_bytes / 1e3:.1f} kB a call,")
         print(f"and {1e3 * rest_s:.1f} ms and {rest_bytes / 1e3:.0f} kB for {participants:,} participants besides.")
@@ -215,7 +216,7 @@ def bench_nodes(nodes: int, actors: Sequence[int], participants: int, results: R
     print("processor time of coordinator, actors and Ray, and what the coordinator fetches. All nodes share this")
     print("machine's cores, so more actors are no faster here: what counts is the coordinator's own time.")
     cores = os.cpu_count()
-    results.write(found, nodes=nodes, participants=participants, parameters=parameters, cores=cores, **facts)
+    results.write(figures, nodes=nodes, participants=participants, parameters=parameters, cores=cores, **facts)
 
 
 if __name__ == "__main__":

@@ -45,9 +45,9 @@ def bench_ray_versions(versions: Sequence[str], results: Results) -> int:
     print_row(columns, heading=True)
     for version in versions:
         with tempfile.TemporaryDirectory(prefix="ray") as folder:
-            found = [version, *Trial(Path(folder), version).checks()]
-        figures.add(*found)
-        print_row(found)
+            cells = [version, *Trial(Path(folder), version).checks()]
+        figures.add(*cells)
+        print_row(cells)
     results.write(figures, rounds=ROUNDS, python=sys.version.split()[0])
     return int(any("fails" in value for row in figures.rows for value in row.values()))
 
@@ -112,7 +112,7 @@ class Trial(Environment):
 
 def _kill_actor(root: int) -> bool:
     """Kill the client actor below the process `root` that started last. Return False if there is none."""
-    for process in sorted(psutil.Process(root).children(recursive=True), key=lambda one: one.pid, reverse=True):
+    for process in sorted(psutil.Process(root).children(recursive=True), key=lambda child: child.pid, reverse=True):
         with suppress(psutil.Error):
             words = process.cmdline()
             # Ray 2.55 gives a forked worker no name: its words are those of the fork server.

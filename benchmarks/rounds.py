@@ -23,7 +23,7 @@ from benchmarks.memory import run_watched
 from benchmarks.ours import registered
 from benchmarks.peers.work import Plan, Work
 from benchmarks.workloads import WORKLOADS, Workload
-from jobs.printing import print_table
+from jobs.display import print_table
 from rayfl import tree
 from rayfl.determinism import process
 from rayfl.errors import RayflError, did_you_mean
@@ -147,8 +147,8 @@ def rival(program: str, *arguments: str, scratch: Path, python: str = sys.execut
 
 def measured(output: str, peak_bytes: int) -> Measured:
     """The figures that a program printed as JSON; if it names its memory on a GPU, that replaces `peak_bytes`."""
-    found = json.loads(output)
-    return Measured(tuple(found["seconds"]), found["version"], found.get("peak_bytes", peak_bytes))
+    figures = json.loads(output)
+    return Measured(tuple(figures["seconds"]), figures["version"], figures.get("peak_bytes", peak_bytes))
 
 
 def files(workload: Workload) -> Work:
@@ -164,7 +164,7 @@ def files_of(workload: Workload, setup: Setup) -> Work:
     # Any: a table of an experiment.
     model: dict[str, Any] = dict(workload.model)
     rounds = setup.rounds
-    selected = [sorted(setup.population.sample_round(round).selected) for round in range(rounds)]
+    selected = [sorted(setup.population.sample_round(round_number).selected) for round_number in range(rounds)]
     plan = Plan(
         name=workload.name,
         channels=tuple(model.get("channels", ())),
@@ -202,7 +202,7 @@ def installed(pythons: Sequence[str]) -> dict[str, str]:
 
     Raise RayflError if an interpreter does not run.
     """
-    found: dict[str, str] = {}
+    interpreters: dict[str, str] = {}
     for python in pythons:
         try:
             asked = [python, "-c", _ASK, *(package for _, package in PEERS.values())]
@@ -215,8 +215,8 @@ def installed(pythons: Sequence[str]) -> dict[str, str]:
             ) from None
         for module, (_, package) in PEERS.items():
             if package in names:
-                found.setdefault(module, python)
-    return found
+                interpreters.setdefault(module, python)
+    return interpreters
 
 
 def environment(prepared: bool) -> dict[str, str]:

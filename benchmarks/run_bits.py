@@ -11,17 +11,17 @@ from safetensors.numpy import load_file
 from rayfl.run_directory import checkpoint_folders
 from rayfl.run_directory.record import read_tables
 from rayfl.run_directory.states import load_states
-from rayfl.testing.comparison import leaves
+from rayfl.testing.executors import leaves
 
 
 def held(place: Path) -> dict[str, np.ndarray]:
     """Every array in a checkpoint. Which states are in which file depends on the checkpoints before."""
-    found: dict[str, np.ndarray] = {}
+    arrays: dict[str, np.ndarray] = {}
     # Of a client's states the one in the file with the highest number counts.
     for path in sorted(place.glob("*.safetensors"), key=lambda path: (len(path.name), path.name)):
         for key, state in load_states(path):
-            found |= leaves(f"{path.name.partition('-')[0]} {key}", state)
-    return found
+            arrays |= leaves(f"{path.name.partition('-')[0]} {key}", state)
+    return arrays
 
 
 def difference(calm: Path, other: Path, *, same_evaluations: bool = True) -> str:
@@ -39,9 +39,9 @@ def _differences(calm: Path, other: Path, same_evaluations: bool) -> Iterator[st
         rows, other_rows = (
             table[name].drop_columns(["wall_s"] if name == "rounds" else []) for table in (tables, others)
         )
-        for one, two in zip_longest(rows.to_pylist(), other_rows.to_pylist()):
-            if repr(one) != repr(two):
-                yield f"records/{name}: {two} for {one}"
+        for row, other_row in zip_longest(rows.to_pylist(), other_rows.to_pylist()):
+            if repr(row) != repr(other_row):
+                yield f"records/{name}: {other_row} for {row}"
     values, other_values = _metrics(tables["metrics"].to_pylist()), _metrics(others["metrics"].to_pylist())
     for key in values if same_evaluations else [key for key in values if key in other_values]:
         if repr(values[key]) != repr(other_values.get(key, "nothing")):
@@ -61,11 +61,11 @@ def _differences(calm: Path, other: Path, same_evaluations: bool) -> Iterator[st
 # Any: rows and values of a table.
 def _metrics(rows: list[dict[str, Any]]) -> dict[tuple[Any, ...], Any]:
     """The values of metrics by round, client, name, and their number among those that share these."""
-    found: dict[tuple[Any, ...], Any] = {}
+    values: dict[tuple[Any, ...], Any] = {}
     for row in rows:
         key = row["round"], row["client"], row["name"]
-        found[next((*key, at) for at in count() if (*key, at) not in found)] = row["value"]
-    return found
+        values[next((*key, at) for at in count() if (*key, at) not in values)] = row["value"]
+    return values
 
 
 # Any: a key of `_metrics`.
@@ -76,13 +76,17 @@ def _where(key: tuple[Any, ...]) -> str:
 def _arrays(place: str, calm: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> Iterator[str]:
     """The arrays of a file that differ."""
     for name in sorted({*calm, *other}):
-        one, two = calm.get(name), other.get(name)
-        if one is None or two is None:
-            yield f"{place}: {name} is {'missing' if two is None else 'new'}"
-        elif (one.dtype, one.shape) != (two.dtype, two.shape):
-            yield f"{place}: {name} is {two.dtype} {list(two.shape)} for {one.dtype} {list(one.shape)}"
-        elif one.tobytes() != two.tobytes():
-            wrong = np.flatnonzero(one.reshape(-1).view() != two.reshape(-1).view())
+        expected, actual = calm.get(name), other.get(name)
+        if expected is None or actual is None:
+            yield f"{place}: {name} is {'missing' if actual is None else 'new'}"
+        elif (expected.dtype, expected.shape) != (actual.dtype, actual.shape):
+            yield f"{place}: {name} is {actual.dtype} {list(actual.shape)} for {expected.dtype} {list(expected.shape)}"
+        elif expected.tobytes() != actual.tobytes():
+            wrong = np.flatnonzero(expected.reshape(-1).view() != actual.reshape(-1).view())
             first = wrong[0] if len(wrong) else 0
-            values = f"; entry {first} is {two.reshape(-1)[first]!r} for {one.reshape(-1)[first]!r}" if one.size else ""
-            yield f"{place}: {len(wrong)} of {one.size} entries of {name} differ{values}"
+            values = (
+                f"; entry {first} is {actual.reshape(-1)[first]!r} for {expected.reshape(-1)[first]!r}"
+                if expected.size
+                else ""
+            )
+            yield f"{place}: {len(wrong)} of {expected.size} entries of {name} differ{values}"

@@ -19,7 +19,7 @@ from benchmarks.figures import Column, Figures, Results
 from benchmarks.memory import run_watched
 from benchmarks.played import Played, from_json
 from benchmarks.run_bits import difference
-from jobs.printing import print_table
+from jobs.display import print_table
 from rayfl.experiment.experiment import Experiment
 from rayfl.run_directory import checkpoint_folders
 from rayfl.run_directory.record import read_run
@@ -59,14 +59,14 @@ def bench_scale(results: Results, sizes: Sizes = Sizes()) -> int:
     `results` cannot be written.
     """
     results.require()
-    found: list[Figures] = []
+    parts: list[Figures] = []
     with tempfile.TemporaryDirectory(prefix="scale") as scratch:
         for part in (populations, states, checkpoints, spilling):
-            found.append(part(measured, Path(scratch) / str(len(found)), sizes))
-            print_table(found[-1].table())
+            parts.append(part(measured, Path(scratch) / str(len(parts)), sizes))
+            print_table(parts[-1].table())
     print("Each run was a process of its own; MB are 10^6 bytes, shared pages counted once.")
-    results.write(*found)
-    return int(any(row.get("same_bits") is False for figures in found for row in figures.rows))
+    results.write(*parts)
+    return int(any(row.get("same_bits") is False for figures in parts for row in figures.rows))
 
 
 def measured(experiment: Experiment, directory: Path, watched: Sequence[int]) -> tuple[Played, int]:
@@ -152,7 +152,7 @@ def checkpoints(measure: Measure, home: Path, sizes: Sizes) -> Figures:
         directory = home / f"a checkpoint every {every}"
         played, _ = measure(chosen, directory, ())
         between = played.between_s[first - 1 :]
-        beside = [all - work for all, work in zip(between, played.seconds[first:], strict=True)]
+        beside = [total - work for total, work in zip(between, played.seconds[first:], strict=True)]
         records = sum(beside) / len(beside) if every == 0 else records
         mine = sum(beside) - records * len(beside)
         shares = (sum(beside) / sum(between), mine / sum(between))

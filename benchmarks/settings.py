@@ -26,8 +26,11 @@ from rayfl.experiment.prepare import prepare  # noqa: E402
 from rayfl.experiment.table import put  # noqa: E402
 from rayfl.methods.base import Method, PeerHalf  # noqa: E402
 from rayfl.rounds.executor import InlineExecutor  # noqa: E402
-from rayfl.testing.comparison import contents, rows  # noqa: E402
-from rayfl.testing.executors import play  # noqa: E402
+from rayfl.testing.executors import (  # noqa: E402
+    contents,
+    play,
+    rows,
+)
 
 CHANGED, REFUSED, SILENT, FAILED = "changed", "refused", "silent", "failed"
 COLUMNS = tuple(Column(name, name) for name in ("method", "setting", "value", "found", "words"))
@@ -121,8 +124,8 @@ def bench_settings(methods: Sequence[str], results: Results, limit_s: float | No
     for name in sorted(methods or named(Method)):
         if name in done or (limit_s is not None and time.monotonic() - begun > limit_s):
             continue
-        for setting, value, found, words in pairs(name):
-            figures.add(name, setting, value, found, words)
+        for setting, value, effect, words in pairs(name):
+            figures.add(name, setting, value, effect, words)
         print(f"{name}: {counted(row for row in figures.rows if row['method'] == name)}", flush=True)
         results.write(figures)
     wrong = Figures("wrong", COLUMNS, rows=[row for row in figures.rows if row["found"] in (SILENT, FAILED)])
@@ -134,9 +137,9 @@ def bench_settings(methods: Sequence[str], results: Results, limit_s: float | No
 
 
 # Any: rows of figures.
-def counted(found: Any) -> str:
+def counted(rows: Any) -> str:
     """The number of pairs of each kind, in words."""
-    number = Counter(row["found"] for row in found)
+    number = Counter(row["found"] for row in rows)
     return ", ".join(f"{number[kind]} {kind}" for kind in (CHANGED, REFUSED, SILENT, FAILED))
 
 
@@ -145,35 +148,35 @@ def pairs(name: str) -> Iterator[tuple[str, Any, str, str]]:
     """Each setting with a method: the last value tried, what it does, and the sentence of a refusal."""
     kind = find(Method, name)
     plain = played(tables(name))
-    own = {
+    hyper_settings = {
         f"method.{key}": VALUES.get(name, {}).get(key) or values(field, METHODS.get(name, {}).get(key))
         for key, field in kind.Hyper.model_fields.items()
     }
-    for setting, tried in {**SETTINGS, **own}.items():
+    for setting, tried in {**SETTINGS, **hyper_settings}.items():
         if setting == "evaluation.pooled" and "pooled/accuracy" not in plain[0]:
             # There is no global model whose evaluation could be left out.
             continue
-        value, found, words = None, REFUSED, ""
+        value, effect, words = None, REFUSED, ""
         for value in tried:
             given = tables(name)
             put(given, setting.split("."), value, setting)
             try:
-                found, words = (CHANGED if played(given) != plain else SILENT), ""
+                effect, words = (CHANGED if played(given) != plain else SILENT), ""
             except RayflError as error:
                 # A value that is out of range says nothing of the setting.
                 words = words or str(error)
             except Exception as error:  # noqa: BLE001 (any other error is a finding)
-                found, words = FAILED, f"{type(error).__name__}: {error}"
-            if found in (CHANGED, FAILED):
+                effect, words = FAILED, f"{type(error).__name__}: {error}"
+            if effect in (CHANGED, FAILED):
                 break
-        yield setting, value, found, "" if found == SILENT else words
+        yield setting, value, effect, "" if effect == SILENT else words
 
 
 # Any: tables of an experiment, and what a run leaves behind.
 def tables(name: str) -> dict[str, Any]:
     """The plain experiment with a method."""
     kind = find(Method, name)
-    found: dict[str, Any] = {
+    table: dict[str, Any] = {
         "rounds": 2,
         "seed": 3,
         "data": "digits",
@@ -186,8 +189,8 @@ def tables(name: str) -> dict[str, Any]:
         **TABLES.get(name, {}),
     }
     if kind.capabilities.uses_graph or (kind.gather and issubclass(kind, PeerHalf)):
-        found["topology"] = {"name": "erdos-renyi", "p": 0.6}
-    return found
+        table["topology"] = {"name": "erdos-renyi", "p": 0.6}
+    return table
 
 
 def played(given: Mapping[str, Any]) -> Any:
@@ -202,11 +205,11 @@ def played(given: Mapping[str, Any]) -> Any:
 def values(field: FieldInfo, base: Any) -> list[Any]:
     """Values of a method's setting that differ from the plain run's."""
     now = field.get_default(call_default_factory=True) if base is None else base
-    kinds = [one for kind in (field.annotation, *get_args(field.annotation)) for one in (kind, *get_args(kind))]
+    kinds = [part for kind in (field.annotation, *get_args(field.annotation)) for part in (kind, *get_args(kind))]
     if literal := next((kind for kind in kinds if get_origin(kind) is Literal), None):
-        return [one for one in get_args(literal) if one != now]
+        return [choice for choice in get_args(literal) if choice != now]
     if bool in kinds:
         return [not now]
     if int in kinds and float not in kinds:
-        return [one for one in ((now or 2) + 1, 3, 2, 1, 0, 10) if one != now]
-    return [one for one in (0.5 * (now or 1.0), 2.0 * (now or 1.0), 0.9, 0.25, 0.01, 3.0) if one != now]
+        return [value for value in ((now or 2) + 1, 3, 2, 1, 0, 10) if value != now]
+    return [value for value in (0.5 * (now or 1.0), 2.0 * (now or 1.0), 0.9, 0.25, 0.01, 3.0) if value != now]

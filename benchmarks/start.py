@@ -20,7 +20,7 @@ from statistics import median
 from actors.errors import ClusterError
 from benchmarks.figures import Column, Figures, Results
 from benchmarks.memory import descendants
-from jobs.printing import print_table
+from jobs.display import print_table
 from jobs.shipped_experiments import experiment_file
 from jobs.single import DRAWING
 from rayfl.errors import RayflError
@@ -90,13 +90,13 @@ def stages(repeats: int) -> Figures:
         Column("since_s", "since the stage before", "{:.2f}"),
         Column("seconds"),
     )
-    found: list[dict[str, float]] = []
+    rows: list[dict[str, float]] = []
     for _ in range(repeats):
         with tempfile.TemporaryDirectory(prefix="start") as scratch:
-            found.append(run_demo(scratch).seconds)
+            rows.append(run_demo(scratch).seconds)
     figures, before = Figures("stages", columns, title=f"rayfl run {EXPERIMENT}"), 0.0
     for stage in (*STAGES, END):
-        seconds = [each[stage] for each in found]
+        seconds = [each[stage] for each in rows]
         figures.add(stage, median(seconds), median(seconds) - before, seconds)
         before = median(seconds)
     return figures
@@ -112,13 +112,13 @@ def commands(repeats: int) -> Figures:
     )
     figures = Figures("commands", columns, title="Commands that end at once")
     for name, words in COMMANDS.items():
-        found: list[dict[str, float]] = []
+        rows: list[dict[str, float]] = []
         for _ in range(repeats):
             watched = Watched(words, {"the first line": r"\S"})
             watched.wait()
-            found.append(watched.seconds)
-        first = median([each.get("the first line", each[END]) for each in found])
-        figures.add(name, median([each[END] for each in found]), first, [each[END] for each in found])
+            rows.append(watched.seconds)
+        first = median([each.get("the first line", each[END]) for each in rows])
+        figures.add(name, median([each[END] for each in rows]), first, [each[END] for each in rows])
     return figures
 
 
@@ -138,8 +138,8 @@ def processes() -> Figures:
             time.sleep(_LOOK_S)
         watched.wait()
     kinds = {kind for kind, _ in seen.values()}
-    times = {kind: [seconds for one, seconds in seen.values() if one == kind] for kind in kinds}
-    for kind in sorted(times, key=lambda one: -sum(times[one])):
+    times = {kind: [seconds for process, seconds in seen.values() if process == kind] for kind in kinds}
+    for kind in sorted(times, key=lambda name: -sum(times[name])):
         figures.add(kind, len(times[kind]), sum(times[kind]))
     return figures
 
@@ -221,15 +221,15 @@ class Watched:
 
 def processor_times(root: int) -> dict[int, tuple[str, float]]:
     """The kind and the processor time so far, in seconds, of `root` and every process below it, by process id."""
-    found, tick = dict[int, tuple[str, float]](), os.sysconf("SC_CLK_TCK")
+    times, tick = dict[int, tuple[str, float]](), os.sysconf("SC_CLK_TCK")
     for pid in descendants(root):
         try:
             stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
             words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
         except OSError:
             continue
-        found[pid] = kind(words), (int(stat[11]) + int(stat[12])) / tick
-    return found
+        times[pid] = kind(words), (int(stat[11]) + int(stat[12])) / tick
+    return times
 
 
 def kind(words: Sequence[str]) -> str:

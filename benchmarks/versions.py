@@ -40,9 +40,9 @@ def bench_versions(names: Sequence[str], results: Results) -> int:
         with tempfile.TemporaryDirectory(prefix="versions") as folder:
             trial = Trial(Path(folder), name)
             checks: Sequence[Callable[[], str]] = (trial.packages, trial.inline, trial.on_ray, trial.tests)
-            found = [name, *map(cell, checks)]
-        figures.add(*found)
-        print_row(found)
+            cells = [name, *map(cell, checks)]
+        figures.add(*cells)
+        print_row(cells)
     results.write(figures, python=sys.version.split()[0], rooms=ROOMS)
     return int(any("fails" in value for row in figures.rows for value in row.values()))
 

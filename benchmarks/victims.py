@@ -78,7 +78,7 @@ def _kind(pid: int) -> str:
     return {"gcs_server": GCS, "raylet": RAYLET}.get(Path(words[0]).name, "")
 
 
-def pick(found: Iterable[Victim], kind: str, chance: random.Random, most: int = 1) -> list[Victim]:
+def pick(victims: Iterable[Victim], kind: str, chance: random.Random, most: int = 1) -> list[Victim]:
     """At most `most` processes of a kind, drawn at random."""
-    these = [victim for victim in found if victim.kind == kind]
+    these = [victim for victim in victims if victim.kind == kind]
     return chance.sample(these, min(most, len(these)))

@@ -54,7 +54,7 @@ class WithSettings(click.Command):
     """A command that takes settings as KEY=VALUE. If a setting is given as an option, the error shows its KEY=VALUE."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        given = list(args)
+        words = list(args)
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
@@ -63,7 +63,7 @@ class WithSettings(click.Command):
 
             option = error.option_name
             # --lr=0.1, or --lr 0.1
-            value = re.search(rf"(?:^|\0){re.escape(option)}[=\0]([^\0]+)", "\0".join(given))
+            value = re.search(rf"(?:^|\0){re.escape(option)}[=\0]([^\0]+)", "\0".join(words))
             word = value[1] if value else "VALUE"
             if (
                 option == "--output"

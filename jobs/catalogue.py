@@ -6,7 +6,7 @@ from pydantic.fields import FieldInfo
 from rich.table import Table
 from rich.text import Text
 
-from jobs.printing import first_sentence, print_table, say
+from jobs.display import first_sentence, print_table, say
 from rayfl import toml
 from rayfl.choices.kinds import Choice, Kind, find, known
 from rayfl.experiment.experiment import CHOSEN, LISTED
@@ -21,16 +21,17 @@ def print_list(table: str) -> None:
     """Print everything that the experiment's `table` can choose: names, descriptions and settings."""
     kind = LISTED[table]
     listed = Table(kind.label, *["where"] * (kind is Method), "what it is", "settings")
-    for name, one in sorted(known(kind).items()):
+    for name, component in sorted(known(kind).items()):
         if kind is Method:
-            paper, where = one.paper, "server" if issubclass(one, ServerHalf) else "peers"
-            own = [key for key in settings_of(one) if key not in LocalTraining.model_fields]
-            listed.add_row(name, where, Text(paper), ", ".join(own))
+            paper = component.paper
+            where = "server" if issubclass(component, ServerHalf) else "peers"
+            own_settings = [key for key in settings_of(component) if key not in LocalTraining.model_fields]
+            listed.add_row(name, where, Text(paper), ", ".join(own_settings))
         else:
             settings = [
-                key if default == "required" else f"{key} = {default}" for key, default, *_ in setting_rows(one)
+                key if default == "required" else f"{key} = {default}" for key, default, *_ in setting_rows(component)
             ]
-            listed.add_row(name, Text(what_it_is(one)), Text("\n".join(settings)))
+            listed.add_row(name, Text(what_it_is(component)), Text("\n".join(settings)))
     print_table(listed, 120)
 
 
@@ -40,33 +41,33 @@ def print_one(table: str, name: str) -> None:
     Raise RayflError if no such choice exists.
     """
     kind = LISTED[table]
-    found = find(kind, name)
+    component = find(kind, name)
     say(f"{kind.label} {name}\n")
-    newcomers = [for_newcomers(found)] if isinstance(found, type) and issubclass(found, Method) else []
-    say("\n\n".join([*about(found), *newcomers]) + "\n")
-    if rows := setting_rows(found):
+    newcomers = [for_newcomers(component)] if isinstance(component, type) and issubclass(component, Method) else []
+    say("\n\n".join([*about(component), *newcomers]) + "\n")
+    if rows := setting_rows(component):
         listed = Table("setting", "default", "allowed", "what it is")
         for key, *texts in rows:
             listed.add_row(key, *map(Text, texts))
         print_table(listed, 120)
-    say(f"\n{toml.dumps(in_table(table, example(name, found)))}")
+    say(f"\n{toml.dumps(in_table(table, example(name, component)))}")
 
 
-def example(name: str, found: Anything) -> dict[str, Value]:
-    """A TOML table that chooses `found`, with its required settings."""
-    fields = settings_of(found).items()
+def example(name: str, component: Anything) -> dict[str, Value]:
+    """A TOML table that chooses `component`, with its required settings."""
+    fields = settings_of(component).items()
     return {"name": name} | {key: (field.examples or [None])[0] for key, field in fields if field.is_required()}
 
 
-def in_table(table: str, given: dict[str, Value]) -> dict[str, Value]:
+def in_table(table: str, choice: dict[str, Value]) -> dict[str, Value]:
     """The experiment's tables that hold a choice: under `table`, or in the list of that dotted name."""
     if table in CHOSEN:
-        return {table: given}
+        return {table: choice}
     outer, _, name = table.partition(".")
-    return {outer: {name: [given]} if name else [given]}
+    return {outer: {name: [choice]} if name else [choice]}
 
 
-def setting_rows(found: Anything) -> list[tuple[str, str, str, str]]:
+def setting_rows(component: Anything) -> list[tuple[str, str, str, str]]:
     """A row for each setting: name, default, allowed values, description."""
     return [
         (
@@ -75,17 +76,17 @@ def setting_rows(found: Anything) -> list[tuple[str, str, str, str]]:
             _allowed(field),
             field.description or "",
         )
-        for name, field in settings_of(found).items()
+        for name, field in settings_of(component).items()
     ]
 
 
-def about(found: Anything) -> list[str]:
+def about(component: Anything) -> list[str]:
     """The paragraphs of a docstring. For a method, the docstring of its module, with the paper, comes first."""
-    texts = [inspect.getdoc(found) or ""]
-    if isinstance(found, type) and issubclass(found, Method):
-        module = inspect.getmodule(found)
-        own = inspect.cleandoc(module.__doc__ or "") if module is not None else ""
-        texts.insert(0, own or found.paper)
+    texts = [inspect.getdoc(component) or ""]
+    if isinstance(component, type) and issubclass(component, Method):
+        module = inspect.getmodule(component)
+        paper = inspect.cleandoc(module.__doc__ or "") if module is not None else ""
+        texts.insert(0, paper or component.paper)
     return [text for text in texts if text]
 
 
@@ -99,9 +100,9 @@ def for_newcomers(method: type[Method]) -> str:
     }[str(method.capabilities.newcomer)]
 
 
-def what_it_is(found: Anything) -> str:
+def what_it_is(component: Anything) -> str:
     """The first sentence of the docstring."""
-    return first_sentence((inspect.getdoc(found) or "").split("\n\n")[0])
+    return first_sentence((inspect.getdoc(component) or "").split("\n\n")[0])
 
 
 def _allowed(field: FieldInfo) -> str:

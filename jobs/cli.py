@@ -14,9 +14,8 @@ import click
 from actors import fork_server, supervision
 from jobs import shipped_experiments
 from jobs.arguments import ABSOLUTE, EXPERIMENT, PLACE, WithSettings
-from jobs.display import Display
+from jobs.display import Display, print_table, say, serve_any_reader
 from jobs.failures import FAILED, sentences
-from jobs.printing import print_table, say, serve_any_reader
 from jobs.report_commands import COMMANDS, COMPARING, report_options, taking
 from rayfl.errors import RayflError
 from rayfl.untyped import Foreign, Value
@@ -164,8 +163,8 @@ def _read(file: Path, settings: Sequence[str]) -> tuple[dict[str, Value], dict[s
 
 def _settings(rounds: int | None, actors: str | None, inline: bool) -> list[str]:
     """The options --rounds, --actors and --inline, as overrides."""
-    given = {"rounds": rounds, "runtime.actors": actors, "runtime.executor": "inline" if inline else None}
-    return [f"{key}={value}" for key, value in given.items() if value is not None]
+    settings = {"rounds": rounds, "runtime.actors": actors, "runtime.executor": "inline" if inline else None}
+    return [f"{key}={value}" for key, value in settings.items() if value is not None]
 
 
 @main.command(cls=WithSettings)

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from logging import INFO, Handler, LogRecord
 from pathlib import Path
 
-from jobs.display import STOPPING, Display, ProgressLine
+from jobs.display import STOPPING, Display, ProgressLine, say
 from jobs.failures import INTERRUPTED, LIMIT
-from jobs.printing import say
 from rayfl.errors import RayflError, log
 from rayfl.metrics.facts import RECORDED_BEFORE, Facts
 from rayfl.report.wording import megabytes
@@ -76,8 +75,12 @@ class Follower:
     """
 
     def __init__(self, line: ProgressLine, rounds: int, prints: bool, facts: Mapping[str, Facts]) -> None:
-        self.line, self.rounds, self.prints, self.facts = line, rounds, prints, facts
-        self.done, self.stops = 0, False
+        self.line = line
+        self.rounds = rounds
+        self.prints = prints
+        self.facts = facts
+        self.done = 0
+        self.stops = False
         self.means: dict[str, float] = {}
         self.sent: dict[int, int] = {}
         self.show("starting")
@@ -126,10 +129,9 @@ def following(
 ) -> Iterator[Follower]:
     """Show the progress and the log of a run to its audience. Yields the object to call with every round."""
     display = audience.display
-    prints = not display.hidden and not display.live
     with (
         nullcontext() if display.hidden else logged(),
-        closing(Follower(display.line(title, rounds), rounds, prints, facts)) as follower,
+        closing(Follower(display.line(title, rounds), rounds, not (display.hidden or display.live), facts)) as follower,
     ):
         yield follower
 
@@ -148,7 +150,8 @@ def logged() -> Iterator[None]:
     if log.hasHandlers():
         yield
         return
-    before, handler = (log.level, log.propagate), _Lines()
+    before = (log.level, log.propagate)
+    handler = _Lines()
     log.addHandler(handler)
     log.setLevel(log.level or INFO)
     # So that nothing is shown twice if a package gives the root logger a handler meanwhile.
@@ -173,8 +176,8 @@ def line(row: RoundRow, means: Mapping[str, float], rounds: int, facts: Mapping[
 def headline(means: Mapping[str, float], facts: Mapping[str, Facts] = RECORDED_BEFORE) -> str:
     """The one or two most important values of a round, and that of the clients that no round asks, in words: those of
     the first metric that ranks runs."""
-    first = ([what for what, one in facts.items() if one.ranks] or [*facts])[:1]
-    found = [name for what in first for place in PLACES if (name := f"{place}/{what}") in means]
-    unseen = any(name.startswith("unseen/") for name in found)
-    names = found[: 3 if unseen else 2] or [name for name in ("train/loss",) if name in means]
+    first = ([what for what, value_facts in facts.items() if value_facts.ranks] or [*facts])[:1]
+    evaluated = [name for what in first for place in PLACES if (name := f"{place}/{what}") in means]
+    unseen = any(name.startswith("unseen/") for name in evaluated)
+    names = evaluated[: 3 if unseen else 2] or [name for name in ("train/loss",) if name in means]
     return "  ".join(f"{name} {means[name]:.4f}" for name in names) or "not evaluated"

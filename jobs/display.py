@@ -1,14 +1,21 @@
-"""The live area of a command: the current step, the rounds of a run, the runs of a sweep.
+"""What a command shows: text and tables on standard output, to any terminal, and after the reader has left, as `head`
+does; and its live area, with the current step, the rounds of a run, the runs of a sweep.
 
 On a terminal rich draws one area, below which nothing is printed. A notebook, a file or a pipe gets nothing. This
 module loads neither torch nor Ray, so the area appears before they are loaded.
 """
 
+import codecs
 import math
+import os
+import re
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
+from io import BufferedWriter, FileIO, StringIO, TextIOWrapper
+from typing import TextIO
 
 from rich.console import Console
 from rich.progress import (
@@ -20,9 +27,82 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from rich.table import Column
+from rich.table import Column, Table
 
-from rayfl.errors import one_line
+from rayfl.errors import one_line, printable
+from rayfl.untyped import Foreign
+
+_PLAIN = {"\N{PLUS-MINUS SIGN}": "+-", "\N{EN DASH}": "-", "\N{HORIZONTAL ELLIPSIS}": "..."}
+"""How a terminal that lacks them shows the characters that rayfl and rich print themselves, but for lines of tables."""
+
+
+def _plainly(error: UnicodeError) -> tuple[str, int]:
+    """A handler of codecs: characters that an encoding lacks become those of `_PLAIN`, or what Python writes."""
+    assert isinstance(error, UnicodeEncodeError)
+    letters = error.object[error.start : error.end]
+    return "".join(_PLAIN.get(letter, ascii(letter)[1:-1]) for letter in letters), error.end
+
+
+codecs.register_error(_plainly.__name__, _plainly)
+
+
+class _Patient(FileIO):
+    """A file that drops what is written once nobody reads it any more."""
+
+    def write(self, data: Foreign, /) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            return memoryview(data).nbytes
+
+
+def serve_any_reader() -> None:
+    """Let standard output and errors outlive their reader, and show any character in any encoding.
+
+    So `rayfl run | head -2` plays to its end, and a name in Greek ends no run on a terminal that has only ASCII.
+    """
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            # The caller has closed it.
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+            continue
+        stream.flush()
+        file = BufferedWriter(_Patient(stream.fileno(), "w", closefd=False))
+        setattr(sys, name, TextIOWrapper(file, stream.encoding, _plainly.__name__, line_buffering=True))
+
+
+class _AsEncoded(StringIO):
+    """Text for standard output: rich draws tables in ASCII if the encoding has no other lines."""
+
+    @property
+    def encoding(self) -> str:
+        return sys.stdout.encoding
+
+
+def first_sentence(text: str) -> str:
+    """The first sentence of a text, in one line; "" if there is none."""
+    words = " ".join(text.split())
+    # "..." does not end a sentence.
+    return re.split(r"(?<=[^.\s])\.\s", words)[0].rstrip(".") + "." * bool(words)
+
+
+def say(text: str, stream: TextIO | None = None) -> None:
+    """Print text, by default to standard output. Characters that would command a terminal are escaped."""
+    print(printable(text), file=stream, flush=True)
+
+
+def line_width(width: int) -> int:
+    """The letters of a line: of the terminal, or `width` if the output is a file."""
+    return Console().width if sys.stdout.isatty() else width
+
+
+def print_table(table: Table, width: int = 110) -> None:
+    """Print a table as wide as the terminal, or `width` letters wide if the output is a file; escaped as by `say`."""
+    text = _AsEncoded()
+    Console(file=text, width=line_width(width), color_system=None, markup=False).print(table)
+    say(text.getvalue().removesuffix("\n"))
+
 
 STOPPING = "stopping after this round; Ctrl-C: now"
 _WIDE = 70
@@ -52,7 +132,8 @@ class Display(AbstractContextManager["Display"]):
     def __init__(self, stage: str | None = None, console: Console | None = None, hidden: bool = False) -> None:
         self._console = console or Console()
         terminal = self._console.is_terminal and not self._console.is_dumb_terminal and not self._console.is_jupyter
-        self.hidden, self.live = hidden, terminal and not hidden
+        self.hidden = hidden
+        self.live = terminal and not hidden
         # Rounds may take minutes; by default rich forgets a step after 30 s.
         self._progress = Progress(
             *_columns(self._console.width),
@@ -117,7 +198,9 @@ class Overall:
     """Shows on a sweep's live area how many of its runs have ended."""
 
     def __init__(self, display: Display, runs: int) -> None:
-        self._line, self._runs, self._ended = display.line("all runs", runs), runs, 0
+        self._line = display.line("all runs", runs)
+        self._runs = runs
+        self._ended = 0
         self._line.update(0, f"0 of {runs} runs")
 
     def over(self) -> None:

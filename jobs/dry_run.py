@@ -20,7 +20,7 @@ from rich.filesize import decimal
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from jobs import display, printing, reporting
+from jobs import display, reporting
 from rayfl import tree
 from rayfl.compress.dense import Dense
 from rayfl.experiment.experiment import Experiment
@@ -156,4 +156,4 @@ def foresee(experiment: Experiment, shown: display.Display) -> None:
     ]
     shown.close()
     title = f"{experiment.name}: {wording.counted(setup.rounds, 'round')}; nothing was written"
-    printing.print_table(reporting.rich_table(title, comparison.TextTable(["what", "value", "how"], rows)))
+    display.print_table(reporting.rich_table(title, comparison.TextTable(["what", "value", "how"], rows)))

@@ -13,7 +13,7 @@ import click
 
 from actors.errors import ClusterError
 from actors.supervision import TRACEBACK, way_back
-from jobs.printing import say
+from jobs.display import say
 from rayfl.errors import ExitError, RayflError, one_line, plugin_line, reason, refusing_exits
 from rayfl.limits.regular_files import require_current_folder
 from rayfl.rounds.errors import ClientError, HookError, MethodError, out_of_memory
@@ -63,8 +63,8 @@ def sentence_and_code(error: BaseException) -> tuple[str, int]:
     elif isinstance(error, RayflError):
         sentence, code = str(error), MISTAKE
     elif isinstance(error, OSError) and (error.filename or error.errno):
-        place = error.filename or "a file"
-        sentence, code = f"{place} cannot be used: {reason(error)}; name another place", MISTAKE
+        path = error.filename or "a file"
+        sentence, code = f"{path} cannot be used: {reason(error)}; name another place", MISTAKE
     elif out_of_memory(error):
         lack = f" ({words})" if words else ""
         sentence = f"this machine's memory ran out{lack}; use a smaller model, less data or a larger machine"

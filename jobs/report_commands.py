@@ -20,15 +20,15 @@ def report_options(
 
     axes: those that make a table of `[[report.tables]]`, in which its values are then shown.
     """
-    found = {key: value for key, value in options.items() if value not in (None, ())}
-    table = {key: found.pop(key) for key in axes if key in found}
-    values = {"values": found["values"]} if table and "values" in found else {}
-    return {**found, "tables": [table | values]} if table else found
+    given = {key: value for key, value in options.items() if value not in (None, ())}
+    table = {key: given.pop(key) for key in axes if key in given}
+    values = {"values": given["values"]} if table and "values" in given else {}
+    return {**given, "tables": [table | values]} if table else given
 
 
 def taking(*options: Callable[[Foreign], Foreign]) -> Callable[[Foreign], Foreign]:
     """Add options to a command."""
-    return lambda command: functools.reduce(lambda found, option: option(found), options, command)
+    return lambda command: functools.reduce(lambda taker, option: option(taker), options, command)
 
 
 _RANKING = (

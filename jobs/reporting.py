@@ -8,15 +8,14 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from jobs.display import Display
-from jobs.printing import line_width, print_table, say
+from jobs.display import Display, line_width, print_table, say
 from rayfl import toml
 from rayfl.errors import RayflError
 from rayfl.experiment.report_options import ReportOptions, agreed_options
 from rayfl.metrics.facts import Facts
 from rayfl.report import wording
 from rayfl.report.comparison import TextTable, comparison, over_clients, require
-from rayfl.report.groups import groups
+from rayfl.report.groups import group_runs
 from rayfl.report.summary import Summary, run_list, state_of, summary
 from rayfl.run_directory.outputs import OutputKind, write_output
 from rayfl.run_directory.record import Run, read_run, run_directories
@@ -29,40 +28,40 @@ WIDTH = 150
 
 def print_json(places: Sequence[Path | str], display: Display) -> None:
     """Print the numbers of runs as JSON."""
-    found = _runs(places, display)
+    runs = _runs(places, display)
     display.close()
     # JSON has no infinity and no NaN.
-    say(json.dumps(json.loads(json.dumps([summary(run) for run in found]), parse_constant=lambda name: None), indent=2))
+    say(json.dumps(json.loads(json.dumps([summary(run) for run in runs]), parse_constant=lambda name: None), indent=2))
 
 
 def write_page(
     places: Sequence[Path | str],
     output: Path | None,
     figures: Path | None,
-    given: Mapping[str, object],
+    settings: Mapping[str, object],
     overwrite: bool,
     display: Display,
 ) -> None:
-    """Write a page about runs, and print its tables and its path. `given`: options of `[report]`; `figures`: a folder
-    for its figures and tables as files."""
-    found = _runs(places, display)
-    options = _agreed(found, given)
-    if len(found) == 1 and "tables" in given:
+    """Write a page about runs, and print its tables and its path. `settings`: options of `[report]`; `figures`: a
+    folder for its figures and tables as files."""
+    runs = _runs(places, display)
+    options = _agreed(runs, settings)
+    if len(runs) == 1 and "tables" in settings:
         raise RayflError("--rows, --columns and --baseline compare several runs; use: rayfl table")
     display.stage("drawing the page")
     from rayfl.report.page import report, write_figures
 
     # The folder of the one run or sweep, else the working directory.
     here = places[0] if len(places) == 1 and isinstance(places[0], Path) else Path().absolute()
-    place = output or here / ("report.html" if len(found) == 1 else "comparison.html")
+    path = output or here / ("report.html" if len(runs) == 1 else "comparison.html")
     if figures is not None:
-        write_figures(found, figures, options, overwrite)
-    page = report([run.directory for run in found], place, options, overwrite)
+        write_figures(runs, figures, options, overwrite)
+    page = report([run.directory for run in runs], path, options, overwrite)
     display.close()
-    if len(found) > 1:
-        print_comparison(found, options)
+    if len(runs) > 1:
+        print_comparison(runs, options)
     else:
-        print_table(result_table(summary(found[0])), 100)
+        print_table(result_table(summary(runs[0])), 100)
     say(f"report: {page}" + f"\nfigures: {figures}" * (figures is not None))
 
 
@@ -70,16 +69,16 @@ def print_tables(
     places: Sequence[Path | str],
     written: str | None,
     output: Path | None,
-    given: Mapping[str, object],
+    settings: Mapping[str, object],
     overwrite: bool,
     display: Display,
 ) -> None:
     """Print tables by swept settings, or write them to `output`. written: "text", "csv", "md" or "latex"; by default
-    what the ending of `output` says, else text. `given`: options of `[report]`."""
+    what the ending of `output` says, else text. `settings`: options of `[report]`."""
     from rayfl.report.pivot import Pivot, pivots
 
-    found = _runs(places, display)
-    tables = pivots(groups(found), _agreed(found, given))
+    runs = _runs(places, display)
+    tables = pivots(group_runs(runs), _agreed(runs, settings))
     if not tables:
         raise RayflError("no table fits the sweep by itself: name its --rows, and its --columns")
     ways = {"csv": Pivot.to_csv, "md": Pivot.to_markdown, "latex": Pivot.to_latex, "tex": Pivot.to_latex}
@@ -91,12 +90,12 @@ def print_tables(
     say(content if output is None else f"table: {output}")
 
 
-def compare(places: Sequence[Path | str], given: Mapping[str, object], display: Display) -> None:
-    """Print runs side by side. `given`: options of `[report]`."""
-    found = _runs(places, display)
-    options = _agreed(found, given)
+def compare(places: Sequence[Path | str], settings: Mapping[str, object], display: Display) -> None:
+    """Print runs side by side. `settings`: options of `[report]`."""
+    runs = _runs(places, display)
+    options = _agreed(runs, settings)
     display.close()
-    print_comparison(found, options)
+    print_comparison(runs, options)
 
 
 def list_runs(folder: Path, display: Display) -> None:
@@ -104,18 +103,21 @@ def list_runs(folder: Path, display: Display) -> None:
     display.stage("reading the runs")
     if not folder.is_dir():
         raise RayflError(f"there is no folder {folder}; name the folder of your runs")
-    found = run_list(folder)
+    listing = run_list(folder)
     display.close()
-    if found.rows:
-        print_table(rich_table(None, found), 120)
-    say(f"{wording.counted(len(found.rows), 'run') if found.rows else 'no runs'} in {folder}")
+    if listing.rows:
+        print_table(rich_table(None, listing), 120)
+    say(f"{wording.counted(len(listing.rows), 'run') if listing.rows else 'no runs'} in {folder}")
 
 
 def show(place: Path | str, display: Display) -> None:
     """Print the experiment, the platform and the results of a run."""
     display.stage("reading the run")
     run = read_run(_to_read(place))
-    tables = [(result_table(summary(run)), 100), *((rich_table(*one), 150) for one in over_clients(groups([run])))]
+    tables = [
+        (result_table(summary(run)), 100),
+        *((rich_table(*titled), 150) for titled in over_clients(group_runs([run]))),
+    ]
     display.close()
     say(description(run))
     for table, width in tables:
@@ -137,10 +139,10 @@ def _to_read(place: Path | str) -> Path:
     return copy_for_reading(place, ("checkpoints/", "models/global", "tensorboard/", "wandb/"))
 
 
-def _agreed(runs: Sequence[Run], given: Mapping[str, object]) -> ReportOptions:
+def _agreed(runs: Sequence[Run], settings: Mapping[str, object]) -> ReportOptions:
     """The options for comparing runs. Raise RayflError for a given option that fits none of them."""
-    require(runs, agreed_options([], given))
-    return agreed_options([run.experiment for run in runs], given)
+    require(runs, agreed_options([], settings))
+    return agreed_options([run.experiment for run in runs], settings)
 
 
 def print_comparison(runs: Sequence[Run], options: ReportOptions) -> None:
@@ -158,12 +160,12 @@ def parts(table: TextTable, width: int) -> list[TextTable]:
     # Only heads may be broken between words; a border takes three letters.
     sizes = [3 + max(map(len, [*head.split(), *cells])) for head, *cells in columns]
     beside = width - min(sizes[0], width // 3)
-    found, room = [columns[:1]], beside
+    pieces, left = [columns[:1]], beside
     for column, size in zip(columns[1:], sizes[1:], strict=True):
-        if size > room and len(found[-1]) > 1:
-            found, room = [*found, columns[:1]], beside
-        found[-1], room = [*found[-1], column], room - size
-    lines = ([*zip(*part, strict=True)] for part in found)
+        if size > left and len(pieces[-1]) > 1:
+            pieces, left = [*pieces, columns[:1]], beside
+        pieces[-1], left = [*pieces[-1], column], left - size
+    lines = ([*zip(*part, strict=True)] for part in pieces)
     return [TextTable(heads, rows) for heads, *rows in lines]
 
 
@@ -171,7 +173,8 @@ def result_table(numbers: Summary) -> Table:
     """The numbers of one run."""
     rows = []
     for name, value in numbers["final"].items():
-        best, facts = numbers["best"][name], Facts(title=name, unit=numbers["units"][name])
+        best = numbers["best"][name]
+        facts = Facts(title=name, unit=numbers["units"][name])
         rows.append([f"final {name}", facts.words(value, 2)])
         rows.append([f"best {name} (round {best['round']})", facts.words(best["value"], 2)])
     rows += [
@@ -205,18 +208,20 @@ def standing(run: Run, url: str | None = None) -> str:
 
     `url`: where the run lies in object storage; `run.directory` is then a temporary copy.
     """
-    place = str(run.directory.absolute()) if url is None else shlex.quote(url)
+    directory = str(run.directory.absolute()) if url is None else shlex.quote(url)
     state = state_of(run) if url is None or run.finished else "unfinished"
-    go_on = f"go on with: rayfl resume {place}"
-    more = {"stopped": go_on, "unfinished": go_on, "finished": f"draw its page: rayfl report {place}"}.get(state, "")
-    rounds = f"{state}: {len(run.rounds)} of {run.experiment.get('rounds')} rounds"
-    return "\n".join(filter(None, [rounds, f"run: {url or place}", more]))
+    go_on = f"go on with: rayfl resume {directory}"
+    more = {"stopped": go_on, "unfinished": go_on, "finished": f"draw its page: rayfl report {directory}"}.get(
+        state, ""
+    )
+    done = f"{state}: {len(run.rounds)} of {run.experiment.get('rounds')} rounds"
+    return "\n".join(filter(None, [done, f"run: {url or directory}", more]))
 
 
-def rich_table(title: str | None, given: TextTable) -> Table:
+def rich_table(title: str | None, text: TextTable) -> Table:
     table = Table(title=title, title_justify="left")
-    for place, head in enumerate(given.heads):
-        table.add_column(Text(head), justify="right" if place else "left", overflow="fold")
-    for row in given.rows:
+    for index, head in enumerate(text.heads):
+        table.add_column(Text(head), justify="right" if index else "left", overflow="fold")
+    for row in text.rows:
         table.add_row(*map(Text, row))
     return table

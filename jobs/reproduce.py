@@ -11,9 +11,8 @@ from pathlib import Path
 from pydantic import Field
 
 from jobs.console import Audience
-from jobs.display import Display
+from jobs.display import Display, say
 from jobs.failures import INTERRUPTED, LIMIT
-from jobs.printing import say
 from jobs.resuming import earlier_run
 from jobs.shipped_experiments import FOLDER
 from jobs.sweep import sweep
@@ -22,7 +21,7 @@ from rayfl.errors import RayflError, did_you_mean
 from rayfl.experiment.sweep import Combination, combine
 from rayfl.experiment.table import read_table, with_overrides
 from rayfl.report.claims import Choices, Claim, assess, check, verdicts_markdown
-from rayfl.report.groups import groups
+from rayfl.report.groups import group_runs
 from rayfl.report.page import write_figures
 from rayfl.report.pivot import tables_or_problems
 from rayfl.run_directory.description import origin
@@ -47,7 +46,7 @@ class Paper(Settings):
 
 
 def reproduce(
-    given: Path,
+    name_or_folder: Path,
     overrides: Sequence[str],
     directory: Path | None,
     quick: bool,
@@ -60,20 +59,21 @@ def reproduce(
     Finished runs are not repeated. Raise RayflError before anything runs if the folder, a sweep or a claim is wrong.
     """
     with ExitStack() as opened:
-        with Display(f"checking the sweeps of {given}"):
-            folder = paper_folder(given)
+        with Display(f"checking the sweeps of {name_or_folder}"):
+            folder = paper_folder(name_or_folder)
             paper, sweeps = read_paper(folder, quick, overrides, only)
             # Kept until the end, so that the check of a finished run does not read them again.
             first = [sweeps[name][0].experiment.data for name in only or sweeps]
             opened.enter_context(keeping_datasets(first))
-        home, code = directory or Path("runs", f"reproduce-{folder.name}{'-quick' * quick}").absolute(), 0
+        home = directory or Path("runs", f"reproduce-{folder.name}{'-quick' * quick}").absolute()
+        code = 0
         for name in only or sweeps:
             with Display(name) as display:
-                again, audience = f"go on with --dir {home}", Audience(display=display, began=began)
-                done = sweep(sweeps[name], home / name, parallel, False, audience, again)
-            runs, options = _write(paper, sweeps, home, quick)[name], sweeps[name][0].experiment.report
+                audience = Audience(display=display, began=began)
+                done = sweep(sweeps[name], home / name, parallel, False, audience, f"go on with --dir {home}")
+            runs = _write(paper, sweeps, home, quick)[name]
             if runs:
-                write_figures(runs, home / name / "figures", options, overwrite=True)
+                write_figures(runs, home / name / "figures", sweeps[name][0].experiment.report, overwrite=True)
             code = max(code, done)
             if done in (INTERRUPTED, LIMIT):
                 return done
@@ -81,12 +81,12 @@ def reproduce(
     return code
 
 
-def paper_folder(given: Path) -> Path:
+def paper_folder(name_or_folder: Path) -> Path:
     """The folder of a paper: a shipped one by its name, or the user's own. Raise RayflError without claims.toml."""
-    folder = given if (given / CLAIMS).is_file() else PAPERS / given
+    folder = name_or_folder if (name_or_folder / CLAIMS).is_file() else PAPERS / name_or_folder
     if not (folder / CLAIMS).is_file():
-        words = did_you_mean(str(given), [path.parent.name for path in PAPERS.glob(f"*/{CLAIMS}")])
-        raise RayflError(f"there is no paper {given} and no folder of that name with {CLAIMS}: {words}")
+        words = did_you_mean(str(name_or_folder), [path.parent.name for path in PAPERS.glob(f"*/{CLAIMS}")])
+        raise RayflError(f"there is no paper {name_or_folder} and no folder of that name with {CLAIMS}: {words}")
     return folder.absolute()
 
 
@@ -117,8 +117,8 @@ def read_paper(
     return paper, sweeps
 
 
-def _choices(one: Combination) -> Choices:
-    return {**one.experiment.swept, "seed": str(one.experiment.seed)}
+def _choices(combination: Combination) -> Choices:
+    return {**combination.experiment.swept, "seed": str(combination.experiment.seed)}
 
 
 def _combinations(file: Path, changes: Table, overrides: Sequence[str]) -> list[Combination]:
@@ -132,24 +132,29 @@ def _combinations(file: Path, changes: Table, overrides: Sequence[str]) -> list[
 
 def _write(paper: Paper, sweeps: Sweeps, home: Path, quick: bool) -> Mapping[str, Sequence[Run]]:
     """Write the verdicts and tables of all runs that have finished below `home`; return the runs of each sweep."""
-    found = {
-        name: [(_choices(one), _finished(home / name / one.directory, one)) for one in combinations]
+    runs_by_choices = {
+        name: [
+            (_choices(combination), _finished(home / name / combination.directory, combination))
+            for combination in combinations
+        ]
         for name, combinations in sweeps.items()
     }
-    finished = {name: [run for _, run in some if run is not None] for name, some in found.items()}
-    verdicts, title = assess(paper.claim, found), f"{paper.paper}{' (quick: no verdict on the paper)' * quick}"
-    runs, planned = [run for some in finished.values() for run in some], sum(map(len, sweeps.values()))
+    finished = {name: [run for _, run in some if run is not None] for name, some in runs_by_choices.items()}
+    verdicts = assess(paper.claim, runs_by_choices)
+    title = f"{paper.paper}{' (quick: no verdict on the paper)' * quick}"
+    runs = [run for some in finished.values() for run in some]
+    planned = sum(map(len, sweeps.values()))
     text = verdicts_markdown(title, paper.claim, verdicts, origin(Path.cwd()), runs, planned)
     shown = {
-        name: tables_or_problems(groups(some), sweeps[name][0].experiment.report)
+        name: tables_or_problems(group_runs(some), sweeps[name][0].experiment.report)
         for name, some in finished.items()
         if len(some) == len(sweeps[name])
     }
     parts = [
         *(
-            f"\n## {name}: {one.title}\n\n{one.note}\n\n{one.to_markdown()}"
-            for name, (made, _) in shown.items()
-            for one in made
+            f"\n## {name}: {table.title}\n\n{table.note}\n\n{table.to_markdown()}"
+            for name, (tables, _) in shown.items()
+            for table in tables
         ),
         *(f"\n## {name}\n\n{problem}\n" for name, (_, problems) in shown.items() for problem in problems),
     ]
@@ -159,8 +164,8 @@ def _write(paper: Paper, sweeps: Sweeps, home: Path, quick: bool) -> Mapping[str
     return finished
 
 
-def _finished(directory: Path, one: Combination) -> Run | None:
+def _finished(directory: Path, combination: Combination) -> Run | None:
     # A sweep that --only leaves out may have runs of other settings.
     with suppress(RayflError):
-        found = earlier_run(directory, one.experiment)
-        return found if found is not None and found.finished else None
+        run = earlier_run(directory, combination.experiment)
+        return run if run is not None and run.finished else None

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from jobs.printing import first_sentence
+from jobs.display import first_sentence
 from rayfl.errors import RayflError, did_you_mean
 
 FOLDER = Path(__file__).parent / "experiments"
@@ -22,19 +22,18 @@ def names() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.toml"))
 
 
-def experiment_file(given: Path) -> Path:
+def experiment_file(name_or_path: Path) -> Path:
     """The file that a command was given, or the shipped experiment of that name.
 
-    Raise RayflError if `given` is a bare word that is neither.
+    Raise RayflError if `name_or_path` is a bare word that is neither.
     """
-    if given.is_file() or given.suffix or given.name != str(given):
-        return given
-    if given.name in names():
-        return FOLDER / f"{given.name}.toml"
+    if name_or_path.is_file() or name_or_path.suffix or name_or_path.name != str(name_or_path):
+        return name_or_path
+    if name_or_path.name in names():
+        return FOLDER / f"{name_or_path.name}.toml"
     here = [path.name for path in Path().glob("*.toml") if path.name != "pyproject.toml"]
-    raise RayflError(
-        f"there is no file {given} and no experiment of that name: {did_you_mean(given.name, [*names(), *here])}"
-    )
+    nearest = did_you_mean(name_or_path.name, [*names(), *here])
+    raise RayflError(f"there is no file {name_or_path} and no experiment of that name: {nearest}")
 
 
 def table() -> Table:

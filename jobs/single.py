@@ -10,7 +10,7 @@ from pathlib import Path
 
 from actors import folders, fork_server, supervision
 from jobs.console import Audience, following
-from jobs.printing import print_table, say
+from jobs.display import print_table, say
 from jobs.reporting import result_table
 from jobs.resuming import earlier_run, fetch_newer, found_again, require_same_platform, resumable
 from rayfl.data.datasets import Dataset

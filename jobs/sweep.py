@@ -21,9 +21,8 @@ from typing import Literal
 
 from actors import supervision
 from jobs.console import Audience
-from jobs.display import Overall
+from jobs.display import Overall, say
 from jobs.failures import FAILED, INTERRUPTED, LIMIT, sentence_and_code
-from jobs.printing import say
 from jobs.reporting import print_comparison
 from jobs.resuming import earlier_run, require_same_platform
 from jobs.single import DRAWING, draw, go_on, run
@@ -97,7 +96,9 @@ def sweep(
     for outcome in failed:
         say(one_line(f"rayfl: {outcome.combination.title}: {outcome.error}"), sys.stderr)
     if len(finished) + len(failed) < len(combinations):
-        stopped, code = audience.stopped(min(one.experiment.runtime.limit_s or inf for one in combinations))
+        stopped, code = audience.stopped(
+            min(combination.experiment.runtime.limit_s or inf for combination in combinations)
+        )
         words = again or f"go on with --dir {swept.directory}"
         say(f"{stopped} with {len(finished)} of {len(combinations)} runs finished; {words}")
         return code
@@ -122,22 +123,24 @@ def run_all(
     first = combinations[0].experiment
     home = first.output.directory
     folder = RunFolder.at(directory, home) if directory else RunFolder.named(first.name, home).next_free()
-    directory, url = folder.directory, folder.url
+    directory = folder.directory
+    url = folder.url
     supervision.tell_parent(again=again or f"go on with --dir {directory}")
     if url is not None:
         combinations = [
-            _changed(one, "output", one.experiment.output.model_copy(update={"directory": url})) for one in combinations
+            _changed(combination, "output", combination.experiment.output.model_copy(update={"directory": url}))
+            for combination in combinations
         ]
     audience.display.stage(f"checking {len(combinations)} experiments")
     if directory.exists() and (not directory.is_dir() or (directory / "experiment.json").exists()):
         raise RayflError(f"{directory} is a file or a run, no directory of a sweep; name another one")
     require_replaceable(directory / PAGE, REPORT, overwrite)
-    settings = [one.experiment.as_dict() for one in combinations]
+    settings = [combination.experiment.as_dict() for combination in combinations]
     require_settings(settings, first.report.best_over)
     check_tables(first.report.tables, settings)
     outcomes = _play(combinations, directory, parallel, overwrite, audience)
-    place = {one.directory: number for number, one in enumerate(combinations)}
-    outcomes.sort(key=lambda outcome: place[outcome.combination.directory])
+    order = {combination.directory: number for number, combination in enumerate(combinations)}
+    outcomes.sort(key=lambda outcome: order[outcome.combination.directory])
     swept = Swept(directory, outcomes)
     if finished := [outcome.directory for outcome in swept.with_status("finished", "skipped")]:
         audience.display.stage(DRAWING)
@@ -158,60 +161,65 @@ def _play(
         # A mistake of the data is reported with the first experiment that has it.
         with suppress(ValueError):
             opened.enter_context(keeping_datasets([combinations[0].experiment.data]))
-        most_actors = {one.directory: _most_actors(one, directory, parallel, overwrite) for one in combinations}
+        most_actors = {
+            combination.directory: _most_actors(combination, directory, parallel, overwrite)
+            for combination in combinations
+        }
         outcomes = [
-            Outcome(one, directory / one.directory, "skipped") for one in combinations if not most_actors[one.directory]
+            Outcome(combination, directory / combination.directory, "skipped")
+            for combination in combinations
+            if not most_actors[combination.directory]
         ]
-        waiting = [one for one in combinations if most_actors[one.directory]]
+        waiting = [combination for combination in combinations if most_actors[combination.directory]]
         if not waiting:
             return outcomes
-        address = opened.enter_context(one_session([one.experiment for one in waiting], audience))
+        address = opened.enter_context(one_session([combination.experiment for combination in waiting], audience))
         parallel = min(parallel, len(waiting))
-        waiting = [_sharing(one, parallel, most_actors[one.directory]) for one in waiting]
+        waiting = [_sharing(combination, parallel, most_actors[combination.directory]) for combination in waiting]
         overall = Overall(audience.display, len(waiting))
         if parallel == 1:
             return [*outcomes, *_one_by_one(waiting, directory, overwrite, audience, overall)]
         return outcomes + run_at_once(waiting, parallel, directory, overwrite, address, overall, audience)
 
 
-def _changed(one: Combination, table: str, settings: Settings) -> Combination:
+def _changed(combination: Combination, table: str, settings: Settings) -> Combination:
     """The combination with another table of its experiment."""
-    return replace(one, experiment=one.experiment.model_copy(update={table: settings}))
+    return replace(combination, experiment=combination.experiment.model_copy(update={table: settings}))
 
 
-def _most_actors(one: Combination, home: Path, parallel: int, overwrite: bool) -> int:
+def _most_actors(combination: Combination, home: Path, parallel: int, overwrite: bool) -> int:
     """Return how many actors the run of a combination can use in the sweep's directory; 0 if it is finished.
 
     Raise RayflError if it cannot run, or cannot run there.
     """
-    directory = home / one.directory
+    directory = home / combination.directory
     try:
         # Some compressors report only here, as they make their memory, that they cannot encode this model.
-        setup = prepare(one.experiment)
+        setup = prepare(combination.experiment)
         setup.uplink.init(setup.initial)
-        found = None if overwrite else earlier_run(directory, one.experiment)
-        if found is None:
+        run = None if overwrite else earlier_run(directory, combination.experiment)
+        if run is None:
             require_free(directory, overwrite)
-        elif not found.finished:
-            runtime = one.experiment.runtime
-            require_same_platform(found, runtime, platform.describe(runtime.threads, runtime.driver_device))
+        elif not run.finished:
+            runtime = combination.experiment.runtime
+            require_same_platform(run, runtime, platform.describe(runtime.threads, runtime.driver_device))
     except ValueError as error:
-        raise RayflError(f"{one.title}: {error}") from None
-    if (unnamed := one.experiment.in_memory) and (parallel > 1 or found is not None):
+        raise RayflError(f"{combination.title}: {error}") from None
+    if (unnamed := combination.experiment.in_memory) and (parallel > 1 or run is not None):
         why = (
             "no other process can run it: put it into a file or a module, or run one at a time"
             if parallel > 1
             else f"rayfl cannot check that the run in {directory} used the same: name another directory, or give "
             "--overwrite"
         )
-        raise RayflError(f"{one.title}: {unnamed[0]} was given from Python and cannot be imported, so {why}")
-    return 0 if found is not None and found.finished else setup.most_actors
+        raise RayflError(f"{combination.title}: {unnamed[0]} was given from Python and cannot be imported, so {why}")
+    return 0 if run is not None and run.finished else setup.most_actors
 
 
 @contextmanager
 def one_session(experiments: Sequence[Experiment], audience: Audience) -> Iterator[str | None]:
     """One Ray for all runs, if any of them uses Ray; yields its address, or None."""
-    runtimes = [one.runtime for one in experiments if one.runtime.executor == "ray"]
+    runtimes = [experiment.runtime for experiment in experiments if experiment.runtime.executor == "ray"]
     for key in ("address", "object_store_memory_mb"):
         if len({getattr(runtime, key) for runtime in runtimes}) > 1:
             raise RayflError(f"runtime.{key} cannot be swept, because all runs share one Ray; give it one value")
@@ -225,13 +233,13 @@ def one_session(experiments: Sequence[Experiment], audience: Audience) -> Iterat
         yield session.address()
 
 
-def _sharing(one: Combination, parallel: int, most_calls: int) -> Combination:
+def _sharing(combination: Combination, parallel: int, most_calls: int) -> Combination:
     """The combination with its share of the cluster. Raise RayflError if the share is too small for its actors."""
-    if one.experiment.runtime.executor == "inline":
-        return one
+    if combination.experiment.runtime.executor == "inline":
+        return combination
     from actors.placement import share
 
-    return _changed(one, "runtime", share(one.experiment.runtime, parallel, most_calls))
+    return _changed(combination, "runtime", share(combination.experiment.runtime, parallel, most_calls))
 
 
 def _one_by_one(
@@ -239,34 +247,34 @@ def _one_by_one(
 ) -> Iterator[Outcome]:
     """Run one combination after another. A signal ends the current one, and no later one is begun."""
     with supervision.stoppable(overall.stopping) as stopping:
-        for number, one in enumerate(waiting):
+        for number, combination in enumerate(waiting):
             if not audience.display.hidden:
-                say(f"[{number + 1}/{len(waiting)}] {one.title}")
-            outcome = attempt(one, directory / one.directory, overwrite, audience)
+                say(f"[{number + 1}/{len(waiting)}] {combination.title}")
+            outcome = attempt(combination, directory / combination.directory, overwrite, audience)
             overall.over()
             yield outcome
             # A signal during the last round, or the limit, leaves the run finished.
-            if outcome.status == "stopped" or stopping() or audience.is_over(one.experiment.runtime.limit_s):
+            if outcome.status == "stopped" or stopping() or audience.is_over(combination.experiment.runtime.limit_s):
                 return
 
 
-def attempt(one: Combination, directory: Path, overwrite: bool, audience: Audience) -> Outcome:
+def attempt(combination: Combination, directory: Path, overwrite: bool, audience: Audience) -> Outcome:
     """Run one combination, or go on with its unfinished run. An error becomes its outcome and stops no other run."""
     try:
-        finished = played(one, directory, overwrite, audience).finished
+        finished = played(combination, directory, overwrite, audience).finished
     except Exception as error:  # noqa: BLE001 (one run's error must not end the others)
-        return Outcome(one, directory, "failed", sentence_and_code(error)[0])
-    return Outcome(one, directory, "finished" if finished else "stopped")
+        return Outcome(combination, directory, "failed", sentence_and_code(error)[0])
+    return Outcome(combination, directory, "finished" if finished else "stopped")
 
 
-def played(one: Combination, directory: Path, overwrite: bool, audience: Audience) -> Run:
+def played(combination: Combination, directory: Path, overwrite: bool, audience: Audience) -> Run:
     """Run one combination, or go on with its unfinished run; returns what it recorded."""
     try:
-        before = None if overwrite else earlier_run(directory, one.experiment)
+        before = None if overwrite else earlier_run(directory, combination.experiment)
         if before is not None:
-            go_on(before, one.experiment, audience)
+            go_on(before, combination.experiment, audience)
         else:
-            run(one.experiment, directory, overwrite, audience)
+            run(combination.experiment, directory, overwrite, audience)
         return read_run(directory)
     finally:
         # A stopped sweep is resumed by its own command, not by `rayfl resume RUN`.
@@ -293,24 +301,24 @@ def run_at_once(
         for process in running:
             process.send_signal(SIGINT)
 
-    def in_process(one: Combination) -> Outcome | None:
+    def in_process(combination: Combination) -> Outcome | None:
         """One run from start to end; None if it was not begun."""
-        if stopping() or audience.is_over(one.experiment.runtime.limit_s):
+        if stopping() or audience.is_over(combination.experiment.runtime.limit_s):
             return None
         with tempfile.TemporaryDirectory() as folder:
             # The limit counts from the start of the sweep.
-            left_s = audience.began + (one.experiment.runtime.limit_s or inf) - time.monotonic()
-            process = _begun(one, directory, Path(folder, "experiment.toml"), overwrite, left_s, address)
+            left_s = audience.began + (combination.experiment.runtime.limit_s or inf) - time.monotonic()
+            process = _begun(combination, directory, Path(folder, "experiment.toml"), overwrite, left_s, address)
             running.append(process)
             # The signal may have come meanwhile.
             if stopping():
                 process.send_signal(SIGINT)
-            status, error = _end(process, one.title)
+            status, error = _end(process, combination.title)
         # A signal ends a process that is still starting at once, with another exit code.
         status = "stopped" if stopping() and status == "failed" else status
         overall.over()
-        say(f"{one.title}: {status}")
-        return Outcome(one, directory / one.directory, status, error)
+        say(f"{combination.title}: {status}")
+        return Outcome(combination, directory / combination.directory, status, error)
 
     with ThreadPoolExecutor(parallel) as pool, supervision.stoppable(stop) as stopping:
         try:
@@ -322,11 +330,11 @@ def run_at_once(
 
 
 def _begun(
-    one: Combination, directory: Path, file: Path, overwrite: bool, left_s: float, address: str | None
+    combination: Combination, directory: Path, file: Path, overwrite: bool, left_s: float, address: str | None
 ) -> subprocess.Popen[str]:
     """The process that runs an experiment, which is written to `file`, or continues its unfinished run."""
-    file.write_text(toml.dumps(absolute(one.experiment.as_dict())), encoding="utf-8")
-    command = [sys.executable, "-m", "rayfl", "run", str(file), "--output", str(directory / one.directory)]
+    file.write_text(toml.dumps(absolute(combination.experiment.as_dict())), encoding="utf-8")
+    command = [sys.executable, "-m", "rayfl", "run", str(file), "--output", str(directory / combination.directory)]
     limit = [f"runtime.limit_s={max(1.0, left_s):.0f}"] if left_s < inf else []
     return subprocess.Popen(
         [*command, "--overwrite" if overwrite else "--resume", *limit],

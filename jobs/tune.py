@@ -23,7 +23,7 @@ import numpy as np
 from pydantic import Field
 
 from actors import supervision
-from jobs import console, display, failures, printing, resuming, single, sweep
+from jobs import console, display, failures, resuming, single, sweep
 from rayfl import toml
 from rayfl.errors import RayflError
 from rayfl.experiment import identity, prepare, report_options, table
@@ -65,12 +65,16 @@ class Tuning:
     Settings in `overrides` are not tuned. Raise RayflError if a case is invalid, at any end of its ranges.
     """
 
-    def __init__(self, given: Table, lists: Mapping[str, list[Value]] | None, overrides: Sequence[str] = ()) -> None:
-        lists, keys = lists or {}, {one: ".".join(table.split_override(one)[0]) for one in overrides}
-        self.table = table.copied(given)
+    def __init__(
+        self, experiment: Table, lists: Mapping[str, list[Value]] | None, overrides: Sequence[str] = ()
+    ) -> None:
+        lists = lists or {}
+        keys = {setting: ".".join(table.split_override(setting)[0]) for setting in overrides}
+        self.table = table.copied(experiment)
         # Every trial sets these three itself.
-        self.overrides = [one for one, key in keys.items() if key not in ("label", "seed", "evaluation.split")]
-        tune, self.name = dict(self.table.pop("tune", {})), self.table["name"]
+        self.overrides = [setting for setting, key in keys.items() if key not in ("label", "seed", "evaluation.split")]
+        tune = dict(self.table.pop("tune", {}))
+        self.name = self.table["name"]
         self.options = Options(**{key: tune.pop(key) for key in Options.model_fields if key in tune})
         self.seeds = lists.get("seed", [self.table.get("seed", 1)])
         if self.options.seed in self.seeds:
@@ -78,28 +82,34 @@ class Tuning:
         self.cases = {case.get("label", self.name): case for case in sweeps.as_cases(lists) or [{}]}
         self.ranges = {
             label: {
-                key: of
-                for key, of in (_ranges(tune) | _ranges(case.pop("tune", {}))).items()
+                key: suggestions
+                for key, suggestions in (_ranges(tune) | _ranges(case.pop("tune", {}))).items()
                 if key not in keys.values()
             }
             for label, case in self.cases.items()
         }
-        sweeps.combine(self.table, {"case": [{**one, "label": label} for label, one in self.cases.items()]}, overrides)
-        for label, one in self.ranges.items():
-            if (fixed := {key for key in one if key.partition(".")[0] in _FIXED}) or not one:
+        sweeps.combine(
+            self.table, {"case": [{**case, "label": label} for label, case in self.cases.items()]}, overrides
+        )
+        for label, ranges in self.ranges.items():
+            if (fixed := {key for key in ranges if key.partition(".")[0] in _FIXED}) or not ranges:
                 raise RayflError(
                     f"tune.{min(fixed)} is not allowed, as it does not change how well a model learns"
                     if fixed
                     else f"nothing is tuned for {label}: give tune.KEY={{low=..., high=...}} or tune.KEY=[VALUE, ...]"
                 )
-            for key, of in one.items():
-                ends = range(len(of)) if isinstance(of, list) else (of.get("low"), of.get("high"))
+            for key, suggestions in ranges.items():
+                ends = (
+                    range(len(suggestions))
+                    if isinstance(suggestions, list)
+                    else (suggestions.get("low"), suggestions.get("high"))
+                )
                 for end in ends or (0,):
-                    self.trial(label, {key: _drawn(optuna.trial.FixedTrial({key: end}), key, of)})
+                    self.trial(label, {key: _drawn(optuna.trial.FixedTrial({key: end}), key, suggestions)})
 
     def values(self, label: str, asked: optuna.trial.BaseTrial) -> dict[str, Value]:
         """The values of a trial by dotted key."""
-        return {key: _drawn(asked, key, of) for key, of in self.ranges[label].items()}
+        return {key: _drawn(asked, key, suggestions) for key, suggestions in self.ranges[label].items()}
 
     def title(self, label: str, values: Table) -> str:
         """The name of a trial, after its case and its values."""
@@ -118,41 +128,41 @@ class Tuning:
 
     def best(self, studies: Mapping[str, optuna.Study], note: str) -> str:
         """The text of the experiment file with the best values. `note`: the note for its report."""
-        best = {at: self.values(at, optuna.trial.FixedTrial(one.best_params)) for at, one in studies.items()}
+        best = {at: self.values(at, optuna.trial.FixedTrial(study.best_params)) for at, study in studies.items()}
         cases = [_with(case, best[label], self.overrides) for label, case in self.cases.items() if case]
         lists = {"seed": self.seeds if self.seeds != [self.table.get("seed", 1)] else None, "case": cases or None}
-        found = _with(self.table, {"report.note": note, **({} if cases else best[self.name])})
-        return toml.dumps(table.absolute({**found, "sweep": lists if any(lists.values()) else None}))
+        best_table = _with(self.table, {"report.note": note, **({} if cases else best[self.name])})
+        return toml.dumps(table.absolute({**best_table, "sweep": lists if any(lists.values()) else None}))
 
 
 def _with(settings: Table, changes: Table, overrides: Sequence[str] = ()) -> dict[str, Value]:
     """The table with other settings, by dotted key, after the overrides of tables that it has."""
-    inside = [one for one in overrides if table.split_override(one)[0][0] in settings]
+    inside = [setting for setting in overrides if table.split_override(setting)[0][0] in settings]
     return table.with_overrides(table.copied(settings), inside, changes)[0]
 
 
-def _ranges(given: Table) -> dict[str, Value]:
+def _ranges(tune_table: Table) -> dict[str, Value]:
     """The lists and ranges of a `[tune]` table by their dotted keys, whether nested or not."""
-    found: dict[str, Value] = {}
-    for key, value in dotted(given).items():
+    ranges: dict[str, Value] = {}
+    for key, value in dotted(tune_table).items():
         outer, _, name = key.rpartition(".")
-        found |= {key: value} if isinstance(value, list) else {outer: {**found.get(outer, {}), name: value}}
-    return found
+        ranges |= {key: value} if isinstance(value, list) else {outer: {**ranges.get(outer, {}), name: value}}
+    return ranges
 
 
-def _drawn(asked: optuna.trial.BaseTrial, key: str, of: Value) -> Value:
+def _drawn(asked: optuna.trial.BaseTrial, key: str, suggestions: Value) -> Value:
     """A value from a list or a range. Floats are rounded to three digits, so that people can read and copy them."""
     try:
-        if isinstance(of, list):
+        if isinstance(suggestions, list):
             # Optuna gets the value's index, because it cannot store tables.
-            return of[asked.suggest_categorical(key, range(len(of)))]
-        if isinstance(of["low"], int) and isinstance(of["high"], int):
-            return asked.suggest_int(key, **of)
-        return float(f"{asked.suggest_float(key, **of):.3g}")
+            return suggestions[asked.suggest_categorical(key, range(len(suggestions)))]
+        if isinstance(suggestions["low"], int) and isinstance(suggestions["high"], int):
+            return asked.suggest_int(key, **suggestions)
+        return float(f"{asked.suggest_float(key, **suggestions):.3g}")
     except (KeyError, TypeError, ValueError):
         raise RayflError(
-            f"tune.{key}={shown(of)} is not allowed; give {{low = ..., high = ...}}, with log = true or a step if "
-            "wanted, or a list of values"
+            f"tune.{key}={shown(suggestions)} is not allowed; give {{low = ..., high = ...}}, with log = true or a "
+            "step if wanted, or a list of values"
         ) from None
 
 
@@ -167,13 +177,15 @@ def tune(tuning: Tuning, budget: int, directory: Path | None, audience: console.
     audience.display.stage("checking the experiments")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     experiments = [tuning.trial(label, {}).experiment for label in tuning.cases]
-    known, *_ = [prepare.prepare(one).metric_facts for one in experiments]
-    options, ranks = experiments[0].report, next((name for name, one in known.items() if one.ranks), "loss")
+    known, *_ = [prepare.prepare(experiment).metric_facts for experiment in experiments]
+    options = experiments[0].report
+    ranks = next((name for name, metric_facts in known.items() if metric_facts.ranks), "loss")
     metric = options.metric or f"{'own' if experiments[0].evaluation.own else 'pooled'}/{ranks}"
-    place, _, what = metric.partition("/")
-    goal = metric, fairness.facts_over_clients(place, known.get(what, facts.LOSS)).sign, options.last
+    evaluated_model, _, what = metric.partition("/")
+    goal = metric, fairness.facts_over_clients(evaluated_model, known.get(what, facts.LOSS)).sign, options.last
     named = run_folder.RunFolder.named(f"{tuning.name}-tune", experiments[0].output.directory).next_free().directory
-    home, studies = directory or named, {label: _study(tuning, label, budget) for label in tuning.cases}
+    home = directory or named
+    studies = {label: _study(tuning, label, budget) for label in tuning.cases}
     supervision.tell_parent(again=f"go on with --dir {home}")
     with disk.locked(home), sweep.one_session(experiments, audience):
         if code := _play_trials(tuning, studies, budget, goal, home, audience):
@@ -182,7 +194,7 @@ def tune(tuning: Tuning, budget: int, directory: Path | None, audience: console.
         note = _write(tuning, studies, metric, options, home)
     audience.display.close()
     _print_values(studies, metric, goal[1])
-    printing.say(f"{note}\ntrials: {home / sweep.PAGE}\nbest:   {home / BEST}, for rayfl run")
+    display.say(f"{note}\ntrials: {home / sweep.PAGE}\nbest:   {home / BEST}, for rayfl run")
     return 0
 
 
@@ -210,7 +222,7 @@ def _play_trials(
                     (failed,) = study.get_trials(states=[TrialState.RUNNING])
                     words, stream = f"rayfl: {failed.user_attrs['title']}: {words}; the tuning has ended", sys.stderr
                 audience.display.close()
-                printing.say(f"{words}; go on with --dir {home}", stream)
+                display.say(f"{words}; go on with --dir {home}", stream)
                 return code
     return 0
 
@@ -221,9 +233,9 @@ def _print_values(studies: Mapping[str, optuna.Study], metric: str, sign: int) -
         for number, trial in enumerate(study.trials, 1):
             if why := trial.user_attrs.get("error"):
                 ended = "failed" if trial.state is TrialState.FAIL else "diverged"
-                printing.say(f"trial {number}, {trial.user_attrs['title']}: {ended}: {why}")
+                display.say(f"trial {number}, {trial.user_attrs['title']}: {ended}: {why}")
         title = study.best_trial.user_attrs["title"]
-        printing.say(f"best of {label}: {metric} {sign * study.best_value:g}, {title}")
+        display.say(f"best of {label}: {metric} {sign * study.best_value:g}, {title}")
 
 
 def _study(tuning: Tuning, label: str, budget: int) -> optuna.Study:
@@ -233,12 +245,17 @@ def _study(tuning: Tuning, label: str, budget: int) -> optuna.Study:
         "asha": optuna.pruners.SuccessiveHalvingPruner(min_resource=1),
         "none": optuna.pruners.NopPruner(),
     }
-    options, ranges = tuning.options, tuning.ranges[label]
+    options = tuning.options
+    ranges = tuning.ranges[label]
     sampler = optuna.samplers.TPESampler(seed=options.seed)
     study = optuna.create_study(sampler=sampler, pruner=pruners[options.pruner], direction="maximize")
-    grid = [*itertools.product(*(range(len(of)) if isinstance(of, list) else () for of in ranges.values()))]
-    for place in np.random.default_rng(options.seed).permutation(len(grid))[:budget]:
-        study.enqueue_trial(dict(zip(ranges, grid[place], strict=True)))
+    grid = [
+        *itertools.product(
+            *(range(len(suggestions)) if isinstance(suggestions, list) else () for suggestions in ranges.values())
+        )
+    ]
+    for index in np.random.default_rng(options.seed).permutation(len(grid))[:budget]:
+        study.enqueue_trial(dict(zip(ranges, grid[index], strict=True)))
     return study
 
 
@@ -249,41 +266,44 @@ def _play_trial(
 
     goal: a metric; 1, or -1 if smaller values are better; and the number of last evaluations whose mean counts.
     """
-    asked, pruned, seen, (metric, sign, last) = study.ask(), Event(), set[int](), goal
+    asked = study.ask()
+    pruned = Event()
+    seen = set[int]()
+    metric, sign, last = goal
     values = tuning.values(label, asked)
     asked.set_user_attr("title", tuning.title(label, values))
     try:
-        one = tuning.trial(label, values)
+        combination = tuning.trial(label, values)
     except RayflError as error:
         return _valueless(study, asked, str(error))
-    directory = home / one.directory
+    directory = home / combination.directory
 
     def see(values: Iterable[tuple[int, float | None]]) -> None:
         # A run that continues from a checkpoint reports some rounds again.
-        for round, value in values:
-            if value is not None and round not in seen and not pruned.is_set():
-                seen.add(round)
+        for round_number, value in values:
+            if value is not None and round_number not in seen and not pruned.is_set():
+                seen.add(round_number)
                 asked.report(sign * value, len(seen))
-                if round + 1 < one.experiment.rounds and asked.should_prune():
+                if round_number + 1 < combination.experiment.rounds and asked.should_prune():
                     pruned.set()
 
-    run = resuming.earlier_run(directory, one.experiment, "name another --dir")
+    run = resuming.earlier_run(directory, combination.experiment, "name another --dir")
     if run is not None:
         see(zip(*(series.series(run, metric) or ((), ())), strict=True))
     if run is None or not (run.finished or pruned.is_set()):
         if not audience.display.hidden:
-            printing.say(f"trial {asked.number + 1}: {one.title}")
+            display.say(f"trial {asked.number + 1}: {combination.title}")
         watched = replace(
             audience,
             on_round=lambda row, means: see([(row.round, means.get(metric))]),
             stopping=lambda: pruned.is_set() or audience.stopping(),
         )
         try:
-            run = sweep.played(one, directory, False, watched)
+            run = sweep.played(combination, directory, False, watched)
         except errors.Diverged as error:
             return _valueless(study, asked, str(error), diverged=True)
         except (errors.ClientError, RayflError) as error:
-            if _is_of_surroundings(error, one.experiment):
+            if _is_of_surroundings(error, combination.experiment):
                 raise
             return _valueless(study, asked, str(error))
     asked.set_user_attr("run", directory)
@@ -333,11 +353,13 @@ def _write(
     runs = dict[Path, int]()
     for label, study in studies.items():
         if not any((trial.value or 0) > -np.inf for trial in study.get_trials(states=[TrialState.COMPLETE])):
-            why = next((one.user_attrs["error"] for one in study.trials if "error" in one.user_attrs), "all were ended")
+            why = next(
+                (trial.user_attrs["error"] for trial in study.trials if "error" in trial.user_attrs), "all were ended"
+            )
             raise RayflError(f"no trial of {label} has a value of {metric}: {why}")
-        found = [one.user_attrs["run"] for one in study.trials if "run" in one.user_attrs]
-        runs |= {one: len(record.read_run(one).rounds) for one in found}
-    counts = ", ".join(f"{len(one.trials)} of {label}" for label, one in studies.items())
+        directories = [trial.user_attrs["run"] for trial in study.trials if "run" in trial.user_attrs]
+        runs |= {directory: len(record.read_run(directory).rounds) for directory in directories}
+    counts = ", ".join(f"{len(study.trials)} of {label}" for label, study in studies.items())
     note = (
         f"Tuned by rayfl tune: {', '.join(dict.fromkeys(itertools.chain(*tuning.ranges.values())))} by {metric} on "
         f"validation data of seed {tuning.options.seed}, pruner {tuning.options.pruner}, {sum(runs.values())} rounds; "

@@ -32,11 +32,11 @@ MOST_NESTED = 32
 
 def dotted(table: Table, prefix: str = "", dot: str = ".") -> dict[str, Value]:
     """The settings in nested tables by their dotted keys: {"method": {"lr": 0.1}} is {"method.lr": 0.1}."""
-    found: dict[str, Value] = {}
+    flat: dict[str, Value] = {}
     for name, value in table.items():
         key = f"{prefix}{name}"
-        found |= dotted(value, f"{key}{dot}", dot) if isinstance(value, Mapping) else {key: value}
-    return found
+        flat |= dotted(value, f"{key}{dot}", dot) if isinstance(value, Mapping) else {key: value}
+    return flat
 
 
 def unused_with(**others: Value) -> dict[str, Value]:
@@ -79,11 +79,10 @@ class Settings(BaseModel):
 
         By default those that their fields declare by `unused_with`. A setting in a table has a dotted name.
         """
-        fields = type(self).model_fields.items()
-        extras = {name: one.json_schema_extra for name, one in fields if isinstance(one.json_schema_extra, dict)}
         return {
             name: f"beside {other}={shown(value)}"
-            for name, extra in extras.items()
+            for name, field in type(self).model_fields.items()
+            if isinstance(extra := field.json_schema_extra, dict)
             for other, values in cast(dict[str, Value], extra.get("unused_with", {})).items()
             if (value := getattr(self, other)) in values
         }
@@ -97,8 +96,7 @@ class Settings(BaseModel):
                 raise UnusedSetting(f"={shown(getattr(table, name))} does nothing {why}; remove it", (*tables, name))
         return self
 
-    # Any: values of fields.
-    def settle(self, **values: Any) -> None:
+    def settle(self, **values: Value) -> None:
         """Give fields values that follow from the others; only a validator may, before anybody has read them.
 
         The settings are then complete wherever they are shown, compared or saved.
@@ -150,7 +148,9 @@ def explained_mistake(error: ValidationError, model: type[BaseModel], values: Ta
     """The first mistake, in one sentence that names the key, the value and what is allowed."""
     errors = error.errors(include_url=False)
     # A misspelt key that is required is unknown and missing at once, and only the first helps.
-    first = next((one for one in errors if one["type"] == "extra_forbidden" and len(one["loc"]) == 1), errors[0])
+    first = next(
+        (mistake for mistake in errors if mistake["type"] == "extra_forbidden" and len(mistake["loc"]) == 1), errors[0]
+    )
     if not first["loc"]:
         return _refused(first, model)
     key = str(first["loc"][0])
@@ -196,7 +196,8 @@ def _inside(annotation: Foreign, value: Value) -> RayflError | None:
 
 def _refused(first: Mapping[str, Foreign], model: type[BaseModel]) -> RayflError:
     """The error of a validator: a RayflError with its key, or else the class and the file of the validator."""
-    reason, tables = first["ctx"]["error"], tuple(part for part in first["loc"] if isinstance(part, str))
+    reason = first["ctx"]["error"]
+    tables = tuple(part for part in first["loc"] if isinstance(part, str))
     if not isinstance(reason, RayflError):
         file = getattr(sys.modules.get(model.__module__), "__file__", None) or model.__module__
         reason = RayflError(f"{reason}{plugin_line(reason) or f' ({model.__qualname__} in {file})'}")

@@ -60,11 +60,12 @@ def watch(kind: type[BaseModel]) -> None:
     """Note which settings of a third-party class are read from now on; a class of ours is left as it is."""
     if is_ours(kind) or "__getattribute__" in vars(kind):
         return
-    fields, known = kind.model_fields, class_id(kind)
+    fields = kind.model_fields
+    known = class_id(kind)
 
     def read(self: BaseModel, name: str) -> object:
         if (name in fields or name in _ALL_AT_ONCE) and _reader(sys._getframe(1)) not in OURS:
-            _read.update((known, one) for one in ([name] if name in fields else fields))
+            _read.update((known, field) for field in ([name] if name in fields else fields))
         return object.__getattribute__(self, name)
 
     kind.__getattribute__ = read
@@ -77,12 +78,12 @@ def _reader(frame: FrameType | None) -> str:
     return "" if frame is None else package
 
 
-def require_read(given: Iterable[ThirdPartySetting], read: frozenset[tuple[str, str]], round: int) -> None:
+def require_read(settings: Iterable[ThirdPartySetting], read: frozenset[tuple[str, str]], round_number: int) -> None:
     """Raise UnusedSetting for the first of the settings that is not among those that code has `read` by now."""
-    for one in given:
-        if one.id not in read:
+    for setting in settings:
+        if setting.id not in read:
             raise UnusedSetting(
-                f"={one.value} does nothing: no code of {one.of} has read it by the end of round {round}; remove it "
-                "and run again, or, if only later rounds need it, read it in __init__",
-                (one.table, one.name),
+                f"={setting.value} does nothing: no code of {setting.of} has read it by the end of round {round_number}"
+                "; remove it and run again, or, if only later rounds need it, read it in __init__",
+                (setting.table, setting.name),
             )

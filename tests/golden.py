@@ -30,8 +30,7 @@ from rayfl.methods.base import Method, PeerHalf  # noqa: E402
 from rayfl.metrics.fairness import RECORDED, is_summary  # noqa: E402
 from rayfl.rounds.executor import InlineExecutor  # noqa: E402
 from rayfl.run_directory.play_run import final_models  # noqa: E402
-from rayfl.testing.comparison import contents  # noqa: E402
-from rayfl.testing.executors import play  # noqa: E402
+from rayfl.testing.executors import contents, play  # noqa: E402
 from tests.contracts import every_method  # noqa: E402
 from tests.contracts.every_compressor import VARIANTS, encode, label, ordinary  # noqa: E402
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from rayfl.report.groups import Group, groups
+from rayfl.report.groups import Group, group_runs
 from rayfl.rounds.ledger import MetricRow, RoundRow
 from rayfl.run_directory.description import Description
 from rayfl.run_directory.record import Recorder, Run, read_run
@@ -41,5 +41,5 @@ def heading(html: str, section: str) -> str:
 
 def group_of(*runs: Run) -> Group:
     """The one group that the runs make."""
-    (found,) = groups(runs)
+    (found,) = group_runs(runs)
     return found

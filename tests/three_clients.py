@@ -15,7 +15,7 @@ from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.ledger import ClientRow, RoundRecord
 from rayfl.rounds.rounds import RunState
 from rayfl.rounds.setup import Setup
-from rayfl.testing.comparison import contents
+from rayfl.testing.executors import contents
 from tests.methods.reference import played, setup_of
 
 DOWN, UP = 672, 736

@@ -15,10 +15,10 @@ MOST_BYTES = 256 * 10**6
 
 def read_json(path: Path) -> Mapping[str, Json]:
     """The table in a JSON file. If there is none, raise RayflError, whose text is the reason, or OSError."""
-    found = parse(read_bytes(path, MOST_BYTES))
-    if not isinstance(found, Mapping):
+    table = parse(read_bytes(path, MOST_BYTES))
+    if not isinstance(table, Mapping):
         raise RayflError("it holds no table")
-    return found
+    return table
 
 
 def parse(text: bytes | str) -> Json:

@@ -28,15 +28,15 @@ def read_npz(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
     """Those of the arrays called `names` that an .npz file has. Errors are those of `read_npy`; RayflError if they are
     larger than this machine's memory."""
     require_regular(path)
-    found = {}
+    arrays = {}
     with _refusing(), zipfile.ZipFile(path) as archive:
         members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
         chosen = {name: members[name] for name in names if name in members}
         memory.require(sum(info.file_size for info in chosen.values()), str(path), "give less data")
         for name, info in chosen.items():
             with archive.open(info) as file:
-                found[name] = np.lib.format.read_array(file, allow_pickle=False)
-    return found
+                arrays[name] = np.lib.format.read_array(file, allow_pickle=False)
+    return arrays
 
 
 @contextmanager

@@ -58,17 +58,17 @@ def require_current_folder() -> None:
         raise RayflError("the current directory was deleted: change to another one, and try again") from None
 
 
-def path_of(given: Anything, what: str) -> Path:
+def path_of(argument: Anything, what: str) -> Path:
     """The path that an argument gives; "" and None are the current directory. RayflError if it can be none."""
     require_current_folder()
     try:
-        path = Path("" if given is None else given)
+        path = Path("" if argument is None else argument)
         longest = max((len(os.fsencode(part)) for part in path.parts), default=0)
     except (TypeError, ValueError):
-        raise RayflError(f"{what}={repr(given)[:_SHOWN]} is not a path: give a text or a pathlib.Path") from None
+        raise RayflError(f"{what}={repr(argument)[:_SHOWN]} is not a path: give a text or a pathlib.Path") from None
     if longest > _LONGEST_PART or "\0" in str(path):
         raise RayflError(
-            f"{what}={repr(given)[:_SHOWN]}: names of files have at most {_LONGEST_PART} bytes, no null character"
+            f"{what}={repr(argument)[:_SHOWN]}: names of files have at most {_LONGEST_PART} bytes, no null character"
         )
     return path
 
@@ -110,16 +110,18 @@ def absent(path: Path, otherwise: str) -> str:
     folder = path.absolute().parent
     if not folder.is_dir():
         return f"{path} does not exist, nor does the folder {folder}; {otherwise}"
-    close = difflib.get_close_matches(path.name, [one.name for one in folder.glob(f"*{path.suffix}")], n=1, cutoff=0.5)
+    close = difflib.get_close_matches(
+        path.name, [file.name for file in folder.glob(f"*{path.suffix}")], n=1, cutoff=0.5
+    )
     return f"{path} (in {folder}) does not exist; {f'did you mean {close[0]!r}?' if close else otherwise}"
 
 
 def expanded(path: str | Path) -> Path:
     """Replace ~ and ~user in the path. Raise RayflError if the user's home is unknown."""
-    found = Path(os.path.expanduser(path))
-    if found.parts and found.parts[0].startswith("~"):
-        raise RayflError(f"{path}: the home folder {found.parts[0]} is unknown; give a path without ~")
-    return found
+    home_path = Path(os.path.expanduser(path))
+    if home_path.parts and home_path.parts[0].startswith("~"):
+        raise RayflError(f"{path}: the home folder {home_path.parts[0]} is unknown; give a path without ~")
+    return home_path
 
 
 def is_folder(path: Path, around: Sequence[Path] = ()) -> bool:
@@ -129,7 +131,7 @@ def is_folder(path: Path, around: Sequence[Path] = ()) -> bool:
     """
     if path.is_symlink() and path.is_dir():
         real = Path(os.path.realpath(path))
-        if any(one.is_relative_to(real) for one in (Path(os.path.realpath(path.parent)), *around)):
+        if any(outer.is_relative_to(real) for outer in (Path(os.path.realpath(path.parent)), *around)):
             raise RayflError(f"{path} is a link to {real}, a folder around it, so its files have no end: remove it")
     return path.is_dir()
 

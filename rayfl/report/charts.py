@@ -87,7 +87,8 @@ def lines_chart(
     sides = ("low", "high", "low2", "high2")[: 2 * max(len(line.bands) for line in lines)]
     tops = [top for line in lines if (top := float(np.nanmax(line.y, initial=0.0)))]
     log = from_zero and len(tops) > 1 and max(tops) >= 10 * min(tops)
-    shown, zero = [line.label for line in lines], {"expr": "!log_y"} if from_zero else False
+    shown = [line.label for line in lines]
+    zero = {"expr": "!log_y"} if from_zero else False
     # A band that reaches down to zero is cut a factor of 100 below its line on a logarithmic axis.
     power = "log_y ? log(max({0}, datum.value / 100)) / LN10 : {0}"
     return {
@@ -180,9 +181,13 @@ def _series(labels: Sequence[str], shown: Sequence[str], kinds: Sequence[object]
     """The colour of each label, or its dash or shape (`kinds`), which changes after every `NUM_COLORS` labels."""
     scale: Spec = {"domain": list(labels)}
     if kinds:
-        scale["range"] = [kinds[place // NUM_COLORS % len(kinds)] for place in range(len(labels))]
-    words = {"title": None, "values": list(shown), **legend} if len(shown) > 1 else None
-    return {"field": "series", "type": "nominal", "scale": scale, "legend": words}
+        scale["range"] = [kinds[index // NUM_COLORS % len(kinds)] for index in range(len(labels))]
+    return {
+        "field": "series",
+        "type": "nominal",
+        "scale": scale,
+        "legend": {"title": None, "values": list(shown), **legend} if len(shown) > 1 else None,
+    }
 
 
 def _number(field: str, title: str | None, scale: Spec) -> Spec:
@@ -234,10 +239,10 @@ def strips_chart(strips: Mapping[str, np.ndarray], x: str, labels: Sequence[str]
 
 def ranks_chart(ranks: Mapping[str, float], critical: float) -> Spec:
     """A dot per method at its average rank, the best on top, with a bar of the width `critical` around it."""
-    order, title = sorted(ranks, key=ranks.__getitem__), "Average rank (1: the best)"
+    title = "Average rank (1: the best)"
     rows = [
         {"series": name, "rank": ranks[name], "low": ranks[name] - critical / 2, "high": ranks[name] + critical / 2}
-        for name in order
+        for name in sorted(ranks, key=ranks.__getitem__)
     ]
     return {
         **data(rows, len(rows)),
@@ -294,8 +299,10 @@ def dots_chart(
 
 def _axis(field: str, title: str, percent: bool = False, log: bool = False) -> Spec:
     scale = {"nice": False, "padding": 20, **({"type": "log"} if log else {"zero": False})}
-    words = f"{title} (logarithmic)" if log else title
-    return {**_number(field, words, scale), "axis": {"format": ".3~%"} if percent else {}}
+    return {
+        **_number(field, f"{title} (logarithmic)" if log else title, scale),
+        "axis": {"format": ".3~%"} if percent else {},
+    }
 
 
 def data(rows: Sequence[Mapping[str, object]], num_marks: int) -> Spec:
@@ -308,7 +315,7 @@ def data(rows: Sequence[Mapping[str, object]], num_marks: int) -> Spec:
 def _json(value: object) -> object:
     """A value for JSON: numbers with six digits, null for those that are not finite."""
     if isinstance(value, np.ndarray | tuple):
-        return [_json(one) for one in (value.tolist() if isinstance(value, np.ndarray) else value)]
+        return [_json(item) for item in (value.tolist() if isinstance(value, np.ndarray) else value)]
     if isinstance(value, float):
         return float(f"{value:.6g}") if np.isfinite(value) else None
     return value

@@ -19,7 +19,7 @@ from pydantic import Field, model_validator
 from rayfl.errors import RayflError, did_you_mean
 from rayfl.experiment.sweep import described
 from rayfl.report import wording
-from rayfl.report.groups import Group, groups, ranked_names
+from rayfl.report.groups import Group, group_runs, ranked_names
 from rayfl.report.numbers import number
 from rayfl.report.statistics import holm, paired
 from rayfl.run_directory.record import Run
@@ -89,7 +89,9 @@ class Claim(Settings):
     def words(self, pair: Sequence[ClaimSide]) -> str:
         """The claim about a pair: "Elastic > FedAvg", "slope over method.lr of FedAvg, wrap=elastic > 0"."""
         names = [
-            ", ".join(one if isinstance(one, str) else f"{key.rpartition('.')[2]}={_word(one)}" for key, one in fixed)
+            ", ".join(
+                value if isinstance(value, str) else f"{key.rpartition('.')[2]}={_word(value)}" for key, value in fixed
+            )
             for fixed in (dotted(side).items() if isinstance(side, Mapping) else [("", f"{side:g}")] for side in pair)
         ]
         compared = f" {self.sign} ".join([*names, "0"][:2])
@@ -102,13 +104,14 @@ def _word(value: Value) -> str:
 
 def check(claim: Claim, sweeps: Mapping[str, Sequence[Choices]]) -> None:
     """Raise RayflError unless each side of a claim is, in each seed, one combination of its sweep (or one trend)."""
-    here, sweep = f"claim {claim.id!r}", claim.sweep
+    here = f"claim {claim.id!r}"
+    sweep = claim.sweep
     if sweep not in sweeps:
         raise RayflError(f"{here} has sweep={sweep!r}: {did_you_mean(sweep, sweeps)}")
-    axes = {key: [*dict.fromkeys(one[key] for one in sweeps[sweep])] for key in sweeps[sweep][0]}
+    axes = {key: [*dict.fromkeys(choices[key] for choices in sweeps[sweep])] for key in sweeps[sweep][0]}
     if len(axes["seed"]) < 2:
         raise RayflError(f"{here}: sweep {sweep!r} needs at least two seeds; give sweep.seed=[1, 2]")
-    among = [_word(one) for one in claim.among] or axes.get(claim.trend or "", [""])
+    among = [_word(item) for item in claim.among] or axes.get(claim.trend or "", [""])
     for side in (claim.choices(side) for pair in claim.pairs for side in pair if isinstance(side, Mapping)):
         for key, word in (*side.items(), *((claim.trend, word) for word in among if claim.trend)):
             if word not in axes.get(key, ()):
@@ -127,14 +130,16 @@ def assess(claims: Sequence[Claim], runs: Mapping[str, Sequence[tuple[Choices, R
     runs, SWEEP/RUN, with ";" between them. The next columns are those of `statistics.Paired`. paper: the paper's
     figure; inside: whether the interval contains it; holm: p after Holm's correction over all rows.
     """
-    found = {name: groups([run for _, run in planned if run is not None]) for name, planned in runs.items()}
-    metrics = {name: next(iter(ranked_names(together)), None) if together else None for name, together in found.items()}
+    by_sweep = {name: group_runs([run for _, run in planned if run is not None]) for name, planned in runs.items()}
+    metrics = {
+        name: next(iter(ranked_names(together)), None) if together else None for name, together in by_sweep.items()
+    }
     rows = [
-        _assess(claim, pair, runs.get(claim.sweep, ()), found.get(claim.sweep, []), metrics.get(claim.sweep))
+        _assess(claim, pair, runs.get(claim.sweep, ()), by_sweep.get(claim.sweep, []), metrics.get(claim.sweep))
         for claim in claims
         for pair in claim.pairs
     ]
-    return pd.DataFrame(rows).assign(holm=lambda found: holm([*found["p"]]))
+    return pd.DataFrame(rows).assign(holm=lambda verdicts: holm([*verdicts["p"]]))
 
 
 def _assess(
@@ -148,31 +153,40 @@ def _assess(
     row = {"claim": claim.id, "compared": claim.words(pair), "sweep": claim.sweep, "value": value}
     row |= {"relative": claim.relative, "first_runs": "", "second_runs": ""}
     sides = [claim.choices(side).items() for side in pair if isinstance(side, Mapping)]
-    runs = [(one, run) for one, run in planned if run is not None and any(side <= one.items() for side in sides)]
+    runs = [
+        (choices, run) for choices, run in planned if run is not None and any(side <= choices.items() for side in sides)
+    ]
     if not runs:
         return {**row, "unit": "", **paired([])._asdict(), "verdict": "not run", "paper": claim.size, "inside": None}
-    names = (claim.value, claim.than_value or claim.value)
     try:
-        first, second = (number(name, together, metric) for name in names)
+        first, second = (number(name, together, metric) for name in (claim.value, claim.than_value or claim.value))
     except RayflError as error:
         raise RayflError(f"claim {claim.id!r}: {error}") from None
     rows = [
         {**choices, "first": first.read(run), "second": second.read(run), "run": f"{claim.sweep}/{run.directory.name}"}
         for choices, run in runs
     ]
-    missing = {} if claim.missing is None else {"first": claim.missing, "second": claim.missing}
-    table = pd.DataFrame(rows).fillna(missing)
-    axis = [*dict.fromkeys(one.get(claim.trend or "", "") for one, _ in planned)]
+    table = pd.DataFrame(rows).fillna(
+        {} if claim.missing is None else {"first": claim.missing, "second": claim.missing}
+    )
+    axis = [*dict.fromkeys(choices.get(claim.trend or "", "") for choices, _ in planned)]
     read = {name: _side(claim, side, table, name, axis) for name, side in zip(("first", "second"), pair, strict=False)}
     for name, (values, directories) in read.items():
         row |= {name: values.mean(), f"{name}_sd": values.std(), f"{name}_runs": ";".join(directories)}
     differences = read["first"][0] - (read["second"][0] if "second" in read else 0.0)
     if claim.relative:
         differences = differences / read["second"][0]
-    seen, size = paired(differences.to_numpy()), claim.size
+    seen = paired(differences.to_numpy())
     verdict = "undecided" if differences.isna().any() else _verdict(claim, seen.low, seen.high)
-    inside = None if size is None or np.isnan(seen.low) else seen.low <= size <= seen.high
-    return {**row, "unit": first.facts.unit, **seen._asdict(), "verdict": verdict, "paper": size, "inside": inside}
+    inside = None if claim.size is None or np.isnan(seen.low) else seen.low <= claim.size <= seen.high
+    return {
+        **row,
+        "unit": first.facts.unit,
+        **seen._asdict(),
+        "verdict": verdict,
+        "paper": claim.size,
+        "inside": inside,
+    }
 
 
 def _side(
@@ -185,11 +199,11 @@ def _side(
     chosen = table.loc[[claim.choices(side).items() <= row.items() for row in table.to_dict("records")]]
     if claim.trend is None:
         return chosen.set_index("seed")[column], [*chosen["run"]]
-    words = [_word(one) for one in claim.among] or axis
+    words = [_word(item) for item in claim.among] or axis
     numbers = np.asarray(pd.to_numeric(pd.Series(words), errors="coerce"))
     # Values that are not numbers are placed at 0, 1, 2 and so on.
-    places = np.arange(len(words)) if np.isnan(numbers).any() else numbers
-    centred = places - places.mean()
+    positions = np.arange(len(words)) if np.isnan(numbers).any() else numbers
+    centred = positions - positions.mean()
     values = chosen.pivot(index="seed", columns=claim.trend, values=column).reindex(columns=words)
     return values @ (centred / (centred @ centred)), [*chosen.loc[chosen[claim.trend].isin(words), "run"]]
 
@@ -216,7 +230,7 @@ def verdicts_markdown(
     """
     hours = sum(run.rounds["wall_s"].to_numpy().sum() for run in runs) / 3600
     seeds = pd.Series([run.experiment.get("seed") for run in runs], dtype=object).sort_values().unique()
-    rows = [_HEADS, ["---"] * len(_HEADS), *(_row(one) for one in verdicts.to_dict("records"))]
+    rows = [_HEADS, ["---"] * len(_HEADS), *(_row(verdict) for verdict in verdicts.to_dict("records"))]
     parts = [
         f"# {title}",
         ", ".join(f"{number} {verdict}" for verdict, number in verdicts["verdict"].value_counts().items()) + ".",
@@ -224,32 +238,37 @@ def verdicts_markdown(
         f"seeds {', '.join(map(str, seeds))}, {hours:.2f} hours of rounds.",
         _RULE,
         "\n".join(f"| {' | '.join(row)} |" for row in rows),
-        "\n".join(f"- **{one.id}**: {one.says}{f' *Ours:* {one.setting}' * bool(one.setting)}" for one in claims),
+        "\n".join(
+            f"- **{claim.id}**: {claim.says}{f' *Ours:* {claim.setting}' * bool(claim.setting)}" for claim in claims
+        ),
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def _row(one: Mapping[str, Json]) -> list[str]:
+def _row(verdict: Mapping[str, Json]) -> list[str]:
     def words(pattern: str, names: Sequence[str], unit: str, sign: str = "+") -> str:
         scale, digits = (100, ".2f") if unit == "%" else (1, ".4g")
-        numbers = [wording.NONE if pd.isna(one[name]) else f"{scale * one[name]:{sign}{digits}}" for name in names]
+        numbers = [
+            wording.NONE if pd.isna(verdict[name]) else f"{scale * verdict[name]:{sign}{digits}}" for name in names
+        ]
         return pattern.format(*numbers) + f" {unit}".rstrip() * any(number != wording.NONE for number in numbers)
 
-    sides, unit = [], "%" if one["relative"] else one["unit"]
+    sides = []
+    unit = "%" if verdict["relative"] else verdict["unit"]
     for name in ("first", "second"):
-        if one.get(f"{name}_runs"):
-            places = enumerate(one[f"{name}_runs"].split(";"), 1)
-            links = " ".join(f"[{number}]({quote(place)}/)" for number, place in places)
-            mean = words(f"{{}} {wording.PLUS_MINUS} {{}}", (name, f"{name}_sd"), one["unit"], "")
+        if verdict.get(f"{name}_runs"):
+            paths = enumerate(verdict[f"{name}_runs"].split(";"), 1)
+            links = " ".join(f"[{number}]({quote(path)}/)" for number, path in paths)
+            mean = words(f"{{}} {wording.PLUS_MINUS} {{}}", (name, f"{name}_sd"), verdict["unit"], "")
             sides.append(f"{mean} ({links})")
     return [
-        f"{one['claim']}: {one['compared']} ({one['value']})".replace("|", "\\|"),
+        f"{verdict['claim']}: {verdict['compared']} ({verdict['value']})".replace("|", "\\|"),
         " / ".join(sides) or wording.NONE,
         words("{} [{}, {}]", ("mean", "low", "high"), unit),
-        str(one["num_pairs"]),
-        f"**{one['verdict']}**",
+        str(verdict["num_pairs"]),
+        f"**{verdict['verdict']}**",
         words("{}", ["paper"], unit),
-        {None: wording.NONE, True: "yes", False: "no"}[one["inside"]],
-        wording.NONE if np.isnan(one["holm"]) else f"{one['holm']:.2g}",
+        {None: wording.NONE, True: "yes", False: "no"}[verdict["inside"]],
+        wording.NONE if np.isnan(verdict["holm"]) else f"{verdict['holm']:.2g}",
         words("{}", ["detectable"], unit, ""),
     ]

@@ -7,10 +7,17 @@ from rayfl.errors import RayflError, did_you_mean
 from rayfl.experiment.identity import require_settings
 from rayfl.experiment.report_options import ReportOptions, require_clients, require_targets
 from rayfl.report import wording
-from rayfl.report.fairness import fairness_tables
-from rayfl.report.groups import Group, compared, facts_of, groups, has_seeds, ranked_names
+from rayfl.report.groups import Group, compared, facts_of, group_runs, has_seeds, ranked_names
 from rayfl.report.numbers import cost_to_target, further_columns, number, target_words
-from rayfl.report.page_tables import Column, cost_columns, differing, metric_column, run_columns, work_columns
+from rayfl.report.page_tables import (
+    Column,
+    cost_columns,
+    differing,
+    fairness_tables,
+    metric_column,
+    run_columns,
+    work_columns,
+)
 from rayfl.run_directory.record import Run
 from rayfl.settings import dotted
 
@@ -35,14 +42,14 @@ def require(runs: Sequence[Run], options: ReportOptions) -> None:
         if len(runs) > 1:
             raise RayflError("mask_clients does nothing for several runs: masks are drawn on the page of one run")
         require_clients(options.mask_clients, int(str(dotted(runs[0].experiment).get("clients.count", 0))))
-    found = groups(runs)
-    known = ranked_names(found, options.metric)
+    groups = group_runs(runs)
+    known = ranked_names(groups, options.metric)
     if options.metric is not None and options.metric not in known:
         raise RayflError(f"no run has recorded the metric {options.metric!r}: {did_you_mean(options.metric, known)}")
     if known:
-        require_targets(options.targets, known[0], facts_of(found, known[0]))
+        require_targets(options.targets, known[0], facts_of(groups, known[0]))
     for name in options.values:
-        number(name, found, known[0] if known else None)
+        number(name, groups, known[0] if known else None)
 
 
 def comparison(runs: Sequence[Run], options: ReportOptions) -> list[tuple[str, TextTable]]:
@@ -55,62 +62,65 @@ def comparison(runs: Sequence[Run], options: ReportOptions) -> list[tuple[str, T
     # A run loads this file, and pandas only for a comparison.
     from rayfl.report.pivot import tables_or_problems
 
-    every = groups(runs)
-    found, names, _ = compared(every, options)
+    every = group_runs(runs)
+    groups, names, _ = compared(every, options)
     metric = names[0] if names else None
     columns = [
-        *run_columns(found),
-        *work_columns(found),
-        *_values(found, metric, options),
-        *cost_columns(found)[:3],
-        *further_columns(found, metric, options),
+        *run_columns(groups),
+        *work_columns(groups),
+        *_values(groups, metric, options),
+        *cost_columns(groups)[:3],
+        *further_columns(groups, metric, options),
     ]
-    labels = [group.label for group in found]
+    labels = [group.label for group in groups]
     rows = [[label, *(column.cells[row] for column in columns)] for row, label in enumerate(labels)]
     title = wording.counted(len(runs), "run") + f" by {metric}" * bool(metric) + ", best first" * (len(rows) > 1)
     first = [] if metric is None else [metric, f"own/{metric.partition('/')[2]}"]
     tables = [
         (title, TextTable(["Run", *(column.head for column in columns)], rows)),
-        *over_clients(found, first, others=False)[:1],
+        *over_clients(groups, first, others=False)[:1],
         *(
             (
-                f"ranks over data sets: {one.title}",
-                TextTable([*one.frame], [[name, *cells] for name, cells in one.rows], one.note),
+                f"ranks over data sets: {ranks.title}",
+                TextTable([*ranks.frame], [[name, *cells] for name, cells in ranks.rows], ranks.note),
             )
             for table in tables_or_problems(every, options)[0]
-            for one in table.ranks
+            for ranks in table.ranks
         ),
     ]
-    settings = [[name, *cells] for name, cells in differing([group.settings for group in found])]
+    settings = [[name, *cells] for name, cells in differing([group.settings for group in groups])]
     if settings and len(labels) <= _MOST_RUNS:
         more = len(settings) - _MOST_DIFFERENCES
-        differs = TextTable(["Setting", *labels], settings[:_MOST_DIFFERENCES])
-        tables.append(("what differs" + f" ({more} more settings do)" * (more > 0), differs))
+        title = "what differs" + f" ({more} more settings do)" * (more > 0)
+        tables.append((title, TextTable(["Setting", *labels], settings[:_MOST_DIFFERENCES])))
     return tables
 
 
-def over_clients(found: Sequence[Group], first: Sequence[str] = (), others: bool = True) -> list[tuple[str, TextTable]]:
-    """The tables of `fairness.fairness_tables`, with titles."""
+def over_clients(
+    groups: Sequence[Group], first: Sequence[str] = (), others: bool = True
+) -> list[tuple[str, TextTable]]:
+    """The tables of `page_tables.fairness_tables`, with titles."""
     return [
         (
-            f"over clients, {one['title']}".rstrip(", "),
-            TextTable(one["head"], [[getattr(row, "label", row), *cells] for row, cells in one["rows"]]),
+            f"over clients, {described['title']}".rstrip(", "),
+            TextTable(described["head"], [[getattr(row, "label", row), *cells] for row, cells in described["rows"]]),
         )
-        for one in fairness_tables(found, first, others)
+        for described in fairness_tables(groups, first, others)
     ]
 
 
-def _values(found: Sequence[Group], metric: str | None, options: ReportOptions) -> list[Column]:
+def _values(groups: Sequence[Group], metric: str | None, options: ReportOptions) -> list[Column]:
     """The metric's last values, and the costs of a target."""
     if metric is None:
         return []
     unseen = f"unseen/{metric.partition('/')[2]}"
     shown = [(f"Mean of last {options.last}", metric, options.last)] * (options.last > 1) + [("Final", metric, 1)]
-    shown += [("Unseen", unseen, 1)] * (unseen != metric and unseen in ranked_names(found))
-    columns = [metric_column(head, found, name, last) for head, name, last in shown]
+    shown += [("Unseen", unseen, 1)] * (unseen != metric and unseen in ranked_names(groups))
+    columns = [metric_column(head, groups, name, last) for head, name, last in shown]
     for target in options.targets:
-        costs = [cost_to_target(group, metric, target) for group in found]
-        to, counted = target_words(target, facts_of(found, metric)), has_seeds(found)
+        costs = [cost_to_target(group, metric, target) for group in groups]
+        to = target_words(target, facts_of(groups, metric))
+        counted = has_seeds(groups)
         columns += [
             Column(f"Rounds to {to}", [cost.rounds.words(decimals=0, counted=counted) for cost in costs]),
             Column(f"MB to {to}", [cost.megabytes.words(decimals=2, counted=counted) for cost in costs]),

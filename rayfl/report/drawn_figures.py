@@ -37,8 +37,8 @@ def drawn_section(groups: Sequence[Group]) -> Section:
     for group in groups:
         for what, parts in _drawn(group.runs[0]).items():
             part = facts(group.runs[0], "/".join((what, *next(iter(parts)))))
-            whole = part.model_copy(update={"title": part.title.rpartition(": ")[0]})
-            title = wording.title(what, whole) + f": {group.label}" * (len(groups) > 1)
+            metric_facts = part.model_copy(update={"title": part.title.rpartition(": ")[0]})
+            title = wording.title(what, metric_facts) + f": {group.label}" * (len(groups) > 1)
             figures += (_matrix if part.drawn == "matrix" else _calibration)(title, parts)
     return Section("Confusion and calibration", "At the last evaluation, of one run each.", figures)
 
@@ -51,12 +51,13 @@ def is_drawn(run: Run, name: str) -> bool:
 def _drawn(run: Run) -> dict[str, dict[tuple[str, ...], float]]:
     """The parts of each metric that is drawn, by its name and place: pooled/confusion."""
     last = {name: series(run, name) for name in metric_names(run) if is_drawn(run, name)}
-    newest, found = max((int(one.rounds[-1]) for one in last.values() if one is not None), default=0), {}
-    for name, one in last.items():
-        place, what, *part = name.split("/")
-        value = one.final if one is not None and one.rounds[-1] == newest else np.nan
-        found.setdefault(f"{place}/{what}", {})[tuple(part)] = value
-    return found
+    newest = max((int(values.rounds[-1]) for values in last.values() if values is not None), default=0)
+    by_metric = {}
+    for name, evaluations in last.items():
+        model, what, *part = name.split("/")
+        value = evaluations.final if evaluations is not None and evaluations.rounds[-1] == newest else np.nan
+        by_metric.setdefault(f"{model}/{what}", {})[tuple(part)] = value
+    return by_metric
 
 
 def _matrix(title: str, parts: LastValues) -> list[Figure]:
@@ -75,15 +76,16 @@ def _matrix(title: str, parts: LastValues) -> list[Figure]:
 
 def _calibration(title: str, parts: LastValues) -> list[Figure]:
     """Accuracy over confidence, a point for each bin that has examples, beside the diagonal."""
-    bins = sorted({int(place) for place, _ in parts})
-    rows = [[parts[str(place), part] for part in ("examples", "confidence", "accuracy")] for place in bins]
+    bins = sorted({int(number) for number, _ in parts})
+    rows = [[parts[str(number), part] for part in ("examples", "confidence", "accuracy")] for number in bins]
     examples, sure, right = np.array(rows).T
-    held = examples > 0
-    if not held.any():
+    has_examples = examples > 0
+    if not has_examples.any():
         return []
-    axis, ends = "Confidence, %", np.array([0.0, 100.0])
+    axis = "Confidence, %"
+    ends = np.array([0.0, 100.0])
     lines = [
-        Line("The model", {axis: 100 * sure[held]}, right[held]),
+        Line("The model", {axis: 100 * sure[has_examples]}, right[has_examples]),
         Line("Calibrated", {axis: ends}, ends / 100),
     ]
     chart = lines_chart(lines, "Accuracy, %", [line.label for line in lines], percent=True, marked=True)
@@ -98,41 +100,49 @@ def _calibration(title: str, parts: LastValues) -> list[Figure]:
 def mask_section(groups: Sequence[Group], clients: Sequence[int] = ()) -> Section:
     """The distances of masks for several runs; for one run also matrices and the masks of `clients`, by default of the
     first ones. No figure without masks."""
-    found = {group.label: [one for run in group.runs if (one := series(run, CORRELATION))] for group in groups}
-    numbers = [f"{label}: {np.mean([one.final for one in some]):.2f}" for label, some in found.items() if some]
+    correlations = {
+        group.label: [values for run in group.runs if (values := series(run, CORRELATION))] for group in groups
+    }
+    numbers = [
+        f"{label}: {np.mean([correlation.final for correlation in some]):.2f}"
+        for label, some in correlations.items()
+        if some
+    ]
     intro = "A distance is the share of entries that one client keeps and the other does not."
     if numbers:
         intro += f" Its correlation with the similarity of labels, over pairs of clients: {'; '.join(numbers)}."
-    run, is_one = groups[0].runs[0], len(groups) == 1 and len(groups[0].runs) == 1
-    drawn = _masks(run, clients) if is_one else {}
-    if missing := [str(client) for client in clients if is_one and client not in drawn]:
+    run = groups[0].runs[0]
+    is_one = len(groups) == 1 and len(groups[0].runs) == 1
+    figures = _masks(run, clients) if is_one else {}
+    if missing := [str(client) for client in clients if is_one and client not in figures]:
         intro += f" Without a saved model that has a mask: client {', '.join(missing)}."
-    return Section("Masks", intro, [*_distances(groups), *(_matrices(run) if is_one else []), *drawn.values()])
+    return Section("Masks", intro, [*_distances(groups), *(_matrices(run) if is_one else []), *figures.values()])
 
 
 def _distances(groups: Sequence[Group]) -> list[Figure]:
     """The distances of the masks of all pairs of clients, a row per group."""
     strips = {group.label: values for group in groups if len(values := last_of_clients(group, HAMMING))}
-    labels, caption = [group.label for group in groups], "Each dot is a pair of clients after the last round."
-    options = strips, "Distance of two clients' masks", labels
-    return [Figure("Distances of masks", caption, strips_chart(*options, percent=True))] if strips else []
+    if not strips:
+        return []
+    chart = strips_chart(strips, "Distance of two clients' masks", [group.label for group in groups], percent=True)
+    return [Figure("Distances of masks", "Each dot is a pair of clients after the last round.", chart)]
 
 
 def _matrices(run: Run) -> list[Figure]:
     """Matrices of the similarity of labels and of the distance of masks for all pairs of clients."""
     figures = []
-    for name, heading, caption, own in (
+    for name, heading, caption, diagonal in (
         (SIMILARITY, "Similarity of labels", "The cosine of two clients' label counts: 1 is dark, 0 is light.", 1.0),
         (HAMMING, "Matrix of distances", "Dark pairs keep different entries; the darkest distance is {:.3f}.", 0.0),
     ):
-        found = spread(run, name)
+        distances = spread(run, name)
         # There is a number for each ordered pair, so the number of clients solves n * (n - 1) = pairs.
-        size = 0 if found is None else round((1 + np.sqrt(1 + 4 * len(found.last))) / 2)
-        if found is None or not 1 < size <= _MOST_CLIENTS or size * (size - 1) != len(found.last):
+        size = 0 if distances is None else round((1 + np.sqrt(1 + 4 * len(distances.last))) / 2)
+        if distances is None or not 1 < size <= _MOST_CLIENTS or size * (size - 1) != len(distances.last):
             continue
-        matrix = np.full((size, size), own)
-        matrix[~np.eye(size, dtype=bool)] = found.last
-        most = own or float(matrix.max())
+        matrix = np.full((size, size), diagonal)
+        matrix[~np.eye(size, dtype=bool)] = distances.last
+        most = diagonal or float(matrix.max())
         figures.append(Figure(heading, caption.format(most), cells_chart(matrix, "Client", "Other client", most)))
     return figures
 
@@ -143,18 +153,20 @@ def _masks(run: Run, clients: Sequence[int]) -> dict[int, Figure]:
     paths = model_files(run.directory, "personal")[: None if clients else 1]
     try:
         with ExitStack() as opened:
-            found = {}
+            files = {}
             for path in paths:
                 require_regular(path)
                 models = opened.enter_context(safe_open(path, "numpy"))
-                found |= dict.fromkeys(models.keys(), models)
-            saved = sorted(map(int, {name.partition("/")[0] for name in found} - {CONSTANTS}))
-            drawn = [client for client in clients or saved[:_DRAWN_CLIENTS] if client in saved]
-            own = f"{drawn[0]}/"
-            shapes = {name: tuple(file.get_slice(name).get_shape()) for name, file in found.items()}
-            for layer in _layers({name[len(own) :]: shape for name, shape in shapes.items() if name.startswith(own)}):
-                names = {client: f"{client}/{layer}" for client in drawn}
-                kept = {client: found[name].get_tensor(name) != 0 for client, name in names.items()}
+                files |= dict.fromkeys(models.keys(), models)
+            saved = sorted(map(int, {name.partition("/")[0] for name in files} - {CONSTANTS}))
+            chosen = [client for client in clients or saved[:_DRAWN_CLIENTS] if client in saved]
+            prefix = f"{chosen[0]}/"
+            shapes = {name: tuple(file.get_slice(name).get_shape()) for name, file in files.items()}
+            for layer in _layers(
+                {name[len(prefix) :]: shape for name, shape in shapes.items() if name.startswith(prefix)}
+            ):
+                names = {client: f"{client}/{layer}" for client in chosen}
+                kept = {client: files[name].get_tensor(name) != 0 for client, name in names.items()}
                 if not all(mask.all() for mask in kept.values()):
                     return {client: _mask_figure(client, layer, mask) for client, mask in kept.items()}
     except (OSError, ValueError, IndexError, SafetensorError):
@@ -173,8 +185,8 @@ def _layers(shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
 
 def _mask_figure(client: int, layer: str, mask: np.ndarray) -> Figure:
     caption = "Dark entries are kept. Columns are the layer's middle outputs, rows its first inputs."
-    chart = cells_chart(_picture(mask), "Outputs", "Inputs", 1.0)
-    return Figure(f"Client {client}: {mask.mean():.1%} of {layer}", caption, chart)
+    title = f"Client {client}: {mask.mean():.1%} of {layer}"
+    return Figure(title, caption, cells_chart(_picture(mask), "Outputs", "Inputs", 1.0))
 
 
 def _picture(mask: np.ndarray) -> np.ndarray:
@@ -195,7 +207,7 @@ def cells_chart(
     by default their numbers."""
     height, width = values.shape
     names = names or range(max(height, width))
-    place = {"type": "ordinal", "sort": None, "scale": {"round": True, "paddingInner": 0}}
+    position = {"type": "ordinal", "sort": None, "scale": {"round": True, "paddingInner": 0}}
     axis = {"labelOverlap": True, "ticks": False, "domain": False, "grid": False, "labelAngle": 0}
     shade = {"type": "quantitative", "legend": None, "scale": {"domain": [0, most or 1], "scheme": "blues"}}
     return {
@@ -212,8 +224,8 @@ def cells_chart(
                 ],
                 "mark": "rect",
                 "encoding": {
-                    "x": {"field": "column", "title": x, "axis": axis, **place},
-                    "y": {"field": "row", "title": y, "axis": axis, **place},
+                    "x": {"field": "column", "title": x, "axis": axis, **position},
+                    "y": {"field": "row", "title": y, "axis": axis, **position},
                     "color": {"field": "value", **shade},
                     "tooltip": [told("row", y), told("column", x), told("value", "Value", percent)],
                 },

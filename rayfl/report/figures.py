@@ -34,9 +34,11 @@ def sections(
     """
     note = _seeds_note(groups)
     every = ((group.runs[0], name) for group in groups for name in metric_names(group.runs[0]))
-    others = [name for run, name in every if name not in names and not is_drawn(run, name)]
-    others = [name for name in dict.fromkeys(others) if name not in _MASKS and not _AT_RETENTION.fullmatch(name)]
-    others = [name for name in others if not is_summary(name, RECORDED)]
+    others = [
+        name
+        for name in dict.fromkeys(name for run, name in every if name not in names and not is_drawn(run, name))
+        if not (name in _MASKS or _AT_RETENTION.fullmatch(name) or is_summary(name, RECORDED))
+    ]
     others.sort(key=lambda name: name != "train/loss")
     by_class: dict[str, dict[float, str]] = {}
     for match in filter(None, map(_OF_CLASS.fullmatch, others)):
@@ -48,7 +50,7 @@ def sections(
             f"The numbers of the tables above. {note}".strip(),
             [figure for table in tables for figure in _against(table)],
         ),
-        *(Section(f"Average ranks: {one.title}", "", _ranks(one)) for table in tables for one in table.ranks),
+        *(Section(f"Average ranks: {ranks.title}", "", _ranks(ranks)) for table in tables for ranks in table.ranks),
         *(_metrics_of_one(groups, names, note) if len(groups) == 1 else _metrics(groups, names, note)),
         drawn_section(groups),
         Section(
@@ -91,30 +93,31 @@ def _metrics_of_one(groups: Sequence[Group], names: Sequence[str], note: str) ->
     by_metric: dict[str, list[str]] = {}
     for name in names:
         by_metric.setdefault(name.partition("/")[2] or name, []).append(name)
-    found = []
-    for own in by_metric.values():
-        facts, titles = facts_of(groups, own[0]), {name: title(name, facts_of(groups, name)) for name in own}
+    charts = []
+    for names_of_metric in by_metric.values():
+        facts = facts_of(groups, names_of_metric[0])
+        titles = {name: title(name, facts_of(groups, name)) for name in names_of_metric}
         # The meaning once, and the models and data of each line.
-        about = {name: metric(name, facts).meaning.removeprefix(f"{facts.meaning} of ") for name in own}
-        means = [f"{titles[name].removeprefix(f'{facts.title}: ')}: {about[name]}" for name in own]
+        about = {name: metric(name, facts).meaning.removeprefix(f"{facts.meaning} of ") for name in names_of_metric}
+        means = [f"{titles[name].removeprefix(f'{facts.title}: ')}: {about[name]}" for name in names_of_metric]
         intro = " ".join([*[f"{facts.meaning}."] * bool(facts.meaning), *means, note]).strip()
-        lines = [line._replace(label=titles[name]) for name in own for line in _lines(groups, name)]
-        found.append(Section(facts.title, intro, _figure("", "", lines, facts, [*titles.values()], wide=True)))
-    return found
+        lines = [line._replace(label=titles[name]) for name in names_of_metric for line in _lines(groups, name)]
+        charts.append(Section(facts.title, intro, _figure("", "", lines, facts, [*titles.values()], wide=True)))
+    return charts
 
 
 def _metrics(groups: Sequence[Group], names: Sequence[str], note: str) -> list[Section]:
     """A chart of the first metric's final value over the bytes sent up, then a chart per metric."""
-    every = {name: facts_of(groups, name) for name in names}
-    found = [
+    charts = [
         Section(
             title(name, facts),
             f"{metric(name, facts).meaning} {note}".strip(),
             _figure("", "", _lines(groups, name), facts, _labels(groups), wide=True),
         )
-        for name, facts in every.items()
+        for name in names
+        for facts in [facts_of(groups, name)]
     ]
-    return [_tradeoff(groups, names[0]), *found] if names else []
+    return [_tradeoff(groups, names[0]), *charts] if names else []
 
 
 def _figure(
@@ -133,17 +136,17 @@ def _figure(
 
 def _tradeoff(groups: Sequence[Group], name: str) -> Section:
     """One dot per group: its final value over all bytes sent up. Empty if fewer than two groups sent anything."""
-    found = [(group.label, one) for group in groups if (one := curve(group, name)) is not None]
+    curves = [(group.label, measured) for group in groups if (measured := curve(group, name)) is not None]
     dots = [
-        Dot(label, one.cost.total_uplink_megabytes[-1], one.mean[-1], one.deviation[-1])
-        for label, one in found
-        if one.cost.total_uplink_megabytes[-1] > 0 and not np.isnan(one.mean[-1])
+        Dot(label, end.cost.total_uplink_megabytes[-1], end.mean[-1], end.deviation[-1])
+        for label, end in curves
+        if end.cost.total_uplink_megabytes[-1] > 0 and not np.isnan(end.mean[-1])
     ]
     facts = facts_of(groups, name)
     heading = f"Bytes sent up and final value: {title(name, facts)}"
     if len(dots) < 2:
         return Section(heading, "", [])
-    silent = ", ".join(label for label, one in found if one.cost.total_uplink_megabytes[-1] == 0)
+    silent = ", ".join(label for label, end in curves if end.cost.total_uplink_megabytes[-1] == 0)
     intro = (
         "The bytes that all clients sent up in the whole run, and the value at its end. "
         f"{'Up' if facts.sign > 0 else 'Down'} and to the left is better."
@@ -158,9 +161,13 @@ def _lines(groups: Sequence[Group], name: str) -> list[Line]:
     """A metric's mean over seeds as a line per group, with a band of one deviation if there are several seeds."""
     lines = []
     for group in groups:
-        if (found := curve(group, name)) is not None:
-            bands = ((found.mean - found.deviation, found.mean + found.deviation),) if found.deviation.any() else ()
-            lines.append(Line(group.label, found.cost.axes, found.mean, bands))
+        if (mean_curve := curve(group, name)) is not None:
+            bands = (
+                ((mean_curve.mean - mean_curve.deviation, mean_curve.mean + mean_curve.deviation),)
+                if mean_curve.deviation.any()
+                else ()
+            )
+            lines.append(Line(group.label, mean_curve.cost.axes, mean_curve.mean, bands))
     return lines
 
 
@@ -175,16 +182,26 @@ def _is_one_run(groups: Sequence[Group]) -> bool:
 def _clients(groups: Sequence[Group], names: Sequence[str]) -> list[Figure]:
     """Metrics of single clients: over the rounds for a single run, and at the end."""
     titles = {name: title(name, facts_of(groups, name)) for name in names}
-    figures, labels, ends = [], [*titles.values()], dict[tuple[str, Facts], dict[str, np.ndarray]]()
-    for name, own in titles.items():
-        facts, run = facts_of(groups, name), groups[0].runs[0]
-        if _is_one_run(groups) and (found := spread(run, name)) is not None:
-            lines = [Line(own, cost(run).at(found.rounds).axes, found.quantiles[2], _quantile_bands(found.quantiles))]
-            figures += _figure(own, f"The line is the median client; {_QUANTILES}", lines, facts, labels)
+    figures = []
+    labels = [*titles.values()]
+    ends = dict[tuple[str, Facts], dict[str, np.ndarray]]()
+    for name, name_title in titles.items():
+        facts = facts_of(groups, name)
+        run = groups[0].runs[0]
+        if _is_one_run(groups) and (quantiles := spread(run, name)) is not None:
+            lines = [
+                Line(
+                    name_title,
+                    cost(run).at(quantiles.rounds).axes,
+                    quantiles.quantiles[2],
+                    _quantile_bands(quantiles.quantiles),
+                )
+            ]
+            figures += _figure(name_title, f"The line is the median client; {_QUANTILES}", lines, facts, labels)
         for group in groups:
             if len(values := last_of_clients(group, name)):
                 # Of one group a figure for each metric, else for each metric and place.
-                chart = (facts.title, facts, own) if len(groups) == 1 else (own, facts, group.label)
+                chart = (facts.title, facts, name_title) if len(groups) == 1 else (name_title, facts, group.label)
                 ends.setdefault(chart[:2], {})[chart[2]] = values
     for (heading, facts), strips in ends.items():
         heading = f"At the end: {heading}" if len(ends) > 1 or len(groups) > 1 else "At the end"
@@ -196,14 +213,16 @@ def _clients(groups: Sequence[Group], names: Sequence[str]) -> list[Figure]:
 
 def _by_retention(groups: Sequence[Group], names: Sequence[str]) -> list[Figure]:
     """A chart per metric: the last mean over the clients of each retention ratio (Dis-PFL, Figure 4)."""
-    figures, known = [], dict.fromkeys(other for group in groups for other in metric_names(group.runs[0]))
+    figures = []
+    known = dict.fromkeys(other for group in groups for other in metric_names(group.runs[0]))
     for name in names:
         ratios = {
             float(match[2]): match[0] for match in map(_AT_RETENTION.fullmatch, known) if match and match[1] == name
         }
-        lines, facts = _across(groups, "Retention ratio", ratios), facts_of(groups, name)
+        facts = facts_of(groups, name)
         heading = f"By retention ratio: {title(name, facts)}"
         caption = "The mean over the clients that keep the same share of the model, at the last evaluation."
+        lines = _across(groups, "Retention ratio", ratios)
         figures += _figure(heading, caption, lines, facts, _labels(groups), marked=True)
     return figures
 
@@ -212,17 +231,24 @@ def _by_class(groups: Sequence[Group], what: str, parts: Mapping[float, str]) ->
     """A chart of a metric's last value of each class."""
     facts = facts_of(groups, next(iter(parts.values())))
     facts = facts.model_copy(update={"title": facts.title.rpartition(": ")[0]})
-    own, lines = metric(what, facts), _across(groups, "Class", parts)
-    caption = f"At the last evaluation. {own.meaning}"
-    return _figure(f"{own.title}, by class", caption, lines, facts, _labels(groups), marked=True)
+    words = metric(what, facts)
+    caption = f"At the last evaluation. {words.meaning}"
+    return _figure(
+        f"{words.title}, by class", caption, _across(groups, "Class", parts), facts, _labels(groups), marked=True
+    )
 
 
 def _across(groups: Sequence[Group], axis: str, parts: Mapping[float, str]) -> list[Line]:
     """The last values over what they are values of, a line per group; of one run with the spread over clients."""
-    lines, names = [], [parts[place] for place in sorted(parts)]
+    lines = []
+    names = [parts[position] for position in sorted(parts)]
     for group in groups:
-        means = np.array([np.nan if (one := curve(group, name)) is None else one.mean[-1] for name in names])
-        last = [one.quantiles[:, -1] for name in names if _is_one_run(groups) and (one := spread(group.runs[0], name))]
+        means = np.array([np.nan if (measured := curve(group, name)) is None else measured.mean[-1] for name in names])
+        last = [
+            measured.quantiles[:, -1]
+            for name in names
+            if _is_one_run(groups) and (measured := spread(group.runs[0], name))
+        ]
         bands = _quantile_bands(np.stack(last, axis=1)) if last and len(last) == len(names) else ()
         if not np.isnan(means).all():
             lines.append(Line(group.label, {axis: np.array(sorted(parts))}, means, bands))
@@ -234,19 +260,21 @@ def _against(table: Pivot) -> list[Figure]:
     for axis, other in (("column", "row"), ("row", "column")):
         cells = table.frame.assign(x=[as_number(item) for item in table.frame[axis]])
         cells = cells.query("x == x and count > 0").sort_values(by="x", kind="stable")
-        places, along, across = sorted({*cells["x"]}), *(getattr(table.options, f"{one}s") for one in (axis, other))
-        if len(places) < FEWEST_NUMBERS:
+        positions = sorted({*cells["x"]})
+        if len(positions) < FEWEST_NUMBERS:
             continue
-        figures, log_x = [], places[0] > 0 and places[-1] >= 10 * places[0]
+        along, across = (getattr(table.options, f"{name}s") for name in (axis, other))
+        figures = []
+        log_x = positions[0] > 0 and positions[-1] >= 10 * positions[0]
         for number, facts in table.facts.items():
             lines = [
                 Line(label, {short(along): x}, mean, [(mean - sd, mean + sd)] * bool(sd.any()))
                 for item, points in cells[cells["number"] == number].groupby(other, sort=False)
                 for label in [item_title(across, str(item)) or facts.title]
-                for x, mean, sd in [np.array([points[one] for one in ("x", "mean", "deviation")])]
+                for x, mean, sd in [np.array([points[name] for name in ("x", "mean", "deviation")])]
             ]
-            labels, percent = [line.label for line in lines], facts.is_percent
-            chart = lines_chart(lines, axis_title(facts), labels, percent=percent, marked=True, log_x=log_x)
+            labels = [line.label for line in lines]
+            chart = lines_chart(lines, axis_title(facts), labels, percent=facts.is_percent, marked=True, log_x=log_x)
             figures.append(Figure(f"{facts.title} against {short(along)}", "", chart, wide=True))
         return figures
     return []
@@ -258,7 +286,8 @@ def _ranks(ranks: Ranks) -> list[Figure]:
         "Each dot is a method's average rank, its bar Nemenyi's critical difference, half on either side: methods "
         "whose bars do not overlap differ, if Friedman's test rejects that all are alike."
     )
-    means, critical = dict(zip(ranks.methods, ranks.compared.ranks.tolist(), strict=True)), ranks.compared.critical
+    means = dict(zip(ranks.methods, ranks.compared.ranks.tolist(), strict=True))
+    critical = ranks.compared.critical
     return [Figure("", caption, ranks_chart(means, critical), wide=True)] if critical > 0 else []
 
 
@@ -295,9 +324,10 @@ def _round_lines(groups: Sequence[Group], column: str, unit: float = 1.0) -> lis
 
 def _measured(groups: Sequence[Group], name: str) -> list[Figure]:
     """Any other metric over the rounds, with the spread over clients for one run and over seeds for several."""
-    lines, facts = _lines(groups, name), facts_of(groups, name)
-    if lines and _is_one_run(groups) and (found := spread(groups[0].runs[0], name)) is not None:
-        lines = [lines[0]._replace(bands=_quantile_bands(found.quantiles))]
-    own = metric(name, facts if facts.title != name else None)
-    axis = Facts(title=own.unit or own.title, unit="%" if facts.is_percent else "")
-    return _figure(own.title, own.meaning, lines, axis, _labels(groups))
+    lines = _lines(groups, name)
+    facts = facts_of(groups, name)
+    if lines and _is_one_run(groups) and (clients := spread(groups[0].runs[0], name)) is not None:
+        lines = [lines[0]._replace(bands=_quantile_bands(clients.quantiles))]
+    words = metric(name, facts if facts.title != name else None)
+    axis = Facts(title=words.unit or words.title, unit="%" if facts.is_percent else "")
+    return _figure(words.title, words.meaning, lines, axis, _labels(groups))

@@ -55,7 +55,7 @@ class Group(NamedTuple):
         return determining_settings(self.runs[0].experiment)
 
 
-def groups(runs: Sequence[Run]) -> list[Group]:
+def group_runs(runs: Sequence[Run]) -> list[Group]:
     """Group runs with the same `identity.determining_settings` and different seeds; labels are unique."""
     together: dict[str, list[Run]] = {}
     for run in runs:
@@ -64,22 +64,22 @@ def groups(runs: Sequence[Run]) -> list[Group]:
         while any(other.experiment.get("seed") == run.experiment.get("seed") for other in together.get(key, ())):
             key += "'"
         together.setdefault(key, []).append(run)
-    found = [Group(_shared_name([run_label(run) for run in members]), tuple(members)) for members in together.values()]
+    groups = [Group(_shared_name([run_label(run) for run in members]), tuple(members)) for members in together.values()]
     labels: list[str] = []
-    for group in found:
-        namesakes = [other.settings for other in found if other.label == group.label]
+    for group in groups:
+        namesakes = [other.settings for other in groups if other.label == group.label]
         label = group.label + (_difference(group, namesakes) if len(namesakes) > 1 else "")
         if label in labels:
             label = f"{group.label} ({group.runs[0].directory.name})"
         while label in labels:
             label += "'"
         labels.append(label)
-    return [group._replace(label=label) for label, group in zip(labels, found, strict=True)]
+    return [group._replace(label=label) for label, group in zip(labels, groups, strict=True)]
 
 
-def has_seeds(found: Sequence[Group]) -> bool:
+def has_seeds(groups: Sequence[Group]) -> bool:
     """Whether a group has several seeds."""
-    return any(len(group.runs) > 1 for group in found)
+    return any(len(group.runs) > 1 for group in groups)
 
 
 def _difference(group: Group, namesakes: Sequence[Mapping[str, object]]) -> str:
@@ -87,12 +87,14 @@ def _difference(group: Group, namesakes: Sequence[Mapping[str, object]]) -> str:
 
     "" if they differ in no setting that all have, or in more than three.
     """
-    own = group.settings
-    shared = [key for key in own if all(key in other for other in namesakes)]
-    keys = [key for key in shared if any(other[key] != own[key] for other in namesakes)]
+    settings = group.settings
+    shared = [key for key in settings if all(key in other for other in namesakes)]
+    keys = [key for key in shared if any(other[key] != settings[key] for other in namesakes)]
     # The last part of a dotted key; of a digest the name of the file.
     short = {key: key.removeprefix(_DIGEST) if key.startswith(_DIGEST) else key.rpartition(".")[2] for key in keys}
-    words = [plugins.short(str(own[key])) if key.endswith(".name") else f"{short[key]}={own[key]}" for key in keys]
+    words = [
+        plugins.short(str(settings[key])) if key.endswith(".name") else f"{short[key]}={settings[key]}" for key in keys
+    ]
     return f" ({', '.join(words)})" if 0 < len(keys) <= _FEW else ""
 
 
@@ -112,11 +114,15 @@ class Curve(NamedTuple):
 
 def curve(group: Group, name: str) -> Curve | None:
     """The metric over the rounds that all runs of the group have; None if a run lacks it or they share no round."""
-    found = [one for run in group.runs if (one := series(run, name)) is not None]
-    rounds = reduce(np.intersect1d, [one.rounds for one in found]) if len(found) == len(group.runs) else np.empty(0)
+    recorded = [evaluations for run in group.runs if (evaluations := series(run, name)) is not None]
+    rounds = (
+        reduce(np.intersect1d, [evaluations.rounds for evaluations in recorded])
+        if len(recorded) == len(group.runs)
+        else np.empty(0)
+    )
     if not len(rounds):
         return None
-    values = np.stack([one.values[np.isin(one.rounds, rounds)] for one in found])
+    values = np.stack([evaluations.values[np.isin(evaluations.rounds, rounds)] for evaluations in recorded])
     deviation = values.std(axis=0, ddof=1) if len(values) > 1 else np.zeros(len(rounds))
     spent = np.mean([cost(run).at(rounds)[1:] for run in group.runs], axis=0)
     return Curve(Cost(rounds, *spent), values.mean(axis=0), deviation)
@@ -124,8 +130,8 @@ def curve(group: Group, name: str) -> Curve | None:
 
 def last_of_clients(group: Group, name: str) -> np.ndarray:
     """The clients' values at the last evaluation of each run of the group; empty if no client has one."""
-    found = [spread(run, name) for run in group.runs]
-    return np.concatenate([np.empty(0), *(one.last for one in found if one is not None)])
+    by_run = [spread(run, name) for run in group.runs]
+    return np.concatenate([np.empty(0), *(clients.last for clients in by_run if clients is not None)])
 
 
 @dataclass(frozen=True)
@@ -148,9 +154,9 @@ class Score:
 
 def over(values: Iterable[float]) -> Score:
     """The score of all values that are not NaN."""
-    found = np.array([value for value in values if not np.isnan(value)])
-    mean = float(found.mean()) if len(found) else np.nan
-    return Score(mean, float(found.std(ddof=1)) if len(found) > 1 else 0.0, len(found))
+    defined = np.array([value for value in values if not np.isnan(value)])
+    mean = float(defined.mean()) if len(defined) else np.nan
+    return Score(mean, float(defined.std(ddof=1)) if len(defined) > 1 else 0.0, len(defined))
 
 
 def in_words(score: Score, facts: Facts, counted: bool = True, decimals: int = 1) -> str:
@@ -162,16 +168,16 @@ def in_words(score: Score, facts: Facts, counted: bool = True, decimals: int = 1
     return score.words(1.0, min(max(digits, 0), 9), f" {facts.unit}".rstrip(), counted)
 
 
-def facts_of(found: Sequence[Group], name: str) -> Facts:
+def facts_of(groups: Sequence[Group], name: str) -> Facts:
     """The facts of a value, as the first run of the groups has them that knows it."""
-    every = (facts(run, name) for group in found for run in group.runs)
-    return next((one for one in every if one.title != name), Facts(title=name))
+    every = (facts(run, name) for group in groups for run in group.runs)
+    return next((known for known in every if known.title != name), Facts(title=name))
 
 
 def last_mean(run: Run, name: str, last: int) -> float:
     """The mean of the run's last `last` evaluations of `name`, or of all if it has fewer; NaN without any."""
-    found = series(run, name)
-    return float(found.values[-last:].mean()) if found is not None else np.nan
+    evaluations = series(run, name)
+    return float(evaluations.values[-last:].mean()) if evaluations is not None else np.nan
 
 
 def smoothed(group: Group, name: str, last: int) -> Score:
@@ -200,15 +206,15 @@ def ranked_names(groups: Sequence[Group], metric: str | None = None) -> list[str
         if curve(group, name) is not None and facts(group.runs[0], name).higher_is_better is not None
     )
     whats = list(dict.fromkeys(_what(name) for names in ranked for name in names))
-    own = f"{_OWN}/{whats[0]}" if whats else ""
-    personal = 2 * counts[own] > len(groups) and any(is_personal(group.runs[0]) for group in groups)
-    first = metric if metric in counts else own if personal else None
+    own_metric = f"{_OWN}/{whats[0]}" if whats else ""
+    personal = 2 * counts[own_metric] > len(groups) and any(is_personal(group.runs[0]) for group in groups)
+    first = metric if metric in counts else own_metric if personal else None
     order = {what: number for number, what in enumerate(whats)}
-    rank = {place: number for number, place in enumerate(_PREFERRED)}
+    rank = {model: index for index, model in enumerate(_PREFERRED)}
 
     def key(name: str) -> tuple[bool, int, int, int, str]:
-        place = rank.get(name.partition("/")[0], len(rank))
-        return name != first, -counts[name], order.get(_what(name), len(order)), place, name
+        preference = rank.get(name.partition("/")[0], len(rank))
+        return name != first, -counts[name], order.get(_what(name), len(order)), preference, name
 
     return sorted(counts, key=key)
 
@@ -224,51 +230,57 @@ class TunedGroups(NamedTuple):
     grid: tuple[Group, ...]
 
 
-def compared(found: Sequence[Group], options: ReportOptions) -> tuple[list[Group], list[str], list[TunedGroups]]:
+def compared(groups: Sequence[Group], options: ReportOptions) -> tuple[list[Group], list[str], list[TunedGroups]]:
     """The groups that a comparison shows, the best first; the metrics, of which the first one decides; and the
     choices by which tuned groups were left out.
 
     Seeds without any evaluation are left out, unless their group has no other. Equal groups are sorted by their labels.
     """
-    measured = [tuple(run for run in group.runs if run.metrics.num_rows) for group in found]
-    found = [group._replace(runs=runs or group.runs) for group, runs in zip(found, measured, strict=True)]
-    names = ranked_names(found, options.metric)
-    choices = choose(found, options.best_over, names[0], options.last) if names and options.best_over else []
-    shown = [choice.winner for choice in choices] or found
+    measured = [tuple(run for run in group.runs if run.metrics.num_rows) for group in groups]
+    groups = [group._replace(runs=runs or group.runs) for group, runs in zip(groups, measured, strict=True)]
+    names = ranked_names(groups, options.metric)
+    choices = choose(groups, options.best_over, names[0], options.last) if names and options.best_over else []
+    shown = [choice.winner for choice in choices] or groups
     if names:
-        facts = facts_of(found, names[0])
-        shown = sorted(shown, key=lambda one: (-rank_value(smoothed(one, names[0], options.last), facts), one.label))
+        facts = facts_of(groups, names[0])
+        shown = sorted(
+            shown, key=lambda group: (-rank_value(smoothed(group, names[0], options.last), facts), group.label)
+        )
     return shown, names, choices
 
 
-def choose(found: Sequence[Group], tuned: Sequence[str], name: str, last: int) -> list[TunedGroups]:
+def choose(groups: Sequence[Group], tuned: Sequence[str], name: str, last: int) -> list[TunedGroups]:
     """Of the groups that agree in all settings but `tuned`, choose the best mean of the last evaluations of `name`.
 
     If groups tie or none has a value, the smallest tuned value wins, or else the first group.
     """
     families: dict[str, list[Group]] = {}
-    for group in found:
-        rest = {key: value for key, value in group.settings.items() if not any(lies_in(key, one) for one in tuned)}
+    for group in groups:
+        rest = {
+            key: value
+            for key, value in group.settings.items()
+            if not any(lies_in(key, tuned_key) for tuned_key in tuned)
+        }
         families.setdefault(repr(sorted(rest.items())), []).append(group)
-    choices, facts = [], facts_of(found, name)
-    for family in families.values():
-        # Numbers by size; other values keep their order.
-        grid = sorted(family, key=lambda one: [_place(setting(one.settings, key)) for key in tuned])
-        best = max(grid, key=lambda group: rank_value(smoothed(group, name, last), facts))
-        choices.append(TunedGroups(best, tuple(grid)))
-    return choices
+    facts = facts_of(groups, name)
 
+    def tuned_values(group: Group) -> list[float]:
+        """Numbers, to sort by size; other values keep their order."""
+        values = (setting(group.settings, key) for key in tuned)
+        return [value if isinstance(value, int | float) else 0 for value in values]
 
-def _place(value: object) -> float:
-    return value if isinstance(value, int | float) else 0
+    grids = (tuple(sorted(family, key=tuned_values)) for family in families.values())
+    return [
+        TunedGroups(max(grid, key=lambda group: rank_value(smoothed(group, name, last), facts)), grid) for grid in grids
+    ]
 
 
 def setting(settings: Mapping[str, object], name: str) -> object:
     """The value of one setting of those by dotted key; for a table, its settings as text."""
-    found = {key: value for key, value in settings.items() if lies_in(key, name)}
-    if set(found) == {name}:
-        return found[name]
-    words = [f"{key.removeprefix(name + '.')} {wording.value(value)}" for key, value in found.items()]
+    inside = {key: value for key, value in settings.items() if lies_in(key, name)}
+    if set(inside) == {name}:
+        return inside[name]
+    words = [f"{key.removeprefix(name + '.')} {wording.value(value)}" for key, value in inside.items()]
     return ", ".join(words) or wording.NONE
 
 
@@ -277,18 +289,19 @@ def tuning(choices: Sequence[TunedGroups], tuned: Sequence[str], name: str, last
 
     `styles`: all groups as the page lists them; the position decides the colour.
     """
-    place, facts = {id(group): number for number, group in enumerate(styles)}, facts_of(styles, name)
+    position = {id(group): number for number, group in enumerate(styles)}
+    facts = facts_of(styles, name)
     rows = []
-    for choice in sorted(choices, key=lambda choice: place[id(choice.winner)]):
+    for choice in sorted(choices, key=lambda choice: position[id(choice.winner)]):
         tried = [
-            f"{', '.join(wording.value(setting(group.settings, one)) for one in tuned)}: "
+            f"{', '.join(wording.value(setting(group.settings, key)) for key in tuned)}: "
             f"{in_words(smoothed(group, name, last), facts)}{' *' * (group is choice.winner)}"
             for group in choice.grid
         ]
-        cells = [*(_cell(choice, one) for one in tuned), "\n".join(tried)]
-        rows.append((key(choice.winner.label, place[id(choice.winner)]), cells))
+        cells = [*(_cell(choice, key) for key in tuned), "\n".join(tried)]
+        rows.append((key(choice.winner.label, position[id(choice.winner)]), cells))
     return {
-        "head": ["Run", *(f"Best {one}" for one in tuned), "All that were tried (* the best)"],
+        "head": ["Run", *(f"Best {key}" for key in tuned), "All that were tried (* the best)"],
         "rows": rows,
         "settings": tuned,
         "metric": wording.title(name, facts),
@@ -298,9 +311,9 @@ def tuning(choices: Sequence[TunedGroups], tuned: Sequence[str], name: str, last
 
 def _cell(choice: TunedGroups, name: str) -> str:
     """The winning value, and whether the best value may lie beyond the values that were tried."""
-    value, tried = setting(choice.winner.settings, name), [setting(group.settings, name) for group in choice.grid]
-    numbers = {one for one in tried if isinstance(one, int | float) and not isinstance(one, bool)}
-    edge = ""
-    if len(numbers) > 1 and value in (min(numbers), max(numbers)):
-        edge = f", the {'smallest' if value == min(numbers) else 'largest'} tried"
-    return wording.value(value) + edge
+    value = setting(choice.winner.settings, name)
+    tried = [setting(group.settings, name) for group in choice.grid]
+    numbers = {value for value in tried if isinstance(value, int | float) and not isinstance(value, bool)}
+    if len(numbers) < 2 or value not in (min(numbers), max(numbers)):
+        return wording.value(value)
+    return f"{wording.value(value)}, the {'smallest' if value == min(numbers) else 'largest'} tried"

@@ -52,15 +52,15 @@ _TO_TARGET = ("rounds", "megabytes", "uplink_megabytes", "simulated_s")
 """The costs that `spent` gives, in its order."""
 _AT_TARGET = re.compile(rf"({'|'.join(_TO_TARGET)})@(?:(.+)=)?(-?\d*\.?\d+(?:e-?\d+)?)")
 _WAYS: Mapping[str, Callable[[Series, Facts, int], float]] = {
-    "": lambda found, facts, last: float(found.values[-last:].mean()),
-    "best": lambda found, facts, last: found.best(facts)[0],
-    "final": lambda found, facts, last: found.final,
-    "mean": lambda found, facts, last: float(found.values.mean()),
-    "sum": lambda found, facts, last: float(found.values.sum()),
+    "": lambda evaluations, facts, last: float(evaluations.values[-last:].mean()),
+    "best": lambda evaluations, facts, last: evaluations.best(facts)[0],
+    "final": lambda evaluations, facts, last: evaluations.final,
+    "mean": lambda evaluations, facts, last: float(evaluations.values.mean()),
+    "sum": lambda evaluations, facts, last: float(evaluations.values.sum()),
 }
 
 
-def number(name: str, found: Sequence[Group], metric: str | None = None, last: int = 3) -> Number:
+def number(name: str, groups: Sequence[Group], metric: str | None = None, last: int = 3) -> Number:
     """The number that `name` stands for.
 
     A metric without ":best", ":final", ":mean" or ":sum" is the mean of its last `last` values, or of all of them if it
@@ -70,49 +70,57 @@ def number(name: str, found: Sequence[Group], metric: str | None = None, last: i
     if name in COSTS:
         title, unit, read = COSTS[name]
         return Number(name, Facts(title=title, unit=unit, higher_is_better=False), read)
-    known = list(dict.fromkeys(one for group in found for run in group.runs for one in metric_names(run)))
+    known = list(dict.fromkeys(recorded for group in groups for run in group.runs for recorded in metric_names(run)))
     at = _AT_TARGET.fullmatch(name)
     base, _, way = (at[2] or metric or "" if at else name).partition(":")
     if base not in known or way not in _WAYS:
-        words = did_you_mean(base, [*known, *COSTS, *(f"{one}@TARGET" for one in _TO_TARGET)])
+        words = did_you_mean(base, [*known, *COSTS, *(f"{cost_name}@TARGET" for cost_name in _TO_TARGET)])
         ways = ", ".join(filter(None, _WAYS))
         raise RayflError(f"no run has the number {name!r}; {words if base not in known else f'after : comes {ways}'}")
-    facts = facts_of(found, base)
+    facts = facts_of(groups, base)
     if at is not None:
-        (title, unit, _), place = COSTS[at[1]], _TO_TARGET.index(at[1])
+        (title, unit, _) = COSTS[at[1]]
+        index = _TO_TARGET.index(at[1])
         title += f" to {target_words(float(at[3]), facts)}" + f" ({wording.title(base, facts)})" * bool(at[2])
         cost_of = partial(spent, name=base, target=float(at[3]), facts=facts)
-        own = Facts(title=title, unit=unit, higher_is_better=False)
-        return Number(name, own, lambda run: np.nan if (costs := cost_of(run)) is None else costs[place])
+        number_facts = Facts(title=title, unit=unit, higher_is_better=False)
+        return Number(name, number_facts, lambda run: np.nan if (costs := cost_of(run)) is None else costs[index])
     text = wording.metric(base, facts)
-    own = facts.model_copy(update={"title": text.title + f", {way}" * bool(way), "unit": facts.unit or text.unit})
+    number_facts = facts.model_copy(
+        update={"title": text.title + f", {way}" * bool(way), "unit": facts.unit or text.unit}
+    )
     chosen = _WAYS[way or "mean" * text.unit.endswith("per round")]
-    return Number(name, own, lambda run: np.nan if (one := series(run, base)) is None else chosen(one, facts, last))
+    return Number(
+        name,
+        number_facts,
+        lambda run: np.nan if (evaluations := series(run, base)) is None else chosen(evaluations, facts, last),
+    )
 
 
-def number_column(found: Sequence[Group], shown: Number) -> Column:
+def number_column(groups: Sequence[Group], shown: Number) -> Column:
     """A column of a number: means over seeds with their deviations, the best first."""
-    scores = [over(map(shown.read, group.runs)) for group in found]
-    words = [in_words(score, shown.facts, has_seeds(found)) for score in scores]
+    scores = [over(map(shown.read, group.runs)) for group in groups]
+    words = [in_words(score, shown.facts, has_seeds(groups)) for score in scores]
     return Column(shown.facts.title, words, [(-rank_value(score, shown.facts),) for score in scores])
 
 
-def further_columns(found: Sequence[Group], metric: str | None, options: ReportOptions) -> list[Column]:
+def further_columns(groups: Sequence[Group], metric: str | None, options: ReportOptions) -> list[Column]:
     """The columns of `[report] values`; one that no run has yet is empty."""
     columns = []
     for name in options.values:
         try:
-            columns.append(number_column(found, number(name, found, metric, options.last)))
+            columns.append(number_column(groups, number(name, groups, metric, options.last)))
         except RayflError:
-            columns.append(Column(name, [wording.NONE] * len(found)))
+            columns.append(Column(name, [wording.NONE] * len(groups)))
     return columns
 
 
 def spent(run: Run, name: str, target: float, facts: Facts) -> tuple[float, ...] | None:
     """The costs (`_TO_TARGET`) of a run up to its first evaluation that reached the target; None if none did."""
-    found = series(run, name)
-    at = np.empty(0) if found is None else found.rounds[facts.sign * found.values >= facts.sign * target][:1]
-    total, done = cost(run).at(at), np.searchsorted(run.rounds["round"].to_numpy(), at, side="right")
+    values = series(run, name)
+    at = np.empty(0) if values is None else values.rounds[facts.sign * values.values >= facts.sign * target][:1]
+    total = cost(run).at(at)
+    done = np.searchsorted(run.rounds["round"].to_numpy(), at, side="right")
     return (float(done[0]), *(float(amount[0]) for amount in total[1:])) if len(at) else None
 
 
@@ -143,45 +151,47 @@ class CostToTarget:
 def cost_to_target(group: Group, name: str, target: float) -> CostToTarget:
     """The group's costs up to the first evaluation with a value as good as the target."""
     facts = facts_of([group], name)
-    found = [one for run in group.runs if (one := series(run, name)) is not None]
-    costs = [one for run in group.runs if (one := spent(run, name, target, facts)) is not None]
-    best = facts.sign * float(np.fmax.reduce([facts.sign * one.best(facts)[0] for one in found], initial=np.nan))
-    rounds, both, up, seconds = (over(one[column] for one in costs) for column in range(4))
-    return CostToTarget(rounds, both, up, seconds, best)
+    measured = [evaluations for run in group.runs if (evaluations := series(run, name)) is not None]
+    costs = [amounts for run in group.runs if (amounts := spent(run, name, target, facts)) is not None]
+    best = facts.sign * float(
+        np.fmax.reduce([facts.sign * evaluations.best(facts)[0] for evaluations in measured], initial=np.nan)
+    )
+    return CostToTarget(*(over(amounts[column] for amounts in costs) for column in range(len(_TO_TARGET))), best=best)
 
 
-def targets(found: Sequence[Group], name: str, target: float, last: int) -> dict[str, object]:
+def targets(groups: Sequence[Group], name: str, target: float, last: int) -> dict[str, object]:
     """The table of costs, sorted by the share of seeds that reached the target, then by megabytes."""
     return sortable(
-        found,
-        _columns(found, name, target, last),
+        groups,
+        _columns(groups, name, target, last),
         _DECIDES,
-        metric=wording.title(name, facts_of(found, name)),
-        target=target_words(target, facts_of(found, name)),
+        metric=wording.title(name, facts_of(groups, name)),
+        target=target_words(target, facts_of(groups, name)),
         last=last,
-        with_seeds=has_seeds(found),
+        with_seeds=has_seeds(groups),
     )
 
 
-def _columns(found: Sequence[Group], name: str, target: float, last: int) -> list[Column]:
+def _columns(groups: Sequence[Group], name: str, target: float, last: int) -> list[Column]:
     """The columns; those of costs sort first by the share of seeds that reached the target."""
-    spent = [cost_to_target(group, name, target) for group in found]
-    reached = [(-one.rounds.count / len(group.runs),) for one, group in zip(spent, found, strict=True)]
-    counted, facts = has_seeds(found), facts_of(found, name)
-    columns = [Column("Reached", [_reached(*one, facts) for one in zip(spent, found, strict=True)], reached)]
+    spent = [cost_to_target(group, name, target) for group in groups]
+    reached = [(-cost.rounds.count / len(group.runs),) for cost, group in zip(spent, groups, strict=True)]
+    counted = has_seeds(groups)
+    facts = facts_of(groups, name)
+    columns = [Column("Reached", [_reached(*row, facts) for row in zip(spent, groups, strict=True)], reached)]
     for head, scores, decimals, unit in (
-        ("Rounds", [one.rounds for one in spent], lambda one: int(one.deviation > 0 or one.mean % 1 > 0), ""),
-        ("Up", [one.uplink_megabytes for one in spent], lambda one: wording.megabyte_decimals(one.mean), " MB"),
-        (_DECIDES, [one.megabytes for one in spent], lambda one: wording.megabyte_decimals(one.mean), " MB"),
-        ("Simulated time", [one.simulated_s for one in spent], lambda one: 1, " s"),
+        ("Rounds", [costs.rounds for costs in spent], lambda score: int(score.deviation > 0 or score.mean % 1 > 0), ""),
+        ("Up", [costs.uplink_megabytes for costs in spent], lambda score: wording.megabyte_decimals(score.mean), " MB"),
+        (_DECIDES, [costs.megabytes for costs in spent], lambda score: wording.megabyte_decimals(score.mean), " MB"),
+        ("Simulated time", [costs.simulated_s for costs in spent], lambda score: 1, " s"),
     ):
         by = [(*share, score.mean) for share, score in zip(reached, scores, strict=True)]
         words = [score.words(decimals=decimals(score), unit=unit, counted=counted) for score in scores]
         columns.append(Column(head, words, by))
-    return [*columns, metric_column("Final, smoothed", found, name, last)]
+    return [*columns, metric_column("Final, smoothed", groups, name, last)]
 
 
-def _reached(one: CostToTarget, group: Group, facts: Facts) -> str:
-    if not one.rounds.count:
-        return wording.NONE if math.isnan(one.best) else f"not reached (best {facts.words(one.best)})"
-    return "yes" if len(group.runs) == 1 else f"{one.rounds.count} of {len(group.runs)} seeds"
+def _reached(cost: CostToTarget, group: Group, facts: Facts) -> str:
+    if not cost.rounds.count:
+        return wording.NONE if math.isnan(cost.best) else f"not reached (best {facts.words(cost.best)})"
+    return "yes" if len(group.runs) == 1 else f"{cost.rounds.count} of {len(group.runs)} seeds"

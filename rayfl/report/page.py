@@ -29,12 +29,12 @@ from rayfl.limits.regular_files import expanded, read_text
 from rayfl.report import wording
 from rayfl.report.charts import DARK, LIGHT, MOST_POINTS, Figure, Spec, config
 from rayfl.report.comparison import comparison
-from rayfl.report.fairness import fairness_tables
 from rayfl.report.figures import sections
-from rayfl.report.groups import Group, compared, groups, tuning
+from rayfl.report.groups import Group, compared, group_runs, tuning
 from rayfl.report.numbers import further_columns, targets
 from rayfl.report.page_tables import (
     differences,
+    fairness_tables,
     origins,
     ranking,
     run_and_seed,
@@ -76,7 +76,7 @@ def report(
         raise RayflError("a report needs at least one run directory: name one")
     require_replaceable(output, REPORT, overwrite)
     runs = [read_run(directory) for directory in directories]
-    shown = page(groups(runs), options or agreed_options([run.experiment for run in runs]))
+    shown = page(group_runs(runs), options or agreed_options([run.experiment for run in runs]))
     output.parent.mkdir(parents=True, exist_ok=True)
     write_output(output, _rendered(shown).encode(), REPORT, overwrite)
     return output
@@ -90,18 +90,18 @@ def _rendered(shown: Mapping[str, Anything]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     ).get_template("page.html.j2")
-    drawn = {
+    charts = {
         f"chart{outer}-{inner}": figure.chart
         for outer, section in enumerate(shown["sections"], 1)
         for inner, figure in enumerate(section.figures, 1)
     }
-    found = {"config": {"light": config(LIGHT), "dark": config(DARK)}, "charts": drawn}
+    drawing = {"config": {"light": config(LIGHT), "dark": config(DARK)}, "charts": charts}
     return template.render(
         shown,
         light=LIGHT,
         dark=DARK,
-        javascript=Markup(vega_javascript()) if drawn else "",
-        charts=Markup(json.dumps(found, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")),
+        javascript=Markup(vega_javascript()) if charts else "",
+        charts=Markup(json.dumps(drawing, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")),
         most_points=MOST_POINTS,
     )
 
@@ -113,12 +113,15 @@ def write_figures(runs: Sequence[Run], folder: Path, options: ReportOptions, ove
     """
     if not overwrite and folder.is_dir() and any(folder.iterdir()):
         raise RayflError(f"{folder} has files already: name another folder, or give --overwrite")
-    every, files = groups(runs), dict[str, bytes]()
-    drawn = {
-        f"{one.title} {figure.title}": figure for one in page(every, options)["sections"] for figure in one.figures
+    every = group_runs(runs)
+    files = dict[str, bytes]()
+    figures = {
+        f"{section.title} {figure.title}": figure
+        for section in page(every, options)["sections"]
+        for figure in section.figures
     }
-    both = json.loads(converted(_STILL, json.dumps([*map(_still, drawn.values())]).encode()))
-    for title, (svg, pdf) in zip(drawn, both, strict=True):
+    both = json.loads(converted(_STILL, json.dumps([*map(_still, figures.values())]).encode()))
+    for title, (svg, pdf) in zip(figures, both, strict=True):
         files |= {f"{title}.svg": svg.encode(), f"{title}.pdf": b64decode(pdf)}
     for title, table in comparison(runs, options):
         text = pd.DataFrame(table.rows, columns=pd.Index(table.heads))
@@ -141,63 +144,63 @@ def _file_name(title: str) -> str:
 
 def _still(figure: Figure) -> Spec:
     """The chart for a file: with a width in pixels, and as many columns of the legend as there is room for."""
-    width, color = 640 if figure.wide else 360, figure.chart.get("encoding", {}).get("color", {})
-    labels, style = (color.get("legend") or {}).get("values", [""]), config(LIGHT)
+    width = 640 if figure.wide else 360
+    color = figure.chart.get("encoding", {}).get("color", {})
+    labels = (color.get("legend") or {}).get("values", [""])
+    style = config(LIGHT)
     style["legend"]["columns"] = max(1, width // (8 * max(map(len, labels)) + 45))
     return {**figure.chart, "width": width, "config": style}
 
 
-def page(found: Sequence[Group], options: ReportOptions) -> dict[str, Anything]:
+def page(groups: Sequence[Group], options: ReportOptions) -> dict[str, Anything]:
     """The values that the template shows."""
-    runs = [run for group in found for run in group.runs]
+    runs = [run for group in groups for run in group.runs]
     several = len(runs) > 1
-    tables, problems = tables_or_problems(found, options)
-    found, names, choices = compared(found, options)
-    more = further_columns(found, names[0] if names else None, options)
+    tables, problems = tables_or_problems(groups, options)
+    groups, names, choices = compared(groups, options)
+    more = further_columns(groups, names[0] if names else None, options)
     return {
-        "title": "Comparison of runs" if len(found) > 1 else _title(found[0]),
-        "lede": _lede(found),
+        "title": "Comparison of runs" if len(groups) > 1 else _title(groups[0]),
+        "lede": _lede(groups),
         "note": options.note,
         "unfinished": [run_label(run) for run in runs if not run.finished],
         "mixed": [run_label(run) for run in runs if kinds_besides(run.platform)],
         "unmeasured": [run_and_seed(run) for run in runs if several and not run.metrics.num_rows],
-        "uneven": [group.label for group in found if len({len(run.rounds) for run in group.runs}) > 1],
+        "uneven": [group.label for group in groups if len({len(run.rounds) for run in group.runs}) > 1],
         "unknown_metric": options.metric if several and options.metric not in (None, *names) else None,
         "empty": not any(len(run.rounds) for run in runs),
         "cards": [] if several else _cards(runs[0], names),
-        "targets": [targets(found, names[0], one, options.last) for one in options.targets if several and names],
-        "tuning": tuning(choices, options.best_over, names[0], options.last, found) if several and choices else None,
-        "ranking": ranking(found, names, options.last, more) if several else None,
-        "work": sortable(found, work_columns(found), "") if several else None,
-        "fairness": fairness_tables(found, names),
-        "statuses": statuses(found),
-        "origins": origins(found),
-        "settings": shared_settings(found),
-        "differences": differences(found) if len(found) > 1 else None,
+        "targets": [targets(groups, names[0], target, options.last) for target in options.targets if several and names],
+        "tuning": tuning(choices, options.best_over, names[0], options.last, groups) if several and choices else None,
+        "ranking": ranking(groups, names, options.last, more) if several else None,
+        "work": sortable(groups, work_columns(groups), "") if several else None,
+        "fairness": fairness_tables(groups, names),
+        "statuses": statuses(groups),
+        "origins": origins(groups),
+        "settings": shared_settings(groups),
+        "differences": differences(groups) if len(groups) > 1 else None,
         "tables": [
             {
-                "title": one.title,
-                "note": one.note,
+                "title": table.title,
+                "note": table.note,
                 "head": [*flat],
                 "rows": [(row[0], row[1:]) for row in flat.to_numpy()],
             }
-            for one in tables
-            for flat in [one.flat()]
+            for table in tables
+            for flat in [table.flat()]
         ],
         "ranks": [ranks for table in tables for ranks in table.ranks],
         "problems": problems,
-        "sections": sections(found, names, tables, options.mask_clients),
+        "sections": sections(groups, names, tables, options.mask_clients),
     }
 
 
-def _lede(found: Sequence[Group]) -> str:
-    runs = [run for group in found for run in group.runs]
+def _lede(groups: Sequence[Group]) -> str:
+    runs = [run for group in groups for run in group.runs]
     is_evaluated_apart = any(dotted(run.experiment).get("evaluation.split") == "validation" for run in runs)
-    evaluated = (
-        " Test data are shares of clients' train data (evaluation.split = validation)." if is_evaluated_apart else ""
-    )
-    if len(found) > 1:
-        seeds = ", runs that differ only in their seed taken together" if len(runs) > len(found) else ""
+    evaluated = " Test data are shares of clients' train data (evaluation.split = validation)." * is_evaluated_apart
+    if len(groups) > 1:
+        seeds = ", runs that differ only in their seed taken together" if len(runs) > len(groups) else ""
         return f"{len(runs)} federated runs side by side{seeds}.{evaluated}"
     clients = max(len(run.clients["client"].unique()) for run in runs)
     rounds = max(len(run.rounds) for run in runs)
@@ -224,16 +227,15 @@ def _cards(run: Run, names: Sequence[str]) -> list[tuple[str, str, str]]:
     """Headline numbers, the metrics `names` first: title, value and remark."""
     numbers = summary(run)
     up, down = numbers["uplink_kilobytes_per_client_round"], numbers["downlink_kilobytes_per_client_round"]
-    best = numbers["best"]
     return [
         *(
             (
                 wording.title(name, facts(run, name)),
                 facts(run, name).words(numbers["final"][name]),
-                f"final; best {facts(run, name).words(best[name]['value'])} in round {best[name]['round']}",
+                f"final; best {facts(run, name).words(best['value'])} in round {best['round']}",
             )
             for name in names
-            if name in best
+            if (best := numbers["best"].get(name))
         ),
         ("Total sent up", wording.megabytes(numbers["uplink_megabytes"]), f"{up:,.1f} kB per client per round"),
         ("Total sent down", wording.megabytes(numbers["downlink_megabytes"]), f"{down:,.1f} kB per client per round"),
@@ -253,23 +255,23 @@ def vega_javascript() -> str:
     RayflError if vl-convert fails.
     """
     # A user without a home has no cache: RayflError, which is a ValueError.
-    place = CACHE / "charts" / f"vega-{version('vl-convert-python')}.js"
+    cached = CACHE / "charts" / f"vega-{version('vl-convert-python')}.js"
     with suppress(OSError, ValueError):
-        return read_text(expanded(place))
-    made = converted(_SCRIPT).decode().replace("</script", "<\\/script").replace("<!--", "<\\!--")
+        return read_text(expanded(cached))
+    script = converted(_SCRIPT).decode().replace("</script", "<\\/script").replace("<!--", "<\\!--")
     with suppress(OSError, ValueError):
-        path = expanded(place)
+        path = expanded(cached)
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, made)
-    return made
+        write_text(path, script)
+    return script
 
 
-def converted(code: str, given: bytes = b"") -> bytes:
-    """Run `code`, which uses vl_convert and writes to standard output, with `given` as its standard input.
+def converted(code: str, text: bytes = b"") -> bytes:
+    """Run `code`, which uses vl_convert and writes to standard output, with `text` as its standard input.
 
     It runs in another process, because vl-convert starts threads of a JavaScript engine. Raise RayflError if it fails.
     """
-    done = subprocess.run([sys.executable, "-c", code], input=given, capture_output=True, check=False)
+    done = subprocess.run([sys.executable, "-c", code], input=text, capture_output=True, check=False)
     if done.returncode:
         why = (done.stderr.decode(errors="replace").strip().splitlines() or ["no message"])[-1]
         raise RayflError(

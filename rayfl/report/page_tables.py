@@ -1,4 +1,5 @@
-"""The tables of a page: runs with their metrics and costs, what became of clients, settings, and origins."""
+"""The tables of a page: runs with their metrics and costs, how much metrics differ between clients, what became of
+clients, settings, and origins."""
 
 import math
 from collections import Counter
@@ -6,16 +7,20 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import pyarrow.compute as pc
 
 from rayfl.choices import plugins
 from rayfl.experiment.identity import NOT_DETERMINING
+from rayfl.metrics.facts import PLACES
+from rayfl.metrics.fairness import fairness
 from rayfl.report import wording
-from rayfl.report.charts import key
-from rayfl.report.groups import Group, facts_of, has_seeds, in_words, rank_value, smoothed
-from rayfl.report.series import MEGABYTE_BITS, method_of, run_label, work_done
+from rayfl.report.charts import Key, key
+from rayfl.report.groups import Group, facts_of, has_seeds, in_words, over, rank_value, smoothed
+from rayfl.report.series import MEGABYTE_BITS, facts, method_of, metric_names, run_label, work_done
 from rayfl.run_directory.description import ORIGIN, read_origin
 from rayfl.run_directory.record import Run
 from rayfl.settings import dotted
+from rayfl.untyped import Anything
 
 _FEW = 4
 """A comparison of settings has a column per run up to this number of runs, else a row per run."""
@@ -35,6 +40,21 @@ _STATUSES = {
 }
 """The meaning of each status of a client, in the order in which a page shows them."""
 
+_OVER_CLIENTS = {
+    "mean": "Mean",
+    "deviation": "Deviation",
+    "worst_tenth": "Worst 10 %",
+    "worst": "Worst",
+    "best": "Best",
+    "difference": "Best - worst",
+    "jain": "Jain's index",
+    "left_out": "Left out",
+}
+Spreads = Sequence[Mapping[str, Mapping[str, float]]]
+"""`fairness_of` of each run of a group."""
+MOST_PARTS = 60
+"""The most parts of metrics (recall/3) that a page lists; the records have all."""
+
 
 class Column(NamedTuple):
     """A column: its heading, the text of each row, and the numbers that sort the rows (None: it is not sortable).
@@ -47,19 +67,19 @@ class Column(NamedTuple):
     by: Sequence[tuple[float, ...]] | None = None
 
 
-def sortable(found: Sequence[Group], columns: Sequence[Column], chosen: str, **more: object) -> dict[str, object]:
+def sortable(groups: Sequence[Group], columns: Sequence[Column], chosen: str, **more: object) -> dict[str, object]:
     """A table with a row per group that a reader can sort, in the order of the column with the heading `chosen`.
 
     A row is (key, cells, places); places [num_columns] are the row's place in the order of each column. Rows that tie
-    keep the order of `found`.
+    keep the order of `groups`.
     """
-    places = [_places(column.by, len(found)) for column in columns]
+    orders = [_places(column.by, len(groups)) for column in columns]
     rows = [
-        (key(group.label, row), [column.cells[row] for column in columns], [place[row] for place in places])
-        for row, group in enumerate(found)
+        (key(group.label, row), [column.cells[row] for column in columns], [order[row] for order in orders])
+        for row, group in enumerate(groups)
     ]
     heads = [(column.head, column.by is not None, column.head == chosen) for column in columns]
-    rows.sort(key=lambda row: [place for place, (_, _, is_chosen) in zip(row[2], heads, strict=True) if is_chosen])
+    rows.sort(key=lambda row: [order for order, (_, _, is_chosen) in zip(row[2], heads, strict=True) if is_chosen])
     return {"heads": heads, "rows": rows, **more}
 
 
@@ -71,51 +91,53 @@ def _places(by: Sequence[tuple[float, ...]] | None, count: int) -> list[int]:
 
 
 def ranking(
-    found: Sequence[Group], names: Sequence[str], last: int = 3, more: Sequence[Column] = ()
+    groups: Sequence[Group], names: Sequence[str], last: int = 3, more: Sequence[Column] = ()
 ) -> dict[str, object]:
     """The table of runs with the metrics `names`, sorted by the mean of the last values of the first one.
 
     more: further columns, at its end.
     """
-    titles = {name: wording.title(name, facts_of(found, name)) for name in names}
-    smooth = [metric_column(f"Final, smoothed: {titles[name]}", found, name, last) for name in names[:1]]
-    finals = [metric_column(f"Final: {titles[name]}", found, name, 1) for name in names]
+    titles = {name: wording.title(name, facts_of(groups, name)) for name in names}
+    smooth = [metric_column(f"Final, smoothed: {titles[name]}", groups, name, last) for name in names[:1]]
+    finals = [metric_column(f"Final: {titles[name]}", groups, name, 1) for name in names]
     return sortable(
-        found,
-        [*run_columns(found), *smooth, *finals, *cost_columns(found), *more],
+        groups,
+        [*run_columns(groups), *smooth, *finals, *cost_columns(groups), *more],
         smooth[0].head if smooth else "",
-        with_seeds=has_seeds(found),
+        with_seeds=has_seeds(groups),
         by=titles[names[0]] if names else "",
         last=last,
     )
 
 
-def run_columns(found: Sequence[Group]) -> list[Column]:
+def run_columns(groups: Sequence[Group]) -> list[Column]:
     """The seeds, if a group has several, and the rounds."""
-    seeds = Column("Seeds", [", ".join(str(seed) for seed in group.seeds) for group in found])
-    rounds = [[len(run.rounds) for run in group.runs] for group in found]
+    seeds = Column("Seeds", [", ".join(str(seed) for seed in group.seeds) for group in groups])
+    rounds = [[len(run.rounds) for run in group.runs] for group in groups]
     words = [" / ".join(map(str, dict.fromkeys(counts))) for counts in rounds]
-    return [*([seeds] if has_seeds(found) else []), Column("Rounds", words, [(max(counts),) for counts in rounds])]
+    return [*([seeds] if has_seeds(groups) else []), Column("Rounds", words, [(max(counts),) for counts in rounds])]
 
 
-def work_columns(found: Sequence[Group]) -> list[Column]:
+def work_columns(groups: Sequence[Group]) -> list[Column]:
     """The clients that worked in a round, and the steps and examples of each, means over seeds."""
-    means = [np.mean([work_done(run) for run in group.runs], axis=0).tolist() for group in found]
+    means = [np.mean([work_done(run) for run in group.runs], axis=0).tolist() for group in groups]
     return [
-        Column(head, [wording.amount(mean[place]) for mean in means], [(mean[place],) for mean in means])
-        for place, head in enumerate(("Clients", "Steps", "Examples"))
+        Column(head, [wording.amount(mean[index]) for mean in means], [(mean[index],) for mean in means])
+        for index, head in enumerate(("Clients", "Steps", "Examples"))
     ]
 
 
-def metric_column(head: str, found: Sequence[Group], name: str, last: int) -> Column:
+def metric_column(head: str, groups: Sequence[Group], name: str, last: int) -> Column:
     """Means of the last evaluations, best first."""
-    scores, facts, counted = [smoothed(group, name, last) for group in found], facts_of(found, name), has_seeds(found)
+    scores = [smoothed(group, name, last) for group in groups]
+    facts = facts_of(groups, name)
+    counted = has_seeds(groups)
     return Column(
         head, [in_words(score, facts, counted) for score in scores], [(-rank_value(score, facts),) for score in scores]
     )
 
 
-def cost_columns(found: Sequence[Group]) -> list[Column]:
+def cost_columns(groups: Sequence[Group]) -> list[Column]:
     """Bytes and seconds of whole runs, means over seeds."""
     shown = {
         "Up": ("uplink_bits", MEGABYTE_BITS, wording.megabytes),
@@ -125,18 +147,74 @@ def cost_columns(found: Sequence[Group]) -> list[Column]:
     }
     columns = []
     for head, (column, unit, words) in shown.items():
-        sums = [[run.rounds[column].to_numpy().sum() / unit for run in group.runs] for group in found]
-        amounts = [float(np.mean(seeds)) for seeds in sums]
+        amounts = [
+            float(np.mean([run.rounds[column].to_numpy().sum() / unit for run in group.runs])) for group in groups
+        ]
         columns.append(Column(head, [words(amount) for amount in amounts], [(amount,) for amount in amounts]))
     return columns
 
 
-def statuses(found: Sequence[Group]) -> dict[str, object] | None:
+def fairness_of(run: Run) -> dict[str, dict[str, float]]:
+    """What `fairness` gives at the last evaluation, for every metric of single clients that is to rise or to fall."""
+    names = [name for name in metric_names(run) if name.partition("/")[0] in PLACES]
+    ways = {name: metric_facts for name in names if (metric_facts := facts(run, name)).higher_is_better is not None}
+    rows = run.metrics.filter(pc.field("client").is_valid()).to_pandas()
+    rows = rows[rows["name"].isin([*ways])]
+    last = rows.groupby("name", observed=True)["round"].transform("max")
+    values = dict(iter(rows[rows["round"] == last].groupby("name", observed=True)["value"]))
+    every = {
+        name: fairness(values[name].to_numpy(float), metric_facts)
+        for name, metric_facts in ways.items()
+        if name in values
+    }
+    return {name: statistics for name, statistics in every.items() if statistics}
+
+
+def fairness_tables(groups: Sequence[Group], first: Sequence[str], others: bool = True) -> list[dict[str, Anything]]:
+    """Metrics over clients, means over seeds: first those named in `first`, then, with `others`, all others.
+
+    One table for one group, else a table of each value; parts of a metric come after the others, and are `folded`.
+    """
+    seeds = [[fairness_of(run) for run in group.runs] for group in groups]
+    known = dict.fromkeys(name for every in seeds for spread in every for name in spread)
+    names = [name for name in dict.fromkeys([*first, *(known if others else ())]) if name in known]
+    metrics, parts = ([name for name in names if (name.count("/") > 1) is is_part] for is_part in (False, True))
+    rows = {name: _fairness_rows(groups, seeds, name) for name in names}
+    titles = {
+        name: wording.title(name, metric_facts) + f" ({metric_facts.unit})" * (metric_facts.unit not in ("", "%"))
+        for name in names
+        for metric_facts in (facts_of(groups, name),)
+    }
+    shown = [(titles[name], rows[name], name in parts) for name in [*metrics, *parts[:MOST_PARTS]]]
+    if len(groups) == 1:
+        few = parts[:MOST_PARTS]
+        kinds = [("", metrics)] * bool(metrics) + [(f"Parts of metrics, {len(few)} of {len(parts)}", few)] * bool(few)
+        shown = [(kind, [(titles[name], rows[name][0][1]) for name in some], bool(kind)) for kind, some in kinds]
+    head = ["Metric" if len(groups) == 1 else "Run", *_OVER_CLIENTS.values()]
+    return [{"title": title, "head": head, "rows": some, "folded": folded} for title, some, folded in shown]
+
+
+def _fairness_rows(groups: Sequence[Group], seeds: Sequence[Spreads], name: str) -> list[tuple[Key, list[str]]]:
+    """A row for each group that has the value `name` for single clients, as means over seeds."""
+    metric_facts = facts_of(groups, name)
+    rows = []
+    for style, (group, every) in enumerate(zip(groups, seeds, strict=True)):
+        if measured := [spread[name] for spread in every if name in spread]:
+            scores = [over(statistics.get(column, np.nan) for statistics in measured) for column in _OVER_CLIENTS]
+            # Another unit than % is in the title.
+            unit = f" {metric_facts.unit}" * (metric_facts.unit not in ("", "%"))
+            words = [in_words(score, metric_facts, counted=False).replace(unit, "") for score in scores[:6]]
+            last = [scores[6].words(decimals=3, counted=False), f"{scores[7].mean:.3g}"]
+            rows.append((key(group.label, style), [*words, *last]))
+    return rows
+
+
+def statuses(groups: Sequence[Group]) -> dict[str, object] | None:
     """What became of the clients that were chosen, counted over all rounds, as means over seeds: a row per status.
 
     None if every chosen client delivered.
     """
-    counts = [[Counter(run.clients["status"].to_pylist()) for run in group.runs] for group in found]
+    counts = [[Counter(run.clients["status"].to_pylist()) for run in group.runs] for group in groups]
     names = [name for name in _STATUSES if any(count[name] for group in counts for count in group)]
     if set(names) <= {"delivered"}:
         return None
@@ -144,9 +222,9 @@ def statuses(found: Sequence[Group]) -> dict[str, object] | None:
     rows = []
     for name, column in zip(names, times.T, strict=True):
         counted = zip(column, times.sum(axis=1), strict=True)
-        cells = [f"{one:,.10g} ({wording.percent(one / (total or 1))})" for one, total in counted]
+        cells = [f"{count:,.10g} ({wording.percent(count / (total or 1))})" for count, total in counted]
         rows.append((name.replace("_", " "), [*cells, _STATUSES[name]]))
-    return {"head": ["What became of a client", *(group.label for group in found), "Why"], "rows": rows}
+    return {"head": ["What became of a client", *(group.label for group in groups), "Why"], "rows": rows}
 
 
 def run_and_seed(run: Run) -> str:
@@ -154,9 +232,9 @@ def run_and_seed(run: Run) -> str:
     return f"{run_label(run)}, seed {run.experiment.get('seed')}"
 
 
-def origins(found: Sequence[Group]) -> dict[str, object] | None:
+def origins(groups: Sequence[Group]) -> dict[str, object] | None:
     """A row per run, for at most 100 runs; None if no run has recorded its origin."""
-    runs = [(style, run) for style, group in enumerate(found) for run in group.runs][:_MOST_ORIGINS]
+    runs = [(style, run) for style, group in enumerate(groups) for run in group.runs][:_MOST_ORIGINS]
     rows = [
         (key(run_and_seed(run), style), [told.get(name, wording.NONE) for name in ORIGIN])
         for style, run in runs
@@ -165,14 +243,14 @@ def origins(found: Sequence[Group]) -> dict[str, object] | None:
     return {"head": ["Run", *(name.capitalize() for name in ORIGIN)], "rows": rows} if rows else None
 
 
-def shared_settings(found: Sequence[Group]) -> list[tuple[str, list[tuple[str, str]]]]:
+def shared_settings(groups: Sequence[Group]) -> list[tuple[str, list[tuple[str, str]]]]:
     """The settings that all runs share, a row per table of the experiment: [(table, [(key, value), ...]), ...]."""
-    flat = [_all_settings(run) for group in found for run in group.runs]
+    flat = [_all_settings(run) for group in groups for run in group.runs]
     rows: dict[str, list[tuple[str, str]]] = {}
     for name, value in flat[0].items():
-        *table, own = name.split(".", 1)
-        if table != ["report"] and all(name in one and one[name] == value for one in flat):
-            rows.setdefault("".join(table) or "experiment", []).append((own, _words(name, [value])[0]))
+        *table, inner = name.split(".", 1)
+        if table != ["report"] and all(name in settings and settings[name] == value for settings in flat):
+            rows.setdefault("".join(table) or "experiment", []).append((inner, _words(name, [value])[0]))
     return list(rows.items())
 
 
@@ -189,23 +267,23 @@ def _all_settings(run: Run) -> dict[str, object]:
 
 def differing(flat: Sequence[Mapping[str, object]]) -> list[tuple[str, list[str]]]:
     """The settings whose values differ, each with its value for each run."""
-    keys = list(dict.fromkeys(name for one in flat for name in one))
-    rows = [(name, _words(name, [one.get(name, wording.NONE) for one in flat])) for name in keys]
+    keys = list(dict.fromkeys(name for settings in flat for name in settings))
+    rows = [(name, _words(name, [settings.get(name, wording.NONE) for settings in flat])) for name in keys]
     return [(name, cells) for name, cells in rows if len(set(cells)) > 1]
 
 
 def _words(name: str, values: Sequence[object]) -> list[str]:
     """The values of a setting; of third-party classes only their names, unless different ones have the same name."""
-    cells = [wording.value(one) for one in values]
+    cells = [wording.value(value) for value in values]
     short = [plugins.short(cell) for cell in cells] if name.endswith(".name") else cells
     return short if len(set(short)) == len(set(cells)) else cells
 
 
-def differences(found: Sequence[Group]) -> dict[str, object]:
+def differences(groups: Sequence[Group]) -> dict[str, object]:
     """The settings in which runs differ: a row per setting and a column per run, or the other way for many runs."""
-    table = differing([_all_settings(group.runs[0]) for group in found])
+    table = differing([_all_settings(group.runs[0]) for group in groups])
     table = [(name, cells) for name, cells in table if name.partition(".")[0] not in NOT_DETERMINING]
-    if len(found) <= _FEW:
-        return {"head": ["Setting", *(group.label for group in found)], "rows": table}
-    rows = [(key(group.label, style), [cells[style] for _, cells in table]) for style, group in enumerate(found)]
+    if len(groups) <= _FEW:
+        return {"head": ["Setting", *(group.label for group in groups)], "rows": table}
+    rows = [(key(group.label, style), [cells[style] for _, cells in table]) for style, group in enumerate(groups)]
     return {"head": ["Run", *(name for name, _ in table)], "rows": rows}

@@ -59,8 +59,8 @@ def table(dataset: Dataset, partition: Partition, max_rows: int = 100, unseen: S
     result.add_column("labels", footer=_label_text(dataset, counts.sum(axis=0)), overflow="fold", ratio=1)
     result.add_column("distance", footer=f"mean {far.mean():.2f}", justify="right")
     for client in range(shown):
-        place = client - len(counts) + len(unseen)
-        name = f"{client} unseen ({unseen[place]} in the partition)" if place >= 0 else str(client)
+        index = client - len(counts) + len(unseen)
+        name = f"{client} unseen ({unseen[index]} in the partition)" if index >= 0 else str(client)
         numbers = [*(sizes[split][client] for split in splits), np.count_nonzero(counts[client])]
         result.add_row(name, *map(str, numbers), _label_text(dataset, counts[client]), f"{far[client]:.2f}")
     return result

@@ -27,7 +27,7 @@ _MEAN = f"mean {wording.PLUS_MINUS} sd"
 _MARKS = {"": "{}", "best": "\1{}\2", "worst": "\3{}\4"}
 """How `Pivot.text` marks a cell; each format writes these control characters in its own way."""
 _PLAIN = {1: "", 2: " (best)", 3: "", 4: " (worst)"}
-_MARKDOWN = {1: "**", 2: "**", 3: "*", 4: "*", **{ord(one): f"\\{one}" for one in "\\|*_<`["}}
+_MARKDOWN = {1: "**", 2: "**", 3: "*", 4: "*", **{ord(letter): f"\\{letter}" for letter in "\\|*_<`["}}
 _LATEX = {1: r"\textbf{", 2: "}", 3: r"\underline{", 4: "}", 0xB1: r"$\pm$", 0x2212: "$-$", 60: "$<$", 62: "$>$"}
 """What LaTeX has for the marks, and for plus-minus, minus, < and >, which pandas does not escape."""
 
@@ -93,13 +93,15 @@ class Pivot:
     @property
     def title(self) -> str:
         """ "Accuracy: own, %, by method and alpha"."""
-        numbers, axes = map(wording.axis_title, self.facts.values()), (self.options.rows, self.options.columns)
+        numbers = map(wording.axis_title, self.facts.values())
+        axes = (self.options.rows, self.options.columns)
         return f"{'; '.join(numbers)}, by {' and '.join(short(axis) for axis in axes if axis)}"
 
     @property
     def note(self) -> str:
         """What the table shows, in sentences."""
-        most, base = max(self.frame["count"]), self.options.baseline
+        most = max(self.frame["count"])
+        base = self.options.baseline
         pairs = max(self.frame["num_pairs"])
         sentences = {
             f"Mean {wording.PLUS_MINUS} standard deviation over {most} seeds.": most > 1,
@@ -122,7 +124,8 @@ class Pivot:
         table = {(short(self.options.rows), ""): rows}
         for start in range(0, len(self.frame), len(rows)):
             cells = {name: every[start : start + len(rows)] for name, every in columns.items()}
-            column, facts = cells["column"][0], self.facts[cells["number"][0]]
+            column = cells["column"][0]
+            facts = self.facts[cells["number"][0]]
             title = wording.axis_title(facts) * (len(self.facts) > 1 or not column)
             head = ": ".join(filter(None, [item_title(self.options.columns, column), title]))
             table |= {(head, part): words for part, words in self._parts(cells, facts).items()}
@@ -130,7 +133,8 @@ class Pivot:
 
     def _parts(self, cells: Mapping[Json, list[Json]], facts: Facts) -> dict[str, list[str]]:
         """A column's cells in words: the means, and the parts of the differences if it has any, by their headings."""
-        scale, size = 100 if facts.is_percent else 1, np.nanmax([0, *np.abs(cells["mean"])])
+        scale = 100 if facts.is_percent else 1
+        size = np.nanmax([0, *np.abs(cells["mean"])])
         decimals = min(max(3 - math.floor(math.log10(size)), 0), 6) if 0 < size < math.inf and scale == 1 else 2
         uneven = len({*cells["count"]}) > 1
 
@@ -141,7 +145,9 @@ class Pivot:
             _MARKS[mark].format(
                 words(mean) + f" {wording.PLUS_MINUS} {words(sd)}" * (n > 1) + f" ({n})" * (uneven and n > 0)
             )
-            for mean, sd, n, mark in zip(*(cells[one] for one in ("mean", "deviation", "count", "mark")), strict=True)
+            for mean, sd, n, mark in zip(
+                *(cells[field] for field in ("mean", "deviation", "count", "mark")), strict=True
+            )
         ]
         if self.options.baseline is None:
             return {"": means}
@@ -168,7 +174,7 @@ class Pivot:
         return self.text.set_axis(columns, axis=1).map(lambda cell: cell.translate(written))
 
     def __str__(self) -> str:
-        ranks = [f"\n{one.frame.to_string(index=False)}\n{one.note}" for one in self.ranks]
+        ranks = [f"\n{ranks.frame.to_string(index=False)}\n{ranks.note}" for ranks in self.ranks]
         return "\n".join([self.title, self.flat().to_string(index=False), self.note, *ranks])
 
     def to_csv(self) -> str:
@@ -188,8 +194,8 @@ class Pivot:
 def latex(text: pd.DataFrame) -> str:
     """A `tabular` for the package booktabs of a table of text."""
     columns = "l" + "r" * (text.shape[1] - 1)
-    found = text.to_latex(index=False, escape=True, column_format=columns, multicolumn_format="c")
-    return re.sub(r"(?<![\w.-])-(?=\d)", "\u2212", found).translate(_LATEX)
+    written = text.to_latex(index=False, escape=True, column_format=columns, multicolumn_format="c")
+    return re.sub(r"(?<![\w.-])-(?=\d)", "\u2212", written).translate(_LATEX)
 
 
 def short(axis: Sequence[str]) -> str:
@@ -209,28 +215,28 @@ def as_number(item: str) -> float:
 
 def pivots(every: Sequence[Group], options: ReportOptions) -> list[Pivot]:
     """The tables of `[report]`, or those that fit the sweep. Raise RayflError as `pivot` does."""
-    found, names, _ = compared(every, options)
-    found = sorted(found, key=lambda group: [one.label for one in every].index(group.label))
-    tables = options.tables or (default_tables(found, options.best_over) if names else [])
-    return [pivot(found, one, names[0] if names else None, options.last) for one in tables]
+    groups, names, _ = compared(every, options)
+    groups = sorted(groups, key=lambda group: [group_of_all.label for group_of_all in every].index(group.label))
+    tables = options.tables or (default_tables(groups, options.best_over) if names else [])
+    return [pivot(groups, table, names[0] if names else None, options.last) for table in tables]
 
 
-def tables_or_problems(found: Sequence[Group], options: ReportOptions) -> tuple[list[Pivot], list[str]]:
+def tables_or_problems(groups: Sequence[Group], options: ReportOptions) -> tuple[list[Pivot], list[str]]:
     """The tables of several runs by swept settings, and why others are left out: runs may have failed."""
     tables: list[Pivot] = []
     problems: list[str] = []
-    several = sum(len(group.runs) for group in found) > 1
-    for one in ([(table,) for table in options.tables] or [()]) * several:
+    several = sum(len(group.runs) for group in groups) > 1
+    for chosen in ([(table,) for table in options.tables] or [()]) * several:
         try:
-            tables += pivots(found, options.model_copy(update={"tables": one}))
+            tables += pivots(groups, options.model_copy(update={"tables": chosen}))
         except RayflError as error:
             problems.append(str(error))
     return tables, problems
 
 
-def default_tables(found: Sequence[Group], tuned: Sequence[str]) -> list[TableOptions]:
+def default_tables(groups: Sequence[Group], tuned: Sequence[str]) -> list[TableOptions]:
     """A table by the two swept settings, or one for each swept setting with at least three numbers."""
-    swept = pd.DataFrame([swept_items(group.runs[0].experiment) for group in found])
+    swept = pd.DataFrame([swept_items(group.runs[0].experiment) for group in groups])
     items = {str(key): [*swept[key].dropna().unique()] for key in swept}
     axes = [key for key, some in items.items() if len(some) > 1 and key not in tuned]
     if len(axes) == 2:
@@ -240,13 +246,14 @@ def default_tables(found: Sequence[Group], tuned: Sequence[str]) -> list[TableOp
     return [TableOptions(rows=rest or (key,), columns=(key,) if rest else ()) for key, rest in others.items()]
 
 
-def pivot(found: Sequence[Group], options: TableOptions, metric: str | None, last: int) -> Pivot:
+def pivot(groups: Sequence[Group], options: TableOptions, metric: str | None, last: int) -> Pivot:
     """Make a table of groups. metric: the one that ranks them, which is shown if the options name no values.
 
     Raise RayflError if no run has an axis, a number or the baseline, or if the runs of a cell have different settings.
     """
-    numbers = [number(name, found, metric, last) for name in options.values or [metric or ""]]
-    placed, base = _placed(found, options), options.baseline
+    numbers = [number(name, groups, metric, last) for name in options.values or [metric or ""]]
+    placed = _placed(groups, options)
+    base = options.baseline
     # Numbers by size; then the others, in the order of the groups.
     rows, columns = (
         sorted(dict.fromkeys(items), key=lambda item: (math.isnan(as_number(item)), np.nan_to_num(as_number(item))))
@@ -256,37 +263,40 @@ def pivot(found: Sequence[Group], options: TableOptions, metric: str | None, las
     # A row per seed.
     values = pd.DataFrame(
         {
-            (column, one.name, row): {run.experiment.get("seed"): one.read(run) for run in group.runs}
-            for one in numbers
+            (column, shown.name, row): {run.experiment.get("seed"): shown.read(run) for run in group.runs}
+            for shown in numbers
             for (row, column), group in placed.items()
         }
     )
     records = []
-    for column, one in product(columns, numbers):
-        keys = [(column, one.name, row) for row in rows]
-        bases = [(column, one.name, base) if base in rows else (base, one.name, row) for row in rows]
-        own, others = (values.reindex(columns=pd.MultiIndex.from_tuples(every)).to_numpy().T for every in (keys, bases))
+    for column, shown in product(columns, numbers):
+        keys = [(column, shown.name, row) for row in rows]
+        bases = [(column, shown.name, base) if base in rows else (base, shown.name, row) for row in rows]
+        values_of_rows, others = (
+            values.reindex(columns=pd.MultiIndex.from_tuples(every)).to_numpy().T for every in (keys, bases)
+        )
         itself = [[key == other] for key, other in zip(keys, bases, strict=True)]
-        differences = np.where(itself, np.nan, own - others)
+        differences = np.where(itself, np.nan, values_of_rows - others)
         pairs = [*map(paired, differences)]
         tests = [*map(signed_rank, differences)]
         adjusted = zip(holm([pair.p for pair in pairs]), tests, holm(tests), strict=True)
-        marks = _marks({key[2]: line for key, line in zip(keys, own, strict=True) if key in values}, one.facts)
+        marks = _marks(
+            {key[2]: line for key, line in zip(keys, values_of_rows, strict=True) if key in values}, shown.facts
+        )
         records += [
-            {"row": row, "column": column, "number": one.name, **vars(over(line)), "difference": pair.mean}
+            {"row": row, "column": column, "number": shown.name, **vars(over(line)), "difference": pair.mean}
             | dict(zip(pair._fields[1:], pair[1:], strict=True))
             | {**dict(zip(("p_holm", "wilcoxon", "wilcoxon_holm"), p, strict=True)), "mark": marks.get(row, "")}
-            for row, line, pair, p in zip(rows, own, pairs, adjusted, strict=True)
+            for row, line, pair, p in zip(rows, values_of_rows, pairs, adjusted, strict=True)
         ]
-    unfinished = [run for group in found for run in group.runs if not run.finished]
     ranks = [
         ranks
-        for one in numbers
-        if one.facts.higher_is_better is not None
-        and (ranks := _ranks(one.facts, values.mean().xs(one.name, level=1).unstack(), placed))
+        for shown in numbers
+        if shown.facts.higher_is_better is not None
+        and (ranks := _ranks(shown.facts, values.mean().xs(shown.name, level=1).unstack(), placed))
     ]
-    facts = {one.name: one.facts for one in numbers}
-    return Pivot(options, facts, pd.DataFrame(records), len(unfinished), ranks)
+    unfinished = sum(not run.finished for group in groups for run in group.runs)
+    return Pivot(options, {shown.name: shown.facts for shown in numbers}, pd.DataFrame(records), unfinished, ranks)
 
 
 def _ranks(facts: Facts, means: pd.DataFrame, placed: Mapping[tuple[str, str], Group]) -> Ranks | None:
@@ -297,10 +307,10 @@ def _ranks(facts: Facts, means: pd.DataFrame, placed: Mapping[tuple[str, str], G
     """
     for axis, table in ((1, means), (0, means.T)):
         known = {
-            (place[axis], repr([item for item in group.settings.items() if item[0].startswith(("data", "partition"))]))
-            for place, group in placed.items()
+            (cell[axis], repr([item for item in group.settings.items() if item[0].startswith(("data", "partition"))]))
+            for cell, group in placed.items()
         }
-        items, data = ({one[side] for one in known} for side in (0, 1))
+        items, data = ({pair[side] for pair in known} for side in (0, 1))
         if len(items) == len(data) == len(known) > 1 < len(table.columns):
             compared = ranked(facts.sign * table.to_numpy())
             return Ranks(facts.title, [*table.columns], compared, len(table) - compared.num_data)
@@ -312,11 +322,11 @@ def check_tables(tables: Sequence[TableOptions], experiments: Sequence[Mapping[s
 
     Labels are known only after the runs.
     """
-    for one in tables:
-        require_settings(experiments, [*one.rows, *one.columns])
-        if "label" not in (*one.rows, *one.columns):
-            axes = product((one.rows, one.columns), experiments)
-            _require_baseline(one.baseline, [_item("", table, axis) for axis, table in axes])
+    for options in tables:
+        require_settings(experiments, [*options.rows, *options.columns])
+        if "label" not in (*options.rows, *options.columns):
+            axes = product((options.rows, options.columns), experiments)
+            _require_baseline(options.baseline, [_item("", table, axis) for axis, table in axes])
 
 
 def _require_baseline(base: str | None, items: Sequence[str]) -> None:
@@ -324,11 +334,11 @@ def _require_baseline(base: str | None, items: Sequence[str]) -> None:
         raise RayflError(f"no row or column is {base!r}; {did_you_mean(str(base), dict.fromkeys(filter(None, items)))}")
 
 
-def _placed(found: Sequence[Group], options: TableOptions) -> dict[tuple[str, str], Group]:
+def _placed(groups: Sequence[Group], options: TableOptions) -> dict[tuple[str, str], Group]:
     """The groups by their rows and columns. Raise RayflError as `pivot` does."""
-    require_settings([run.experiment for group in found for run in group.runs], [*options.rows, *options.columns])
+    require_settings([run.experiment for group in groups for run in group.runs], [*options.rows, *options.columns])
     placed: dict[tuple[str, str], Group] = {}
-    for group in found:
+    for group in groups:
         row, column = (_item(group.label, group.runs[0].experiment, axis) for axis in (options.rows, options.columns))
         if (other := placed.setdefault((row, column), group)) is not group:
             where = ", ".join(filter(None, (row, column)))
@@ -342,7 +352,8 @@ def _placed(found: Sequence[Group], options: TableOptions) -> dict[tuple[str, st
 
 def _item(label: str, experiment: Mapping[str, object], axis: Sequence[str]) -> str:
     """An experiment's item of an axis as its sweep calls it, else the value of the setting."""
-    words, settings = {"label": label, **swept_items(experiment)}, determining_settings(experiment)
+    words = {"label": label, **swept_items(experiment)}
+    settings = determining_settings(experiment)
     return ", ".join(words.get(key) or wording.value(setting(settings, key)) for key in axis)
 
 

@@ -13,10 +13,10 @@ import numpy as np
 import pandas as pd
 
 from rayfl.errors import RayflError, one_line
-from rayfl.experiment.identity import determining_settings
+from rayfl.experiment.identity import determining_settings, require_copies
 from rayfl.experiment.report_options import ReportOptions, agreed_options
 from rayfl.limits.regular_files import path_of
-from rayfl.report.groups import groups, ranked_names
+from rayfl.report.groups import group_runs, ranked_names
 from rayfl.report.numbers import number
 from rayfl.report.series import cost, metric_names, series
 from rayfl.report.summary import Summary, summary
@@ -25,7 +25,7 @@ from rayfl.run_directory.record import Run, read_run, run_directories
 from rayfl.run_directory.run_folder import copy_for_reading
 from rayfl.run_directory.saved_models import CONSTANTS, load_model, read_model_inputs
 from rayfl.settings import dotted, shown
-from rayfl.untyped import Table, Value
+from rayfl.untyped import Value
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -49,9 +49,9 @@ def load(directory: str | Path) -> "RunResults | SweepResults":
     if isinstance(directory, str) and is_url(directory):
         return RunResults(read_run(copy_for_reading(directory)))
     require_path(str(directory))
-    place = path_of(directory, "directory").absolute()
-    found = [RunResults(read_run(one)) for one in run_directories(place)]
-    return found[0] if found[0].directory == place else SweepResults(place, found)
+    path = path_of(directory, "directory").absolute()
+    runs = [RunResults(read_run(folder)) for folder in run_directories(path)]
+    return runs[0] if runs[0].directory == path else SweepResults(path, runs)
 
 
 class Recorded:
@@ -80,8 +80,12 @@ class RunResults(Recorded):
 
     def __init__(self, run: Run, experiment: "Experiment | None" = None) -> None:
         """`experiment`: the experiment that was run, if this process has it, so that no class needs to be imported."""
-        self.arrow, self.recorded, self._experiment = run, [run], experiment
-        self.directory, self.finished, self.settings = run.directory, run.finished, run.experiment
+        self.arrow = run
+        self.recorded = [run]
+        self._experiment = experiment
+        self.directory = run.directory
+        self.finished = run.finished
+        self.settings = run.experiment
 
     @property
     def summary(self) -> Summary:
@@ -112,9 +116,9 @@ class RunResults(Recorded):
         clients; NaN if it was not evaluated."""
         frame = self.rounds.assign(**cost(self.arrow)._asdict()).set_index("round")
         columns = {
-            name: pd.Series(found.values, index=found.rounds)
+            name: pd.Series(values.values, index=values.rounds)
             for name in metric_names(self.arrow)
-            if (found := series(self.arrow, name)) is not None
+            if (values := series(self.arrow, name)) is not None
         }
         return frame.join(pd.DataFrame(columns, index=frame.index)).reset_index()
 
@@ -177,8 +181,8 @@ class RunResults(Recorded):
     def personal_model(self, client: int) -> "Predictor":
         """The final model of one client, as `model` returns the global one. Raise RayflError if it has none."""
         prefix = f"{client}/"
-        found = load_model(self.directory, "personal", prefix)
-        weights = {name.removeprefix(prefix): tensor for name, tensor in found.items()}
+        tensors = load_model(self.directory, "personal", prefix)
+        weights = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
         if not weights:
             raise RayflError(
                 f"client {client} has no model of its own in {self.directory}, because it was never selected or does "
@@ -196,7 +200,8 @@ class RunResults(Recorded):
         from rayfl.models.predictor import Predictor
         from rayfl.network import named_weights
 
-        architecture, inputs = self._architecture, read_model_inputs(self.directory)
+        architecture = self._architecture
+        inputs = read_model_inputs(self.directory)
         data = inputs.without_samples()
         # Building a module draws its first weights, which must not change the program's own random numbers.
         with own_flags(), torch.random.fork_rng(devices=()):
@@ -218,22 +223,16 @@ class RunResults(Recorded):
 
     @cached_property
     def _architecture(self) -> "Architecture":
-        """The run's architecture."""
+        """The run's architecture. RayflError if one of its files is not as it was when the run began."""
         from rayfl.choices.kinds import resolve
+        from rayfl.experiment.table import located
         from rayfl.models.base import Architecture
 
         if self._experiment is not None:
             return self._experiment.model
-        return resolve(Architecture, self._located({"model": self.settings.get("model")})["model"])
-
-    def _located(self, table: Table) -> dict[str, Value]:
-        """Tables of the run's experiment with the places of its files. RayflError if one is not as the run began."""
-        from rayfl.experiment.identity import require_copies
-        from rayfl.experiment.table import located
-
-        found = located(table, self.directory)
-        require_copies(self.settings, found, self.directory)
-        return found
+        table = located({"model": self.settings.get("model")}, self.directory)
+        require_copies(self.settings, table, self.directory)
+        return resolve(Architecture, table["model"])
 
     def __repr__(self) -> str:
         planned = "" if self.finished else f" of {self.settings.get('rounds')}"
@@ -244,33 +243,34 @@ class SweepResults(Recorded):
     """The runs of a sweep, in its order; loaded runs are in the order of their directories' names."""
 
     def __init__(self, directory: Path, runs: Sequence[RunResults]) -> None:
-        self.directory, self.runs = directory, list(runs)
-        self.recorded = [one.arrow for one in self.runs]
+        self.directory = directory
+        self.runs = list(runs)
+        self.recorded = [run.arrow for run in self.runs]
 
     @cached_property
     def settings(self) -> pd.DataFrame:
         """A row per run: its directory's name (run), its seed, and each setting in which the runs differ, by its dotted
         key (method.lr); missing if a run has no such setting."""
-        tables = [{"seed": one.settings.get("seed"), **determining_settings(one.settings)} for one in self.runs]
+        tables = [{"seed": run.settings.get("seed"), **determining_settings(run.settings)} for run in self.runs]
         keys = dict.fromkeys(key for table in tables for key in table)
         every = {key: [table.get(key) for table in tables] for key in keys}
-        columns = {key: found for key, found in every.items() if len({*map(repr, found)}) > 1 or key == "seed"}
-        return pd.DataFrame({"run": [one.directory.name for one in self.runs], **columns})
+        columns = {key: values for key, values in every.items() if len({*map(repr, values)}) > 1 or key == "seed"}
+        return pd.DataFrame({"run": [run.directory.name for run in self.runs], **columns})
 
     @cached_property
     def frame(self) -> pd.DataFrame:
         """A row per run and round: the columns of `settings`, and those of `RunResults.frame`."""
-        frames = [one.frame.set_axis([place] * len(one.frame)) for place, one in enumerate(self.runs)]
+        frames = [run.frame.set_axis([index] * len(run.frame)) for index, run in enumerate(self.runs)]
         return self.settings.join(pd.concat(frames), how="inner").reset_index(drop=True) if frames else self.settings
 
     @cached_property
     def summary(self) -> pd.DataFrame:
         """A row per run: the columns of `settings`, finished, rounds, the last value of each metric that ranks runs
         (shares in [0, 1]), and uplink_megabytes, downlink_megabytes, simulated_s and wall_s of all rounds."""
-        numbers = pd.DataFrame([{**one.summary, **one.summary["final"]} for one in self.runs])
-        names = list(dict.fromkeys(name for one in self.runs for name in one.summary["final"]))
-        costs = ["uplink_megabytes", "downlink_megabytes", "simulated_s", "wall_s"]
-        return pd.concat([self.settings, numbers[["finished", "rounds", *names, *costs]]], axis=1)
+        numbers = pd.DataFrame([{**run.summary, **run.summary["final"]} for run in self.runs])
+        names = list(dict.fromkeys(name for run in self.runs for name in run.summary["final"]))
+        columns = ["finished", "rounds", *names, "uplink_megabytes", "downlink_megabytes", "simulated_s", "wall_s"]
+        return pd.concat([self.settings, numbers[columns]], axis=1)
 
     def numbers(self, *names: str, last: int = 3, metric: str | None = None) -> pd.DataFrame:
         """A row per run: the columns of `settings`, and each of the numbers `names`; missing if a run lacks it.
@@ -279,10 +279,10 @@ class SweepResults(Recorded):
         costs of `rayfl.report.numbers`; "rounds@0.8": the cost of a target of `metric`, by default the metric that
         ranks the runs. Raise RayflError for a number that no run has.
         """
-        found = groups(self.recorded)
-        ranked = ranked_names(found, metric)
-        every = [number(name, found, ranked[0] if ranked else None, last) for name in names]
-        return self.settings.assign(**{one.name: [one.read(run) for run in self.recorded] for one in every})
+        groups = group_runs(self.recorded)
+        ranked = ranked_names(groups, metric)
+        every = [number(name, groups, ranked[0] if ranked else None, last) for name in names]
+        return self.settings.assign(**{shown.name: [shown.read(run) for run in self.recorded] for shown in every})
 
     def table(
         self,
@@ -304,11 +304,11 @@ class SweepResults(Recorded):
         table = {"rows": rows, "columns": columns, "values": values} | (
             {} if baseline is None else {"baseline": str(baseline)}
         )
-        return pivots(groups(self.recorded), ReportOptions(**{**options, "tables": [table]}))[0]
+        return pivots(group_runs(self.recorded), ReportOptions(**{**options, "tables": [table]}))[0]
 
     def __len__(self) -> int:
         return len(self.runs)
 
     def __repr__(self) -> str:
-        finished = sum(one.finished for one in self.runs)
+        finished = sum(run.finished for run in self.runs)
         return one_line(f"<sweep of {len(self.runs)} runs, {finished} of them finished, in {self.directory}>")

@@ -86,9 +86,10 @@ def ranking_names(run: Run) -> list[str]:
 
     Other summaries of clients' values than their mean rank none.
     """
-    order = {what: place for place, what in enumerate(run.facts)}
-    known = [name for name in metric_names(run) if facts(run, name).higher_is_better is not None]
-    known = [name for name in known if not is_summary(name)]
+    order = {what: index for index, what in enumerate(run.facts)}
+    known = [
+        name for name in metric_names(run) if facts(run, name).higher_is_better is not None and not is_summary(name)
+    ]
     known.sort(key=lambda name: order[name.partition("/")[2] or name])
     return [name for name in known if facts(run, name).ranks] or [name for name in known if name != "train/loss"]
 
@@ -155,8 +156,8 @@ def is_personal(run: Run) -> bool:
     # The methods load torch, which most tables do without.
     from rayfl.methods.base import Method
 
-    found = method_of(run)
-    return found is not None and (found.capabilities.personalized or found.eval_stages is not Method.eval_stages)
+    method = method_of(run)
+    return method is not None and (method.capabilities.personalized or method.eval_stages is not Method.eval_stages)
 
 
 def method_of(run: Run) -> type[Method] | None:

@@ -41,14 +41,16 @@ def paired(differences: Sequence[float] | np.ndarray) -> Paired:
 
     values = np.asarray(differences, float)
     values = values[~np.isnan(values)]
-    num, mean = len(values), float(values.mean()) if len(values) else np.nan
+    num = len(values)
+    mean = float(values.mean()) if len(values) else np.nan
     if num < 2:
         return Paired(mean, np.nan, np.nan, np.nan, np.nan, num)
     if np.ptp(values) == 0:
         return Paired(mean, mean, mean, float(mean == 0), 0.0, num)
     # Where a run has diverged, the mean is infinite and the rest NaN.
     with np.errstate(invalid="ignore"):
-        error, critical = values.std(ddof=1) / np.sqrt(num), stdtrit(num - 1, 1 - LEVEL / 2)
+        error = values.std(ddof=1) / np.sqrt(num)
+        critical = stdtrit(num - 1, 1 - LEVEL / 2)
     # With noncentrality c the statistic exceeds the critical value with probability POWER; at c the other tail, a
     # difference found with the wrong sign, is below 1e-5 and left out.
     detectable = nctdtrinc(num - 1, 1 - POWER, critical) * error

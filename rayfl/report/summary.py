@@ -8,7 +8,7 @@ from typing import Literal, TypedDict
 
 from rayfl.errors import RayflError
 from rayfl.report.comparison import TextTable
-from rayfl.report.fairness import of_run
+from rayfl.report.page_tables import fairness_of
 from rayfl.report.series import MEGABYTE_BITS, facts, ranking_names, run_name, series, work_done
 from rayfl.run_directory.disk import is_locked
 from rayfl.run_directory.record import Run, read_run
@@ -27,8 +27,8 @@ def run_list(folder: Path) -> TextTable:
     Name, state, rounds, the last value in each of `PLACES` where models are evaluated, by the first metric that ranks
     runs, and when the run last recorded anything.
     """
-    found = [path for depth in range(_DEPTH + 1) for path in sorted(folder.glob("*/" * depth + "experiment.json"))]
-    runs = [path.parent for path in found if path.is_file() and not path.parent.is_symlink()]
+    paths = [path for depth in range(_DEPTH + 1) for path in sorted(folder.glob("*/" * depth + "experiment.json"))]
+    runs = [path.parent for path in paths if path.is_file() and not path.parent.is_symlink()]
     changed = {run: _last_change(run) for run in runs}
     rows = []
     for run in sorted(changed, key=changed.__getitem__, reverse=True):
@@ -45,7 +45,7 @@ def _overview(directory: Path) -> list[str]:
         return ["damaged", "0/?", *[""] * len(PLACES)]
     evaluated = [name.partition("/")[2] for name in ranking_names(run) if name.partition("/")[0] in PLACES]
     last = [series(run, f"{place}/{evaluated[0]}") if evaluated else None for place in PLACES]
-    values = ["" if one is None else run.facts[evaluated[0]].words(one.final) for one in last]
+    values = ["" if values is None else run.facts[evaluated[0]].words(values.final) for values in last]
     return [state_of(run), f"{len(run.rounds)}/{run.experiment.get('rounds')}", *values]
 
 
@@ -98,10 +98,11 @@ class Summary(TypedDict):
 
 def summary(run: Run) -> Summary:
     """A run in numbers."""
-    ranked = {name: found for name in ranking_names(run) if (found := series(run, name))}
-    best = ((name, *found.best(facts(run, name))) for name, found in ranked.items())
-    wrap, spent = run.experiment.get("wrap"), series(run, "privacy/epsilon")
-    deltas = [one["delta"] for one in wrap if "delta" in one] if isinstance(wrap, list) else []
+    ranked = {name: values for name in ranking_names(run) if (values := series(run, name))}
+    best = ((name, *values.best(facts(run, name))) for name, values in ranked.items())
+    wrap = run.experiment.get("wrap")
+    spent = series(run, "privacy/epsilon")
+    deltas = [wrapper["delta"] for wrapper in wrap if "delta" in wrapper] if isinstance(wrap, list) else []
     done = work_done(run)
     totals = {name: float(run.rounds[name].to_numpy().sum()) for name in run.rounds.column_names}
     return {
@@ -109,10 +110,10 @@ def summary(run: Run) -> Summary:
         "directory": str(run.directory.absolute()),
         "finished": run.finished,
         "rounds": len(run.rounds),
-        "final": {name: found.final for name, found in ranked.items()},
-        "best": {name: {"value": value, "round": round} for name, value, round in best},
+        "final": {name: values.final for name, values in ranked.items()},
+        "best": {name: {"value": value, "round": round_number} for name, value, round_number in best},
         "units": {name: facts(run, name).unit for name in ranked},
-        "fairness": of_run(run),
+        "fairness": fairness_of(run),
         "privacy": {"epsilon": spent.final, "delta": deltas[-1]} if spent and deltas else {},
         "uplink_megabytes": totals["uplink_bits"] / MEGABYTE_BITS,
         "downlink_megabytes": totals["downlink_bits"] / MEGABYTE_BITS,

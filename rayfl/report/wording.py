@@ -233,7 +233,7 @@ def metric(name: str, facts: Facts | None = None) -> MetricText:
         return _METRICS[name]
     place, _, what = name.partition("/")
     facts = facts or RECORDED_BEFORE.get(what or place)
-    ending = next((one for one in _OVER_CLIENTS if place.endswith(one)), "")
+    ending = next((suffix for suffix in _OVER_CLIENTS if place.endswith(suffix)), "")
     place = place.removesuffix(ending)
     if place in PLACES:
         facts = facts or Facts(title=what.capitalize(), meaning=f"{what.capitalize()}, as the task evaluates it")
@@ -254,16 +254,16 @@ def axis_title(facts: Facts) -> str:
     return f"{facts.title}, {facts.unit}" if facts.unit not in ("", facts.title) else facts.title
 
 
-def value(given: object) -> str:
+def value(setting: object) -> str:
     """A setting: yes, no, none, a list's items, a class with its options, a short number."""
-    if isinstance(given, bool) or given is None:
-        return {True: "yes", False: "no", None: "none"}[given]
-    if isinstance(given, list | tuple):
-        return ", ".join(value(one) for one in given) if given else "none"
-    if isinstance(given, dict) and "name" in given:
-        options = ", ".join(f"{name} {value(one)}" for name, one in given.items() if name != "name")
-        return short(str(given["name"])) + f" ({options})" * bool(options)
-    return f"{given:g}" if isinstance(given, float) else str(given)
+    if isinstance(setting, bool) or setting is None:
+        return {True: "yes", False: "no", None: "none"}[setting]
+    if isinstance(setting, list | tuple):
+        return ", ".join(value(item) for item in setting) if setting else "none"
+    if isinstance(setting, dict) and "name" in setting:
+        options = ", ".join(f"{name} {value(item)}" for name, item in setting.items() if name != "name")
+        return short(str(setting["name"])) + f" ({options})" * bool(options)
+    return f"{setting:g}" if isinstance(setting, float) else str(setting)
 
 
 def counted(number: int, word: str) -> str:

@@ -36,8 +36,8 @@ def method(request: pytest.FixtureRequest) -> type[Method]:
 def make(method: type[Method], request: pytest.FixtureRequest) -> Make:
     """Setups of the method: six unequal clients on digits, a small network, three rounds."""
     hyper: dict[str, Value] = {}
-    for one in request.config.getoption("--set", []) or []:
-        override(hyper, one)
+    for setting in request.config.getoption("--set", []) or []:
+        override(hyper, setting)
 
     def made(engine: str = "loop", **options: Value) -> Setup:
         tables: dict[str, Value] = {

@@ -1,4 +1,7 @@
-"""The contract of every method. `make` builds setups of a method; it takes engine, seed, rounds, ... by name."""
+"""The contract of every method. `make` builds setups of a method; it takes engine, seed, rounds, ... by name.
+
+And the contract of every task: its own functions, and runs of six methods.
+"""
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -7,13 +10,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from torch import Tensor, nn
 
+from rayfl.choices.kinds import find
 from rayfl.compress.base import Message
 from rayfl.compress.sparse import TopK
 from rayfl.data.partition import Partition, Shards
 from rayfl.determinism.seeding import NOBODY, FirstDraws
-from rayfl.methods.base import PeerHalf, RayflError
+from rayfl.methods.base import Batch, Method, PeerHalf, RayflError
 from rayfl.methods.shared.own_parts import OwnParts
 from rayfl.population.sampling import Population
 from rayfl.rounds import downlinks
@@ -23,14 +28,25 @@ from rayfl.rounds.rounds import RunState
 from rayfl.rounds.setup import Evaluation, Setup
 from rayfl.rounds.worker_jobs import Missed
 from rayfl.run_directory import checkpoint
-from rayfl.testing.comparison import assert_close, assert_same_bits, contents, rows
-from rayfl.testing.executors import play
+from rayfl.task import NetworkTask
+from rayfl.testing.executors import assert_close, assert_same_bits, contents, play, rows
 from rayfl.testing.kept_values import Apart, owners
 from rayfl.testing.watching import Log, buffer_bits, watched
-from rayfl.untyped import Value
+from rayfl.untyped import Table, Value
 
 Make = Callable[..., Setup]
 Played = tuple[list[RoundRecord], list[RunState]]
+TASK_METHODS: Mapping[str, Table] = {
+    "fedavg": {},
+    "fedavgm": {"momentum": 0.5},
+    "ditto": {},
+    "fedpse": {"keep_ratio": 0.3},
+    "dpsgd": {},
+    "dispfl": {"density": 0.5},
+}
+"""Plain averaging, momentum on both sides, personal models, a compressed exchange, peers, and masks among peers."""
+_MOST_EXAMPLES = 8
+"""The most examples of which a task's functions are tested."""
 
 
 def loop_and_vmap_agree(loop: Setup, vmap: Setup, played: Played | None = None) -> None:
@@ -44,10 +60,10 @@ def loop_and_vmap_agree(loop: Setup, vmap: Setup, played: Played | None = None) 
     assert [(r.row.uplink_bits, r.row.downlink_bits) for r in looped] == [
         (r.row.uplink_bits, r.row.downlink_bits) for r in stacked
     ]
-    for one, other in zip(looped, stacked, strict=True):
-        assert [(m.client, m.name) for m in one.metrics] == [(m.client, m.name) for m in other.metrics]
+    for record, other in zip(looped, stacked, strict=True):
+        assert [(m.client, m.name) for m in record.metrics] == [(m.client, m.name) for m in other.metrics]
         # A test example on the border between two classes may change sides.
-        numbers = [np.array([m.value for m in r.metrics if "accuracy" not in m.name], float) for r in (one, other)]
+        numbers = [np.array([m.value for m in r.metrics if "accuracy" not in m.name], float) for r in (record, other)]
         np.testing.assert_allclose(numbers[0], numbers[1], rtol=1e-4, atol=1e-5)
 
 
@@ -57,14 +73,14 @@ def several_workers_give_the_bits_of_one(here: Setup, played: Played | None = No
     A plug-in is played on two workers, too. The message of a failure names the values that the plug-in keeps from one
     job to the next, in modules, classes and objects: each worker has others.
     """
-    one = InlineExecutor(here)
-    records, run_states = played or play(here, one)
+    executor = InlineExecutor(here)
+    records, run_states = played or play(here, executor)
     for number in (2, 3) if owners(here) else (3,):
         many = Apart(here, number)
         others, other_states = play(here, many)
         try:
             assert rows(records) == rows(others)
-            assert_same_bits(contents(one, run_states[-1]), contents(many, other_states[-1]))
+            assert_same_bits(contents(executor, run_states[-1]), contents(many, other_states[-1]))
         except AssertionError as error:
             kept = ", ".join(many.changed) or "nothing that this test finds"
             pytest.fail(f"{number} workers give other numbers than one; kept from one job to the next: {kept}\n{error}")
@@ -124,7 +140,7 @@ def parts_stay_with_their_clients(make: Make, parts: Mapping[str, object], num_c
     here, log = watched(setup)
     play(here)
     assert log.modified == []
-    messages = [*log.up.values(), *log.broadcasts.values(), *(one for row in log.down.values() for one in row)]
+    messages = [*log.up.values(), *log.broadcasts.values(), *(message for row in log.down.values() for message in row)]
     sent = {name for message in messages for packet in message.values() for name in packet.support()}
     assert sent.isdisjoint(setup.method.kept) if not setup.method.averaged else sent.isdisjoint(setup.method.trains)
     assert sent.issuperset(setup.method.averaged)
@@ -167,37 +183,38 @@ def the_bill_is_the_size_of_the_buffers(make: Make, num_clients: int) -> tuple[S
         assert all(isinstance(part, np.ndarray) and part.ndim == 1 for part in packet.parts.values())
     statuses = {client.status for record in records for client in record.clients}
     assert not clients or {"dropped_after_training", "dropped_before_download"} <= statuses
-    for round, record in enumerate(records):
-        late = owed(run_states, round, log.broadcasts.get(round, {}))
+    for round_number, record in enumerate(records):
+        late = owed(run_states, round_number, log.broadcasts.get(round_number, {}))
         for row in record.clients:
-            sent, expected = row.status == "delivered", [0, 0]
+            sent = row.status == "delivered"
+            expected = [0, 0]
             if isinstance(here.method, PeerHalf):
-                expected = peer_bits(here, log, record, round, row.client) if sent else [0, 0]
+                expected = peer_bits(here, log, record, round_number, row.client) if sent else [0, 0]
             elif row.status != "dropped_before_download":
-                down = [log.broadcasts.get(round, {}), *log.down.get((round, row.client), [])]
+                down = [log.broadcasts.get(round_number, {}), *log.down.get((round_number, row.client), [])]
                 expected = [
-                    buffer_bits(log.up[round, row.client]) if sent else 0,
+                    buffer_bits(log.up[round_number, row.client]) if sent else 0,
                     sum(map(buffer_bits, down)) + late.get(row.client, Missed()).bits,
                 ]
-            assert [row.uplink_bits, row.downlink_bits] == expected, (round, row)
+            assert [row.uplink_bits, row.downlink_bits] == expected, (round_number, row)
         assert record.row.uplink_bits == sum(row.uplink_bits for row in record.clients)
         assert record.row.downlink_bits == sum(row.downlink_bits for row in record.clients)
     return here, log, (records, run_states)
 
 
-def owed(run_states: Sequence[RunState], round: int, message: Message) -> Mapping[int, Missed]:
+def owed(run_states: Sequence[RunState], round_number: int, message: Message) -> Mapping[int, Missed]:
     """The broadcasts that each client had missed when a round's message went down; {} if none can be missed."""
-    before = run_states[round - 1].downlink if round else {}
-    state = before and {**run_states[round].downlink, "had": before["had"]}
+    before = run_states[round_number - 1].downlink if round_number else {}
+    state = before and {**run_states[round_number].downlink, "had": before["had"]}
     return downlinks.missed(state, message, range(len(state.get("had", ()))))
 
 
-def peer_bits(here: Setup, log: Log, record: RoundRecord, round: int, client: int) -> list[int]:
+def peer_bits(here: Setup, log: Log, record: RoundRecord, round_number: int, client: int) -> list[int]:
     """Up: the own message, once per receiver; down: the messages that the client receives. Both ends are billed."""
     present = [row.client for row in record.clients if row.status == "delivered"]
-    size = {peer: buffer_bits(log.up[round, peer]) for peer in present}
+    size = {peer: buffer_bits(log.up[round_number, peer]) for peer in present}
     assert here.topology is not None
-    graph = here.topology.receives(here.num_clients, here.seed, round)
+    graph = here.topology.receives(here.num_clients, here.seed, round_number)
     listeners = sum(bool(graph[other, client]) for other in present)
     return [size[client] * listeners, sum(size[other] for other in present if graph[client, other])]
 
@@ -208,7 +225,8 @@ def unseen_clients_are_evaluated_and_leave_no_trace(make: Make) -> None:
     Their metrics, too, do not depend on the engine and the workers. A method that defines no model for a client that
     comes for the first time refuses `clients.unseen`, with its own name in the error.
     """
-    clients, method = {"unseen": 0.3}, make().method
+    clients = {"unseen": 0.3}
+    method = make().method
     if method.capabilities.newcomer == "undefined":
         with pytest.raises(RayflError, match=rf"clients\.unseen.*\b{type(method).__name__}\b"):
             make(clients=clients)
@@ -221,7 +239,10 @@ def unseen_clients_are_evaluated_and_leave_no_trace(make: Make) -> None:
         assert evaluated == {None, *(client for client in here.unseen if len(here.partition.test[client]))}
     alone = without_unseen(here)
     others, other_states = play(alone)
-    seen = [replace(one, metrics=tuple(m for m in one.metrics if not m.name.startswith("unseen"))) for one in records]
+    seen = [
+        replace(record, metrics=tuple(m for m in record.metrics if not m.name.startswith("unseen")))
+        for record in records
+    ]
     assert rows(seen) == rows(others)
     assert_same_bits(contents(InlineExecutor(here), run_states[-1]), contents(InlineExecutor(alone), other_states[-1]))
     several_workers_give_the_bits_of_one(here, played)
@@ -230,11 +251,11 @@ def unseen_clients_are_evaluated_and_leave_no_trace(make: Make) -> None:
 
 def without_unseen(setup: Setup) -> Setup:
     """The same experiment without the unseen clients and their examples."""
-    number, splits = (
-        setup.num_clients,
-        [setup.partition.split(name) for name in ("train", "validation", "heldout", "test")],
+    number = setup.num_clients
+    splits = [setup.partition.split(name) for name in ("train", "validation", "heldout", "test")]
+    partition = Partition(
+        *(Shards(shards.indices[: shards.offsets[number]], shards.offsets[: number + 1]) for shards in splits)
     )
-    partition = Partition(*(Shards(one.indices[: one.offsets[number]], one.offsets[: number + 1]) for one in splits))
     clients = setup.population.settings.model_copy(update={"count": number, "unseen": 0.0})
     return replace(setup, partition=partition, population=Population(clients, setup.seed, partition.train.sizes))
 
@@ -245,3 +266,43 @@ def bits_fall_under_a_compressor(make: Make) -> None:
         sum(r.row.uplink_bits for r in play(here)[0]) for here in (make(), make(uplink=TopK(keep_ratio=0.1)))
     )
     assert sparse < 0.5 * plain or not plain
+
+
+def task_tables(method: str, **options: Value) -> dict[str, Value]:
+    """The tables of an experiment in which a method trains, one of `TASK_METHODS` with their settings."""
+    kind: type[Method] = find(Method, method)
+    settings = {"lr": 0.1, "batch_size": 16, **TASK_METHODS.get(method, {}), **options}
+    graph = {"topology": "ring"} if kind.gather and issubclass(kind, PeerHalf) else {}
+    return {"method": {"name": method, **settings}, **graph}
+
+
+def examples_are_evaluated_one_by_one(setup: Setup) -> None:
+    """An example's loss, count and score do not depend on the others in its batch, and padding adds nothing."""
+    task = setup.method.task
+    assert isinstance(task, NetworkTask)
+    train = setup.data(0).all("train")
+    batch = Batch(train.inputs[:_MOST_EXAMPLES], train.labels[:_MOST_EXAMPLES])
+    outputs = task.evaluated(setup.initial, batch).detach()
+    sums, counts = task.task.loss(outputs, batch.labels)
+    scores = task.task.score(outputs, batch.labels)
+    assert bool(((scores >= 0) & (scores <= 1)).all() and (counts >= 0).all() and torch.isfinite(sums).all())
+    for row in range(len(outputs)):
+        span = slice(row, row + 1)
+        alone = (*task.task.loss(outputs[span], batch.labels[span]), task.task.score(outputs[span], batch.labels[span]))
+        torch.testing.assert_close(alone, (sums[span], counts[span], scores[span]), rtol=1e-5, atol=1e-6)
+    weights = (torch.arange(len(outputs)) % 2).float()
+    kept = weights > 0
+    torch.testing.assert_close(
+        task.task.mean_loss(outputs, batch.labels, weights),
+        task.task.mean_loss(outputs[kept], batch.labels[kept]),
+        rtol=1e-5,
+        atol=1e-6,
+    )
+
+
+def a_method_trains_on_it(make: Callable[[str], Setup]) -> None:
+    """Both engines agree, and three workers give the bits of one. `make`: a setup for an engine, "loop" or "vmap"."""
+    here = make("loop")
+    if here.method.task.vmappable:
+        loop_and_vmap_agree(here, make("vmap"))
+    several_workers_give_the_bits_of_one(here)

@@ -1,15 +1,19 @@
-"""The ways in which the contract tests run an experiment, so that they can be compared bit for bit."""
+"""The ways in which the contract tests run an experiment, and the comparison of its runs, bit for bit or up to a
+tolerance: of records, and of everything that outlives a round."""
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
+from torch import Tensor
 
 from rayfl.compress.base import Packet
 from rayfl.gather import Handle
 from rayfl.rounds.executor import Executor, InlineExecutor, InlinePacket, Job, JobResult, Ref
 from rayfl.rounds.ledger import RoundRecord
-from rayfl.rounds.rounds import RunState, simulate
+from rayfl.rounds.rounds import simulate
+from rayfl.rounds.run_state import Air, RunState
 from rayfl.rounds.setup import Setup
 from rayfl.untyped import Anything
 
@@ -39,9 +43,9 @@ class Shuffled(InlineExecutor):
         for index in self.order.permutation(len(jobs)).tolist():
             job = thawed(frozen(jobs[index].work))
             inputs = tuple(None if ref is None else thawed(ref) for ref in jobs[index].inputs)
-            (found,) = super().run(thawed(shared), [Job(job, inputs)])
-            assert len(found.outputs) == jobs[index].num_outputs
-            done[index] = JobResult(thawed(frozen(found.result)), [frozen(output) for output in found.outputs])
+            (result,) = super().run(thawed(shared), [Job(job, inputs)])
+            assert len(result.outputs) == jobs[index].num_outputs
+            done[index] = JobResult(thawed(frozen(result.result)), [frozen(output) for output in result.outputs])
         return [done[index] for index in range(len(jobs))]
 
 
@@ -67,3 +71,53 @@ def play(
     kept: list[tuple[RoundRecord, RunState]] = []
     simulate(setup, executor or InlineExecutor(setup), lambda *both: kept.append(both), run_state, rounds)
     return [record for record, _ in kept], [run_state for _, run_state in kept]
+
+
+def rows(records: Sequence[RoundRecord]) -> list[tuple[Anything, ...]]:
+    """Everything recorded but the wall clock."""
+    return [(replace(record.row, wall_s=0.0), record.clients, record.metrics) for record in records]
+
+
+def contents(executor: Executor, run_state: RunState) -> dict[str, np.ndarray]:
+    """Every array that outlives a round, by its place: the states of the server and of the selection, the flights under
+    way, and the states and memories of clients."""
+    arrays = leaves("server", run_state.server) | leaves("selection", run_state.selection)
+    arrays |= leaves("air", run_state.air.to_arrays()) if run_state.air != Air() else {}
+    for version, ref in run_state.air.versions.items():
+        arrays |= leaves(f"version {version}", executor.get(ref))
+    for kind, refs in (("state", run_state.states), ("server memory", run_state.server_memories)):
+        for client, ref in sorted(refs.items()):
+            arrays |= leaves(f"{kind} {client}", executor.get(ref))
+    return arrays
+
+
+def leaves(place: str, value: Anything) -> dict[str, np.ndarray]:
+    """All arrays below `value`."""
+    if isinstance(value, Mapping):
+        return {name: leaf for key, part in value.items() for name, leaf in leaves(f"{place}/{key}", part).items()}
+    if isinstance(value, Packet):
+        return leaves(place, value.parts)
+    array = value.detach().numpy() if isinstance(value, Tensor) else getattr(value, "bits", value)
+    if isinstance(array, np.ndarray):
+        return {place: array}
+    assert not isinstance(value, Tensor) and hasattr(value, "open"), (
+        f"{place} holds a {type(value).__name__}, which no checkpoint can keep"
+    )
+    return leaves(place, value.open())
+
+
+def assert_same_bits(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]) -> None:
+    """Both have the same arrays, with the same types, shapes and bits."""
+    assert list(a) == list(b)
+    for place, array in a.items():
+        assert (array.dtype, array.shape, array.tobytes()) == (b[place].dtype, b[place].shape, b[place].tobytes()), (
+            place
+        )
+
+
+def assert_close(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray], tolerance: float) -> None:
+    """Every array agrees to `tolerance` of its largest entry."""
+    assert list(a) == list(b)
+    for place, array in a.items():
+        size = max(np.abs(array).max(initial=0.0), 1e-3)
+        np.testing.assert_allclose(b[place], array, rtol=0, atol=tolerance * size, err_msg=place)

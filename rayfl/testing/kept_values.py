@@ -39,12 +39,13 @@ class Apart(Shuffled):
         self.workers = [Worker(pickle.loads(pickle.dumps(setup))) for _ in range(num_workers)]  # noqa: S301 - our own
         self.owners = owners(setup)
         self.kept = [copied(values(self.owners)) for _ in self.workers]
-        self.first = [held(one, worker.setup) for one, worker in zip(self.kept, self.workers, strict=True)]
+        self.first = [held(kept, worker.setup) for kept, worker in zip(self.kept, self.workers, strict=True)]
         self.turn = 0
 
     def _do(self, shared: Anything, job: Job) -> JobResult:
         self.turn = (self.turn + 1) % self.num_workers
-        before, self.worker = values(self.owners), self.workers[self.turn]
+        before = values(self.owners)
+        self.worker = self.workers[self.turn]
         put(self.owners, self.kept[self.turn])
         try:
             return super()._do(shared, job)
@@ -64,25 +65,27 @@ class Apart(Shuffled):
 
 def owners(setup: Setup) -> list[Owner]:
     """The modules and classes of plug-ins whose values each actor has for itself."""
-    kinds = [kind for one in plugged(setup) for kind in type(one).__mro__ if _is_foreign(kind)]
+    kinds = [kind for plugin in plugged(setup) for kind in type(plugin).__mro__ if _is_foreign(kind)]
     modules = {file.module for file in plugins.loaded_files()} | {kind.__module__ for kind in kinds}
-    found: dict[int, Owner] = {}
+    by_id: dict[int, Owner] = {}
     for module in (sys.modules[name] for name in sorted(modules)):
-        inside = [one for one in vars(module).values() if isinstance(one, type) and one.__module__ == module.__name__]
-        found |= {id(one): one for one in (module, *inside)}
-    return [*found.values()]
+        inside = [
+            value for value in vars(module).values() if isinstance(value, type) and value.__module__ == module.__name__
+        ]
+        by_id |= {id(owner): owner for owner in (module, *inside)}
+    return [*by_id.values()]
 
 
 def plugged(setup: Setup) -> list[Anything]:
     """The objects of a setup that may be a plug-in's."""
-    found: list[Anything] = [setup.method]
-    while (inner := getattr(found[-1], "inner", None)) is not None:
-        found.append(inner)
-    found += [one.wrapper for one in found if hasattr(one, "wrapper")]
-    found += [setup.uplink, setup.downlink, setup.selection, setup.schedule, setup.topology, *setup.metrics]
+    objects: list[Anything] = [setup.method]
+    while (inner := getattr(objects[-1], "inner", None)) is not None:
+        objects.append(inner)
+    objects += [method.wrapper for method in objects if hasattr(method, "wrapper")]
+    objects += [setup.uplink, setup.downlink, setup.selection, setup.schedule, setup.topology, *setup.metrics]
     if isinstance(task := setup.method.task, NetworkTask):
-        found += [task.task, *task.network.module.modules()]
-    return found
+        objects += [task.task, *task.network.module.modules()]
+    return objects
 
 
 def values(owners: Collection[Owner]) -> KeptValues:
@@ -97,12 +100,13 @@ def values(owners: Collection[Owner]) -> KeptValues:
 
 def copied(values: KeptValues) -> KeptValues:
     """Copies; the same object stays the same one. What cannot be copied is shared."""
-    found, memo = dict(values), dict[int, Anything]()
-    for place, value in values.items():
+    copies = dict(values)
+    memo = dict[int, Anything]()
+    for key, value in values.items():
         # An object of a library may refuse in any way.
         with suppress(Exception):
-            found[place] = copy.deepcopy(value, memo)
-    return found
+            copies[key] = copy.deepcopy(value, memo)
+    return copies
 
 
 def put(owners: Collection[Owner], kept: KeptValues) -> None:
@@ -116,14 +120,14 @@ def put(owners: Collection[Owner], kept: KeptValues) -> None:
 
 def held(kept: KeptValues, setup: Setup) -> dict[str, bytes | str]:
     """The bytes of kept values and in the objects of a setup, by the values' names."""
-    found: dict[str, bytes | str] = {}
+    held_bytes: dict[str, bytes | str] = {}
     for (owner, name), value in kept.items():
-        place = f"{owner.__qualname__}." if isinstance(owner, type) else f"{owner.__file__}: "
-        found[place + name] = as_bytes(value)
-    for one in (one for one in plugged(setup) if any(map(_is_foreign, type(one).__mro__))):
-        own = {name: value for name, value in vars(one).items() if not _is_made(one, name)}
-        found |= {f"{type(one).__qualname__}().{name}": as_bytes(value) for name, value in own.items()}
-    return found
+        prefix = f"{owner.__qualname__}." if isinstance(owner, type) else f"{owner.__file__}: "
+        held_bytes[prefix + name] = as_bytes(value)
+    for plugin in (part for part in plugged(setup) if any(map(_is_foreign, type(part).__mro__))):
+        attributes = {name: value for name, value in vars(plugin).items() if not _is_made(plugin, name)}
+        held_bytes |= {f"{type(plugin).__qualname__}().{name}": as_bytes(value) for name, value in attributes.items()}
+    return held_bytes
 
 
 def as_bytes(value: Anything) -> bytes | str:
@@ -138,7 +142,7 @@ def _is_foreign(kind: type) -> bool:
     return kind.__module__.partition(".")[0] not in _FOREIGN
 
 
-def _is_made(one: object, name: str) -> bool:
+def _is_made(plugin: object, name: str) -> bool:
     """Whether an attribute follows from others: a cached property, or a part of a method or a module with its own."""
-    is_part = (isinstance(one, torch.nn.Module) and name.startswith("_")) or name in ("task", "inner", "wrapper")
-    return is_part or isinstance(getattr(type(one), name, None), cached_property)
+    is_part = (isinstance(plugin, torch.nn.Module) and name.startswith("_")) or name in ("task", "inner", "wrapper")
+    return is_part or isinstance(getattr(type(plugin), name, None), cached_property)

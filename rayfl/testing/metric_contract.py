@@ -32,22 +32,29 @@ def examples(kind: Targets, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def any_split_gives_the_same_value(metric: Metric, outputs: torch.Tensor, targets: torch.Tensor, seed: int = 1) -> None:
     """The sums do not depend on how examples are divided: integer sums bit for bit, others up to rounding."""
-    whole, generator = metric.measure(outputs, targets), np.random.default_rng(seed)
+    undivided = metric.measure(outputs, targets)
+    generator = np.random.default_rng(seed)
     order = torch.from_numpy(generator.permutation(len(outputs)))
     parts = torch.tensor_split(order, np.sort(generator.integers(0, len(outputs), 7)).tolist())
     sums = [metric.measure(outputs[rows], targets[rows]) for rows in parts]
-    assert all(one.keys() == whole.keys() for one in sums)
-    total = {name: torch.stack(torch.broadcast_tensors(*(one[name] for one in sums))).sum(dim=0) for name in whole}
-    assert {value.dtype for one in (whole, *sums) for value in one.values()} <= {torch.int64, torch.float64}
-    for name, value in whole.items():
+    assert all(part_sums.keys() == undivided.keys() for part_sums in sums)
+    total = {
+        name: torch.stack(torch.broadcast_tensors(*(part_sums[name] for part_sums in sums))).sum(dim=0)
+        for name in undivided
+    }
+    assert {value.dtype for part_sums in (undivided, *sums) for value in part_sums.values()} <= {
+        torch.int64,
+        torch.float64,
+    }
+    for name, value in undivided.items():
         tolerance = 1e-9 if value.is_floating_point() else 0.0
         torch.testing.assert_close(total[name], value, rtol=tolerance, atol=tolerance)
-    tolerance = 1e-7 if any(value.is_floating_point() for value in whole.values()) else 0.0
-    found, wanted = (
-        {name: math.nan if value is None else value for name, value in metric.value(one).items()}
-        for one in (total, whole)
+    tolerance = 1e-7 if any(value.is_floating_point() for value in undivided.values()) else 0.0
+    divided_values, undivided_values = (
+        {name: math.nan if value is None else value for name, value in metric.value(all_sums).items()}
+        for all_sums in (total, undivided)
     )
-    assert found == pytest.approx(wanted, rel=tolerance, abs=tolerance, nan_ok=True)
+    assert divided_values == pytest.approx(undivided_values, rel=tolerance, abs=tolerance, nan_ok=True)
 
 
 def padding_adds_nothing(metric: Metric, outputs: torch.Tensor, targets: torch.Tensor) -> None:
@@ -70,16 +77,16 @@ def values_keep_their_names_and_range(metric: Metric, outputs: torch.Tensor, tar
 
 def a_pickled_metric_measures_the_same(metric: Metric, outputs: torch.Tensor, targets: torch.Tensor) -> None:
     """A metric gives the same sums after pickling, because actors get metrics as bytes."""
-    twin = pickle.loads(pickle.dumps(metric))  # noqa: S301 (made here)
-    assert twin.to_table() == metric.to_table() and resolve(Metric, metric.to_table()).to_table() == metric.to_table()
+    copied = pickle.loads(pickle.dumps(metric))  # noqa: S301 (made here)
+    assert copied.to_table() == metric.to_table() and resolve(Metric, metric.to_table()).to_table() == metric.to_table()
     assert same_bits(
-        twin.for_data(task_for(targets), targets).measure(outputs, targets), metric.measure(outputs, targets)
+        copied.for_data(task_for(targets), targets).measure(outputs, targets), metric.measure(outputs, targets)
     )
 
 
-def same_bits(one: MetricSums, other: MetricSums) -> bool:
+def same_bits(sums: MetricSums, other: MetricSums) -> bool:
     """Whether sums are equal, bit for bit."""
-    return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
+    return sums.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in sums.items())
 
 
 Holds = Callable[[Metric, torch.Tensor, torch.Tensor], None]

@@ -1,7 +1,7 @@
 """The contracts of the method that --method names (rayfl/testing/contracts.py), of the experiment that --experiment
 names, and of the metric that --metric names (rayfl/testing/metric_contract.py).
 
-Of an experiment: of its task (rayfl/testing/task_contract.py), and of the rest, such as a schedule, a selection or
+Of an experiment: of its task (rayfl/testing/contracts.py), and of the rest, such as a schedule, a selection or
 wrappers: their results do not depend on how the run is executed.
 """
 
@@ -18,11 +18,10 @@ from rayfl.experiment.table import override
 from rayfl.methods.base import Method
 from rayfl.metrics.base import Metric
 from rayfl.rounds.setup import Setup
-from rayfl.testing import contracts, metric_contract, task_contract
-from rayfl.testing.comparison import rows
+from rayfl.testing import contracts, metric_contract
 from rayfl.testing.conftest import NUM_CLIENTS
 from rayfl.testing.contracts import Make, Played
-from rayfl.testing.executors import play
+from rayfl.testing.executors import play, rows
 from rayfl.testing.watching import watched
 from rayfl.untyped import Anything, Value
 
@@ -112,13 +111,13 @@ def with_task(request: pytest.FixtureRequest, experiment: Make) -> Make:
 
 
 def test_examples_are_evaluated_one_by_one(with_task: Make) -> None:
-    task_contract.examples_are_evaluated_one_by_one(with_task())
+    contracts.examples_are_evaluated_one_by_one(with_task())
 
 
-@pytest.mark.parametrize("method", task_contract.METHODS)
+@pytest.mark.parametrize("method", contracts.TASK_METHODS)
 def test_a_method_trains_on_it(with_task: Make, method: str) -> None:
-    tables = task_contract.tables(method)
-    task_contract.a_method_trains_on_it(lambda engine: with_task(runtime={"engine": engine}, **tables))
+    tables = contracts.task_tables(method)
+    contracts.a_method_trains_on_it(lambda engine: with_task(runtime={"engine": engine}, **tables))
 
 
 EvaluatedMetric = tuple[Metric, Tensor, Tensor]
@@ -131,8 +130,8 @@ def evaluated(request: pytest.FixtureRequest) -> EvaluatedMetric:
     if not name:
         pytest.skip("name a metric: --metric my_metrics.py:Brier")
     table: dict[str, object] = {"name": name}
-    for one in request.config.getoption("--set") or []:
-        override(table, one)
+    for setting in request.config.getoption("--set") or []:
+        override(table, setting)
     metric = resolve(Metric, table)
     outputs, targets = metric_contract.examples(metric.takes_targets[0], request.param)
     return metric.for_data(metric_contract.task_for(targets), targets), outputs, targets

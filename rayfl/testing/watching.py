@@ -100,12 +100,12 @@ def watched(setup: Setup) -> tuple[Setup, Log]:
     hooks = {name: _watch(name, getattr(type(method), name), log) for name in HOOKS if _own(method, name)}
     # The class is in the method's own module, so that it gets the method's name.
     kind = type("Watched", (type(method),), {"__module__": type(method).__module__, **hooks})
-    twin = kind.__new__(kind)
+    copied = kind.__new__(kind)
     # Cached properties are left out, because they may have read settings before.
-    vars(twin).update(own_values(method), hyper=watched_settings(method.hyper, log))
+    vars(copied).update(own_values(method), hyper=watched_settings(method.hyper, log))
     return replace(
         setup,
-        method=twin,
+        method=copied,
         uplink=watched_compressor(setup.uplink, log),
         downlink=watched_compressor(setup.downlink, log),
     ), log
@@ -113,22 +113,23 @@ def watched(setup: Setup) -> tuple[Setup, Log]:
 
 def _own(method: Method, hook: str) -> bool:
     """Whether a hook is watched. The server's defaults are not, so that `overrides` stays the same; all updates are."""
-    found = getattr(type(method), hook, None)
-    return found is not None and (found is not getattr(ServerHalf, hook, None) or hook == "server_update")
+    defined = getattr(type(method), hook, None)
+    return defined is not None and (defined is not getattr(ServerHalf, hook, None) or hook == "server_update")
 
 
 def _watch(name: str, hook: Callable[..., Anything], log: Log) -> Callable[..., Anything]:
-    declared, parameters = inspect.get_annotations(hook), list(inspect.signature(hook).parameters)[1:]
+    declared = inspect.get_annotations(hook)
+    parameters = list(inspect.signature(hook).parameters)[1:]
 
     @functools.wraps(hook)
     def call(self: Method, *args: Anything, **kwargs: Anything) -> Anything:
-        given = {**dict(zip(parameters, args, strict=False)), **kwargs, "self": own_values(self)}
-        before = {part: fingerprint(value) for part, value in given.items()}
+        arguments = {**dict(zip(parameters, args, strict=False)), **kwargs, "self": own_values(self)}
+        before = {part: fingerprint(value) for part, value in arguments.items()}
         log.depth += 1
         result = hook(self, *args, **kwargs)
         log.depth -= 1
-        given["self"] = own_values(self)
-        log.modified += [f"{name}: {part}" for part, value in given.items() if fingerprint(value) != before[part]]
+        arguments["self"] = own_values(self)
+        log.modified += [f"{name}: {part}" for part, value in arguments.items() if fingerprint(value) != before[part]]
         values = {**dict(zip(parameters, args, strict=False)), **kwargs, "return": result}
         log.undeclared += [f"{name}: {part}" for part in values if not fits(part, values[part], declared.get(part))]
         log.note(name, next((arg for arg in args if isinstance(arg, Context)), None), result)
@@ -142,7 +143,7 @@ def fits(part: str, value: Foreign, declared: Foreign) -> bool:
 
     A result may not have other keys. An argument may, since a method may derive from another.
     """
-    kind = next((one for one in get_args(declared) or (declared,) if is_typeddict(one)), None)
+    kind = next((option for option in get_args(declared) or (declared,) if is_typeddict(option)), None)
     if kind is None or not isinstance(value, Mapping):
         return True
     return kind.__required_keys__ <= value.keys() and (part != "return" or value.keys() <= kind.__annotations__.keys())

@@ -79,7 +79,7 @@ from rayfl.determinism.platform import describe
 from rayfl.determinism.torch_flags import fixed
 from rayfl.experiment.prepare import prepare
 from rayfl.rounds.executor import InlineExecutor
-from rayfl.testing.comparison import assert_same_bits, contents
+from rayfl.testing.executors import assert_same_bits, contents
 from rayfl.testing.executors import play
 from tests.actors.toys import experiment
 

@@ -11,8 +11,7 @@ from rayfl.experiment.prepare import prepare
 from rayfl.experiment.runtime import Runtime
 from rayfl.rounds import aggregation
 from rayfl.rounds.executor import InlineExecutor
-from rayfl.testing.comparison import assert_same_bits, contents, rows
-from rayfl.testing.executors import play
+from rayfl.testing.executors import assert_same_bits, contents, play, rows
 from tests.actors.toys import experiment
 
 

@@ -17,8 +17,7 @@ from rayfl.methods.server.fedavg import FedAvg
 from rayfl.population.client import Traits
 from rayfl.rounds.executor import InlineExecutor, Job
 from rayfl.rounds.worker_jobs import OBJECT_BYTES
-from rayfl.testing.comparison import assert_same_bits, contents, leaves, rows
-from rayfl.testing.executors import frozen, play, thawed
+from rayfl.testing.executors import assert_same_bits, contents, frozen, leaves, play, rows, thawed
 from rayfl.tree import PackedBits, State, Tree
 from tests.actors.toys import experiment
 

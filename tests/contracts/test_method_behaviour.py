@@ -9,8 +9,7 @@ from rayfl.methods.server.scaffold import Scaffold, ScaffoldCarry, ScaffoldState
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.setup import Evaluation
 from rayfl.testing import contracts
-from rayfl.testing.comparison import assert_same_bits, contents, leaves
-from rayfl.testing.executors import play
+from rayfl.testing.executors import assert_same_bits, contents, leaves, play
 from rayfl.testing.watching import watched
 from tests.contracts.every_method import (
     CASES,

@@ -9,8 +9,7 @@ import pytest
 from rayfl.methods.shared.wrapper import Wrapping
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.testing import contracts
-from rayfl.testing.comparison import assert_same_bits, contents, rows
-from rayfl.testing.executors import play
+from rayfl.testing.executors import assert_same_bits, contents, play, rows
 from tests.contracts.actors import SharedActors
 from tests.contracts.every_method import REGISTERED, SEAMS, SERVER_CASES, VARIED, Case, cases, every_method, played
 from tests.contracts.waiting import no_stage_waits_for_a_gpu

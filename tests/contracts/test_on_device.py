@@ -26,8 +26,7 @@ from rayfl.rounds.errors import MethodError
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.setup import Setup
 from rayfl.task import BoundTask, Objective
-from rayfl.testing.comparison import assert_same_bits, contents, rows
-from rayfl.testing.executors import play
+from rayfl.testing.executors import assert_same_bits, contents, play, rows
 from rayfl.tree import State, Tree
 from tests.contracts.every_method import FREE_CASES, REGISTERED, SEAMS, VARIED, Case, cases, every_method
 from tests.contracts.seams import quadratic

@@ -11,8 +11,7 @@ from rayfl.methods.base import ServerHalf
 from rayfl.methods.shared.own_parts import OwnPartsOfClients, OwnPartsOfPeers, Parts
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.testing import contracts
-from rayfl.testing.comparison import assert_same_bits, contents, rows
-from rayfl.testing.executors import play
+from rayfl.testing.executors import assert_same_bits, contents, play, rows
 from tests.contracts.every_method import REGISTERED, Case, cases, played
 from tests.refusals import refused
 

@@ -15,7 +15,7 @@ from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare
 from rayfl.rounds.setup import Setup
 from rayfl.tasks.base import Task
-from rayfl.testing import contracts, task_contract
+from rayfl.testing import contracts
 from rayfl.testing.executors import play
 from tests.refusals import refused
 
@@ -59,7 +59,7 @@ def made(
             model=Bigram if task == "next-token" else {"name": "mlp", "hidden": [6]},
             runtime={"engine": engine},
             wrap=wrap,
-            **task_contract.tables(method, **options),
+            **contracts.task_tables(method, **options),
         )
     )
 
@@ -71,13 +71,13 @@ def test_every_task_has_data_here_and_is_what_its_data_choose():
 
 @pytest.mark.parametrize("task", DATA)
 def test_examples_are_evaluated_one_by_one(task: str):
-    task_contract.examples_are_evaluated_one_by_one(made(task))
+    contracts.examples_are_evaluated_one_by_one(made(task))
 
 
-@pytest.mark.parametrize("method", task_contract.METHODS)
+@pytest.mark.parametrize("method", contracts.TASK_METHODS)
 @pytest.mark.parametrize("task", DATA)
 def test_a_method_trains_on_it(task: str, method: str):
-    task_contract.a_method_trains_on_it(lambda engine: made(task, method, engine))
+    contracts.a_method_trains_on_it(lambda engine: made(task, method, engine))
 
 
 @pytest.mark.parametrize("method", ["subfedavg", "lotteryfl"])

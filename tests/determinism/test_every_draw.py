@@ -18,9 +18,8 @@ from rayfl.methods.server.fedavg import FedAvg
 from rayfl.rounds.errors import MethodError
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.setup import Setup
-from rayfl.testing.comparison import assert_same_bits, contents, rows
 from rayfl.testing.contracts import a_run_goes_on_from_its_checkpoint
-from rayfl.testing.executors import Shuffled, play
+from rayfl.testing.executors import Shuffled, assert_same_bits, contents, play, rows
 from tests.determinism import drawing
 from tests.refusals import mentions, refused
 

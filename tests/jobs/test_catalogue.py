@@ -3,7 +3,7 @@
 import pytest
 
 from jobs.catalogue import example, in_table
-from jobs.printing import first_sentence
+from jobs.display import first_sentence
 from rayfl.choices.kinds import known, named
 from rayfl.experiment.experiment import LISTED, Experiment
 from rayfl.experiment.unknown_keys import settings_of

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rayfl.experiment.experiment import read
-from rayfl.report.groups import groups
+from rayfl.report.groups import group_runs
 from rayfl.run_directory.record import read_run
 from tests.jobs.commands import rayfl
 from tests.refusals import refused
@@ -62,6 +62,6 @@ def test_runs_of_other_data_are_no_seeds_of_one_experiment(home: Path):
         write_patients(home, data)
         result = rayfl("run", "patients.toml", "--inline", "--output", name, "seed=2")
         assert result.exit_code == 0, result.output
-    found = groups([read_run(home / name) for name in ("first", "same", "other")])
+    found = group_runs([read_run(home / name) for name in ("first", "same", "other")])
     assert [len(group.runs) for group in found] == [2, 1]
     assert all("patients.csv=" in group.label for group in found)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rayfl.data import file_digest
-from rayfl.report.groups import groups
+from rayfl.report.groups import group_runs
 from rayfl.run_directory.record import Recorder, read_run
 from tests.actors.toys import assert_same_run, logged
 from tests.data.files import numbered, write_image
@@ -265,5 +265,5 @@ def test_seeds_on_data_in_two_folders_are_one_experiment(tmp_path: Path, monkeyp
     for seed, name in ((1, "first"), (2, "second")):
         monkeypatch.chdir(project(tmp_path / name, "table"))
         played("run", "own.toml", f"seed={seed}", "--inline", "--output", tmp_path / f"run-{seed}")
-    found = groups([read_run(tmp_path / f"run-{seed}") for seed in (1, 2)])
+    found = group_runs([read_run(tmp_path / f"run-{seed}") for seed in (1, 2)])
     assert [len(group.runs) for group in found] == [2]

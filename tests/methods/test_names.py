@@ -67,7 +67,7 @@ def test_a_new_file_is_a_new_method(written: Callable[[str], None], path: str):
 def test_two_files_of_one_name_are_refused(written: Callable[[str], None]):
     written("weekdays/afternoon.py")
     written("holidays/afternoon.py")
-    with pytest.raises(AssertionError, match="both called 'afternoon'"):
+    with pytest.raises(AssertionError, match="are called 'afternoon'"):
         named(Method)
 
 

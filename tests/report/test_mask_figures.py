@@ -12,7 +12,7 @@ from rayfl.experiment.report_options import ReportOptions
 from rayfl.report.comparison import require
 from rayfl.report.drawn_figures import _picture, mask_section
 from rayfl.report.figures import _by_retention, sections
-from rayfl.report.groups import groups
+from rayfl.report.groups import group_runs
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.run_directory.description import Description
 from rayfl.run_directory.play_run import RunOutput, play_run
@@ -39,7 +39,7 @@ def cells(figure) -> list[list[float | None]]:
 
 
 def test_distances_and_masks_of_a_run_are_drawn(run):
-    found = {section.title: section for section in sections(groups([run]), ["own/accuracy"])}
+    found = {section.title: section for section in sections(group_runs([run]), ["own/accuracy"])}
     strip, likeness, distances, *drawn = found["Masks"].figures
     (row,) = strip.chart["data"]["values"]
     # A value for each ordered pair of clients.
@@ -57,8 +57,8 @@ def test_distances_and_masks_of_a_run_are_drawn(run):
 
 
 def test_the_clients_whose_masks_are_drawn_can_be_chosen(run, monkeypatch, tmp_path):
-    chosen = mask_section(groups([run]), (3, 1, 2)).figures
-    first = {figure.title: figure.chart for figure in mask_section(groups([run])).figures}
+    chosen = mask_section(group_runs([run]), (3, 1, 2)).figures
+    first = {figure.title: figure.chart for figure in mask_section(group_runs([run])).figures}
     assert [figure.title.partition(":")[0] for figure in chosen[3:]] == ["Client 3", "Client 1", "Client 2"]
     assert all(figure.chart == first[figure.title] for figure in chosen)
     # A client that no round selected has no model, in whichever file the others lie.
@@ -69,7 +69,7 @@ def test_the_clients_whose_masks_are_drawn_can_be_chosen(run, monkeypatch, tmp_p
     for place, client in enumerate(("0", "2", "3")):
         own = {name: tensor for name, tensor in tensors.items() if name.startswith(f"{client}/")}
         save_file(own, split / "models" / f"personal-{place:04d}.safetensors")
-    section = mask_section(groups([read_run(split)]), (3, 1, 2))
+    section = mask_section(group_runs([read_run(split)]), (3, 1, 2))
     assert [figure.title.partition(":")[0] for figure in section.figures[3:]] == ["Client 3", "Client 2"]
     assert mentions(section.intro, "client 1")
 
@@ -91,7 +91,7 @@ def test_a_damaged_model_file_costs_the_drawn_masks_alone(run):
     whole = path.read_bytes()
     path.write_bytes(whole[:100])
     try:
-        assert len(mask_section(groups([run])).figures) == 3
+        assert len(mask_section(group_runs([run])).figures) == 3
     finally:
         path.write_bytes(whole)
 
@@ -103,7 +103,7 @@ def test_kernels_stand_side_by_side_with_blanks_between():
 
 
 def test_accuracy_by_retention_ratio(run):
-    (figure,) = _by_retention(groups([run]), ["own/accuracy"])
+    (figure,) = _by_retention(group_runs([run]), ["own/accuracy"])
     (row,) = figure.chart["data"]["values"]
     assert row["Retention ratio"] == [0.2, 0.5]
-    assert _by_retention(groups([run]), ["pooled/accuracy"]) == []
+    assert _by_retention(group_runs([run]), ["pooled/accuracy"]) == []

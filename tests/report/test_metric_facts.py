@@ -11,10 +11,10 @@ from rayfl.errors import RayflError
 from rayfl.metrics.facts import ACCURACY, LOSS, PLACES, Facts
 from rayfl.metrics.fairness import facts_over_clients, fairness
 from rayfl.report import wording
-from rayfl.report.fairness import of_run
-from rayfl.report.groups import choose, facts_of, groups, in_words, over, ranked_names
+from rayfl.report.groups import choose, facts_of, group_runs, in_words, over, ranked_names
 from rayfl.report.numbers import cost_to_target
 from rayfl.report.page import report
+from rayfl.report.page_tables import fairness_of
 from rayfl.report.summary import summary
 from rayfl.rounds.ledger import MetricRow, RoundRow
 from rayfl.run_directory.description import Description, write_metric_facts
@@ -40,7 +40,7 @@ def run(directory: Path, values: list[float | None], lr: float = 0.1) -> Run:
 
 def test_a_metric_that_falls_ranks_the_smallest_first_and_reaches_targets_from_above(tmp_path: Path):
     near, far = run(tmp_path / "near", [9.0, 2.0, 4.0]), run(tmp_path / "far", [9.0, 8.0, 7.0], lr=0.2)
-    found = groups([far, near])
+    found = group_runs([far, near])
     assert ranked_names(found) == ["pooled/distance", "own/distance"]
     numbers = summary(near)
     assert numbers["best"]["pooled/distance"] == {"value": 2.0, "round": 1}
@@ -74,7 +74,7 @@ def test_the_numbers_of_a_private_run_say_epsilon_and_delta(tmp_path: Path):
 def test_what_is_undefined_is_left_out_and_counted(tmp_path: Path):
     one = run(tmp_path / "one", [9.0, None, 4.0])
     assert one.metrics["value"].null_count == 1 + 4 + 1
-    found = of_run(one)
+    found = fairness_of(one)
     # Clients 0 and 1 have 4 and 8; the larger is worse.
     wanted = {"mean": 6.0, "deviation": 2.0, "worst_tenth": 8.0, "worst": 8.0, "best": 4.0, "difference": 4.0}
     assert found == {"own/distance": pytest.approx({**wanted, "jain": 144 / (2 * 80), "left_out": 1.0})}

@@ -6,7 +6,7 @@ import pytest
 
 from rayfl.experiment.report_options import ReportOptions
 from rayfl.report.comparison import comparison, require
-from rayfl.report.groups import groups
+from rayfl.report.groups import group_runs
 from rayfl.report.numbers import further_columns, number
 from rayfl.report.page import report
 from rayfl.report.results import SweepResults, load
@@ -46,14 +46,14 @@ def runs(tmp_path) -> list[Run]:
     ],
 )
 def test_a_number_is_read_by_its_name(runs, name, values):
-    found = number(name, groups(runs), ACCURACY, last=2)
+    found = number(name, group_runs(runs), ACCURACY, last=2)
     expected = [math.nan if one is None else one for one in values]
     assert [found.read(run) for run in runs] == pytest.approx(expected, nan_ok=True)
 
 
 def test_costs_per_round_are_means_over_all_rounds_and_their_unit_is_said(tmp_path):
     run = run_of(tmp_path / "1", {0: 1.0, 1: 2.0, 2: 6.0}, name="comm/busiest_megabytes")
-    comm = number("comm/busiest_megabytes", groups([run]), None, last=1)
+    comm = number("comm/busiest_megabytes", group_runs([run]), None, last=1)
     assert (comm.read(run), comm.facts.unit) == (3.0, "MB per round")
 
 
@@ -89,5 +89,5 @@ def test_the_page_the_comparison_and_python_show_the_same_columns(tmp_path, runs
     assert frame["rounds@0.5"].tolist() == [2, 4] and frame["downlink_megabytes"].tolist() == [9, 12]
     assert frame["seed"].tolist() == [1, 2]
     # A page of runs that have not recorded a number yet has an empty column.
-    (column,) = further_columns(groups(runs), ACCURACY, ReportOptions(values=("own/accuracy",)))
+    (column,) = further_columns(group_runs(runs), ACCURACY, ReportOptions(values=("own/accuracy",)))
     assert column.cells == ["\u2013"]

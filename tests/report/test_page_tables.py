@@ -6,7 +6,7 @@ import numpy as np
 
 from rayfl.report import wording
 from rayfl.report.charts import NUM_COLORS, Dot, Line, dots_chart, key, lines_chart
-from rayfl.report.groups import groups
+from rayfl.report.groups import group_runs
 from rayfl.report.page import report
 from rayfl.report.page_tables import differences
 from rayfl.rounds.ledger import MetricRow, RoundRow
@@ -48,7 +48,7 @@ def test_labels_are_what_legends_say_and_seeds_and_actors_do_not_part_runs(tmp_p
         for seed in (1, 2)
     ]
     other = recorded(tmp_path / "other", HALF, 8, label="half, 2 threads", runtime={"actors": 1, "threads": 2})
-    found = groups([read_run(path) for path in (*runs, other)])
+    found = group_runs([read_run(path) for path in (*runs, other)])
     assert [(group.label, group.seeds) for group in found] == [("half", [1, 2]), ("half, 2 threads", [1])]
     page = report([*runs, other], tmp_path / "page.html").read_text(encoding="utf-8")
     assert "Bytes sent up and final value" in page
@@ -56,7 +56,7 @@ def test_labels_are_what_legends_say_and_seeds_and_actors_do_not_part_runs(tmp_p
 
 def test_many_runs_get_a_row_each(tmp_path):
     runs = [recorded(tmp_path / f"{lr}", DENSE, 8, label=f"lr={lr}", lr=lr) for lr in range(5)]
-    found = groups([read_run(path) for path in runs])
+    found = group_runs([read_run(path) for path in runs])
     few, many = differences(found[:4]), differences(found)
     assert few == {"head": ["Setting", "lr=0", "lr=1", "lr=2", "lr=3"], "rows": [("lr", ["0", "1", "2", "3"])]}
     assert many == {"head": ["Run", "lr"], "rows": [(key(f"lr={lr}", lr), [str(lr)]) for lr in range(5)]}
@@ -97,7 +97,7 @@ def test_what_a_method_fixes_is_not_told_as_a_setting_that_runs_share(tmp_path):
         recorded(tmp_path / name, DENSE, 8, method={"name": name}, label=name, downlink=DENSE)
         for name in ("fedavg", "fedpse")
     ]
-    table = differences(groups([read_run(path) for path in runs]))["rows"]
+    table = differences(group_runs([read_run(path) for path in runs]))["rows"]
     assert isinstance(table, list)
     rows = dict(table)
     assert rows["uplink.name"] == rows["downlink.name"] and rows["uplink.name"][0] == "dense"

@@ -14,7 +14,7 @@ from scipy import stats
 from rayfl.experiment.report_options import ReportOptions, TableOptions
 from rayfl.report import wording
 from rayfl.report.figures import sections
-from rayfl.report.groups import groups
+from rayfl.report.groups import group_runs
 from rayfl.report.numbers import COSTS
 from rayfl.report.page import report, write_figures
 from rayfl.report.pivot import Pivot, pivots
@@ -61,7 +61,7 @@ def runs(tmp_path) -> list[Run]:
 
 
 def table_of(runs, **options) -> Pivot:
-    (found,) = pivots(groups(runs), ReportOptions(tables=(TableOptions(**{**GRID, **options}),)))
+    (found,) = pivots(group_runs(runs), ReportOptions(tables=(TableOptions(**{**GRID, **options}),)))
     return found
 
 
@@ -226,7 +226,7 @@ def test_runs_that_ended_early_are_said(runs):
     options = ReportOptions(tables=(TableOptions(rows=("case", "method.mu"), values=("megabytes",)),))
     for early in (0, 2):
         some = [replace(run, finished=place >= early) for place, run in enumerate(runs)]
-        (table,) = pivots(groups(some), options)
+        (table,) = pivots(group_runs(some), options)
         assert ("as far as they came: 2." in table.note) == ("not finished" in table.note) == (early > 0)
 
 
@@ -275,7 +275,7 @@ def test_runs_that_diverged_have_no_interval_and_no_mark(tmp_path):
 def test_runs_of_different_settings_do_not_share_a_cell(runs):
     with refused(names=["'plain'", "method.mu", "best_over"]):
         table_of(runs, columns=())
-    table = pivots(groups(runs), ReportOptions(tables=(TableOptions(rows=("case",)),), best_over=("method.mu",)))[0]
+    table = pivots(group_runs(runs), ReportOptions(tables=(TableOptions(rows=("case",)),), best_over=("method.mu",)))[0]
     assert table.frame["row"].tolist() == ["plain", "prox"]
     assert table.frame["mean"].tolist() == pytest.approx([0.6, np.mean(VALUES["prox", 2.0])])
     both = table_of(runs, rows="case,method.mu", columns=())
@@ -298,34 +298,34 @@ def test_what_no_run_has_is_refused(runs, options, names):
 
 def test_axes_may_be_settings_that_no_sweep_has_named(tmp_path):
     runs = [run_of(tmp_path / str(lr), {0: lr}, method={"name": "fedavg", "lr": lr}) for lr in (0.5, 0.25)]
-    table = pivots(groups(runs), ReportOptions(tables=(TableOptions(rows=("method.lr",)),)))[0]
+    table = pivots(group_runs(runs), ReportOptions(tables=(TableOptions(rows=("method.lr",)),)))[0]
     assert table.frame["row"].tolist() == ["0.25", "0.5"]
-    (labels,) = pivots(groups(runs), ReportOptions(tables=(TableOptions(),)))
+    (labels,) = pivots(group_runs(runs), ReportOptions(tables=(TableOptions(),)))
     assert labels.frame["row"].tolist() == ["run (lr=0.5)", "run (lr=0.25)"]
 
 
 def test_the_table_of_a_sweep_is_that_of_its_two_settings(runs):
-    (table,) = pivots(groups(runs), ReportOptions())
+    (table,) = pivots(group_runs(runs), ReportOptions())
     assert (table.options.rows, table.options.columns) == (("case",), ("method.mu",))
     # Where one is tuned, only the case is left, which has no three numbers.
-    assert pivots(groups(runs), ReportOptions(best_over=("method.mu",))) == []
+    assert pivots(group_runs(runs), ReportOptions(best_over=("method.mu",))) == []
 
 
 @pytest.mark.parametrize("swept", [{"a": [1], "b": {"c": None}, "": "\1"}, ["a"], "a"])
 def test_a_strangers_items_are_words(tmp_path, swept):
     runs = [run_of(tmp_path / str(lr), {0: 0.5}, swept=swept, method={"lr": lr}) for lr in (1, 2)]
-    assert pivots(groups(runs), ReportOptions()) == []
-    assert pivots(groups(runs), ReportOptions(tables=(TableOptions(rows=("method.lr",)),)))[0].to_latex()
+    assert pivots(group_runs(runs), ReportOptions()) == []
+    assert pivots(group_runs(runs), ReportOptions(tables=(TableOptions(rows=("method.lr",)),)))[0].to_latex()
     if isinstance(swept, dict):
-        table = pivots(groups(runs[:1]), ReportOptions(tables=(TableOptions(rows=("a", "")),)))[0]
+        table = pivots(group_runs(runs[:1]), ReportOptions(tables=(TableOptions(rows=("a", "")),)))[0]
         assert table.frame["row"].tolist() == ["[1], \1"] and str(table)
 
 
 def test_settings_with_three_numbers_are_drawn_where_there_are_not_two(tmp_path, runs):
     one = [run for run in runs if run.experiment["swept"]["case"] == "prox"]
-    (table,) = pivots(groups(one), ReportOptions())
+    (table,) = pivots(group_runs(one), ReportOptions())
     assert (table.options.rows, table.options.columns) == (("method.mu",), ())
-    figure = sections(groups(one), [ACCURACY], [table])[0].figures[0]
+    figure = sections(group_runs(one), [ACCURACY], [table])[0].figures[0]
     (row,) = figure.chart["data"]["values"]
     assert row["mu"] == [0.1, 2.0, 10.0]
     assert row["value"] == pytest.approx([np.mean(VALUES["prox", mu]) for mu in row["mu"]])
@@ -334,13 +334,13 @@ def test_settings_with_three_numbers_are_drawn_where_there_are_not_two(tmp_path,
 
 
 def test_lines_are_the_items_of_the_other_axis_and_large_spans_are_logarithmic(runs):
-    figure = sections(groups(runs), [ACCURACY], [table_of(runs)])[0].figures[0]
+    figure = sections(group_runs(runs), [ACCURACY], [table_of(runs)])[0].figures[0]
     assert [row["series"] for row in figure.chart["data"]["values"]] == ["plain", "prox"]
     assert {one["name"]: one["value"] for one in figure.chart["params"]}["log_x"]
     turned = table_of(runs, rows="method.mu", columns="case")
-    assert sections(groups(runs), [ACCURACY], [turned])[0].figures[0] == figure
+    assert sections(group_runs(runs), [ACCURACY], [turned])[0].figures[0] == figure
     few = [run for run in runs if run.experiment["swept"]["method.mu"] != "10.0"]
-    assert all(one.title != "Against swept settings" for one in sections(groups(few), [ACCURACY], [table_of(few)]))
+    assert all(one.title != "Against swept settings" for one in sections(group_runs(few), [ACCURACY], [table_of(few)]))
 
 
 def test_the_formats_write_marks_and_escape_what_they_must(tmp_path):

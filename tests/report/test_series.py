@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from rayfl.metrics.facts import ACCURACY
-from rayfl.report.groups import curve, groups
+from rayfl.report.groups import curve, group_runs
 from rayfl.report.series import cost, is_personal, metric_names, series, spread
 from rayfl.rounds.ledger import MetricRow, RoundRow
 from rayfl.run_directory.description import Description
@@ -89,7 +89,7 @@ def test_seeds_are_grouped_and_averaged_over_the_rounds_they_share(tmp_path):
         for seed, values in ((1, (0.1, 0.4, 0.9)), (2, (0.3, 0.8)))
     ]
     other = recorded(tmp_path / "other", accuracies(0.5), {"seed": 1, "method": {**method, "keep_ratio": 0.2}})
-    found = groups([runs[0], other, runs[1]])
+    found = group_runs([runs[0], other, runs[1]])
     assert [(group.label, group.seeds) for group in found] == [("pse", [1, 2]), ("other", [1])]
     mean = curve(found[0], "pooled/accuracy")
     assert mean is not None
@@ -106,7 +106,7 @@ def test_seeds_are_grouped_and_averaged_over_the_rounds_they_share(tmp_path):
 
 def test_a_seed_run_twice_is_not_two_draws_and_labels_are_unique(tmp_path):
     runs = [recorded(tmp_path / name / "run", accuracies(0.5), {"name": "demo", "seed": 1}) for name in "abc"]
-    found = groups(runs)
+    found = group_runs(runs)
     assert [len(group.runs) for group in found] == [1, 1, 1]
     assert [group.label for group in found] == ["demo", "demo (run)", "demo (run)'"]
 
@@ -117,10 +117,10 @@ def test_groups_of_one_name_are_told_apart_by_the_settings_they_all_have(tmp_pat
         return recorded(tmp_path / place, accuracies(0.5), experiment)
 
     runs = [named("a", {"name": "logistic"}, 100), named("b", {"name": "convnet2", "hidden": 84}, 10)]
-    found = [group.label for group in groups(runs)]
+    found = [group.label for group in group_runs(runs)]
     assert found == ["FedAdam (logistic, per_round=100)", "FedAdam (convnet2, per_round=10)"]
     # Those of the first two that differ in nothing are told apart by where they lie.
-    again = [group.label for group in groups([*runs, named("c", {"name": "logistic"}, 100)])]
+    again = [group.label for group in group_runs([*runs, named("c", {"name": "logistic"}, 100)])]
     assert again == [*found, "FedAdam (c)"]
 
 
@@ -130,6 +130,6 @@ def test_a_metric_that_one_seed_lacks_has_no_curve(tmp_path):
         recorded(tmp_path / "b", {0: [MetricRow(None, "own/accuracy", 0.5)]}, {"seed": 2}),
         recorded(tmp_path / "c", {7: [MetricRow(None, "pooled/accuracy", 0.5)]}, {"seed": 3}),
     ]
-    assert curve(groups(runs[:2])[0], "pooled/accuracy") is None
+    assert curve(group_runs(runs[:2])[0], "pooled/accuracy") is None
     # No round in common.
-    assert curve(groups([runs[0], runs[2]])[0], "pooled/accuracy") is None
+    assert curve(group_runs([runs[0], runs[2]])[0], "pooled/accuracy") is None

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from rayfl.metrics.facts import ACCURACY as FACTS
-from rayfl.report.groups import Group, Score, groups, in_words, over, smoothed
+from rayfl.report.groups import Group, Score, group_runs, in_words, over, smoothed
 from rayfl.report.numbers import cost_to_target, targets
 from rayfl.report.page_tables import Column, sortable
 from tests.hand_written import ACCURACY, group_of, run_of
@@ -57,7 +57,7 @@ def test_the_price_is_what_was_spent_when_an_evaluation_first_showed_the_target(
 
 
 def test_without_any_value_nobody_reaches_the_target(tmp_path):
-    table = targets(groups([run_of(tmp_path / "1", {}, rounds=2)]), ACCURACY, 0.5, 3)
+    table = targets(group_runs([run_of(tmp_path / "1", {}, rounds=2)]), ACCURACY, 0.5, 3)
     assert isinstance(table["rows"], list)
     assert table["rows"][0][1][0] == "\u2013"
 
@@ -77,7 +77,7 @@ def test_the_table_is_sorted_by_megabytes_and_says_who_did_not_get_there(tmp_pat
         run_of(tmp_path / "far", {0: 0.2}, label="far", lr=5),
         run_of(tmp_path / "other", {0: 0.99}, name="own/accuracy", label="other", lr=6),
     ]
-    table = targets(groups(runs), ACCURACY, 0.8, 1)
+    table = targets(group_runs(runs), ACCURACY, 0.8, 1)
     heads, rows = table["heads"], table["rows"]
     assert isinstance(heads, list) and isinstance(rows, list)
     assert [head for head, _, _ in heads] == [
@@ -110,7 +110,7 @@ def test_the_table_is_sorted_by_megabytes_and_says_who_did_not_get_there(tmp_pat
 
 def test_single_seeds_are_not_counted(tmp_path):
     runs = [run_of(tmp_path / str(lr), {0: 0.9}, lr=lr, label=str(lr)) for lr in (1, 2)]
-    table = targets(groups(runs), ACCURACY, 0.85, 3)
+    table = targets(group_runs(runs), ACCURACY, 0.85, 3)
     assert isinstance(table["rows"], list)
     assert table["rows"][0][1] == ["yes", "1", "1.00 MB", "4.00 MB", "2.0 s", "90.0 %"]
 

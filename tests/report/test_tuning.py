@@ -4,7 +4,7 @@ import math
 
 from rayfl.experiment.identity import require_settings
 from rayfl.experiment.report_options import ReportOptions
-from rayfl.report.groups import Group, choose, groups, tuning
+from rayfl.report.groups import Group, choose, group_runs, tuning
 from rayfl.report.page import report
 from tests.hand_written import ACCURACY, heading, run_of
 from tests.refusals import mentions, refused
@@ -17,7 +17,7 @@ LARGEST = ", the largest tried"
 
 def runs_of(tmp_path, finals: dict[tuple[str, float], list[float]]) -> list[Group]:
     """A run a seed of the constant accuracies given by method and learning rate."""
-    return groups(
+    return group_runs(
         [
             run_of(
                 tmp_path / f"{name}-{lr}-{seed}",
@@ -70,7 +70,7 @@ def test_the_table_says_what_won_of_what(tmp_path):
 
 def test_the_mean_of_the_last_evaluations_decides_and_of_equals_the_smallest_value(tmp_path):
     ends = {3.0: {0: 0.6, 1: 0.6}, 2.0: {0: 0.1, 1: 0.9}, 1.0: {0: 0.6, 1: 0.6}, 0.5: {}}
-    found = groups([run_of(tmp_path / str(lr), ends[lr], rounds=2, label=str(lr), lr=lr) for lr in ends])
+    found = group_runs([run_of(tmp_path / str(lr), ends[lr], rounds=2, label=str(lr), lr=lr) for lr in ends])
     assert [choose(found, ["lr"], ACCURACY, last)[0].winner.label for last in (1, 2)] == ["2.0", "1.0"]
 
 
@@ -81,9 +81,9 @@ def test_several_settings_and_whole_tables_can_be_tuned(tmp_path):
         for uplink in ({"name": "dense"}, {"name": "topk", "keep_ratio": 0.1})
     ]
     runs = [run_of(tmp_path / str(n), {0: n / 10}, **one, label=str(n)) for n, one in enumerate(settings)]
-    by_uplink = choose(groups(runs), ["uplink"], ACCURACY, 3)
+    by_uplink = choose(group_runs(runs), ["uplink"], ACCURACY, 3)
     assert [choice.winner.label for choice in by_uplink] == ["1", "3"]
-    (both,) = choose(groups(runs), ["method.lr", "uplink"], ACCURACY, 3)
+    (both,) = choose(group_runs(runs), ["method.lr", "uplink"], ACCURACY, 3)
     assert (both.winner.label, len(both.grid)) == ("3", 4)
     table = tuning([both], ["method.lr", "uplink"], ACCURACY, 3, [both.winner])
     assert table["rows"][0][1][:2] == [f"0.2{LARGEST}", "name topk, keep_ratio 0.1"]
@@ -91,7 +91,7 @@ def test_several_settings_and_whole_tables_can_be_tuned(tmp_path):
 
 def test_a_key_is_tuned_as_a_whole_and_not_by_its_first_letters(tmp_path):
     runs = [run_of(tmp_path / str(n), {0: 0.5}, lr=1, lr_decay=n, label=str(n)) for n in range(2)]
-    assert [choice.winner.label for choice in choose(groups(runs), ["lr"], ACCURACY, 3)] == ["0", "1"]
+    assert [choice.winner.label for choice in choose(group_runs(runs), ["lr"], ACCURACY, 3)] == ["0", "1"]
 
 
 def test_the_page_shows_the_winners_alone(tmp_path):

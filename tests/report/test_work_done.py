@@ -16,7 +16,7 @@ from rayfl.methods.personal.fedavg_ft import FedAvgFTHyper
 from rayfl.methods.personal.perfedavg import PerFedAvgHyper
 from rayfl.methods.shared.local_training import LocalTraining
 from rayfl.report.comparison import comparison
-from rayfl.report.groups import groups
+from rayfl.report.groups import group_runs
 from rayfl.report.page_tables import differing
 from rayfl.report.series import work_done
 from rayfl.run_directory.record import Run, read_run
@@ -74,7 +74,7 @@ def test_what_was_left_out_is_recorded_and_compared(runs: dict[str, Run]):
     values = {row[0]: set(row[1:]) for row in differences.rows}
     assert values["method.epochs"] == {"1", "2"} and "3" in values["method.personal_epochs"]
     # One epoch that is given is one that is left out: the second run starts a group since it has the same seed.
-    one, other = groups([runs["fedavg"], runs["one"]])
+    one, other = group_runs([runs["fedavg"], runs["one"]])
     assert one.settings == other.settings
 
 

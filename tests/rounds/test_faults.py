@@ -7,8 +7,7 @@ import pytest
 
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.ledger import ClientRow
-from rayfl.testing.comparison import assert_same_bits, contents
-from rayfl.testing.executors import Shuffled, play
+from rayfl.testing.executors import Shuffled, assert_same_bits, contents, play
 from tests.methods.reference import played, setup_of
 from tests.three_clients import DOWN, SIZES, UP, end, fated, near, one_round, row, three
 

@@ -16,8 +16,7 @@ from rayfl.run_directory import checkpoint
 from rayfl.schedules.asynchronous import Asynchronous, Buffered
 from rayfl.schedules.base import Schedule
 from rayfl.schedules.synchronous import SemiSynchronous, Synchronous
-from rayfl.testing.comparison import rows
-from rayfl.testing.executors import Shuffled, play
+from rayfl.testing.executors import Shuffled, play, rows
 from rayfl.tree import Tree
 from tests.contracts.every_method import experiment
 from tests.contracts.seams import quadratic

@@ -8,7 +8,7 @@ import pytest
 from rayfl.methods.personal.fedfomo import FedFomo
 from rayfl.methods.server.fedavg import FedAvg
 from rayfl.rounds.ledger import ClientRow
-from rayfl.testing.comparison import assert_same_bits
+from rayfl.testing.executors import assert_same_bits
 from tests.contracts.seams.quadratic import setup as quadratic
 from tests.methods.reference import played, setup_of
 from tests.three_clients import DOWN, SIZES, SPEEDS, UP, end, fated, near, one_round, row, three

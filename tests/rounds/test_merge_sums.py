@@ -11,8 +11,7 @@ from rayfl.rounds import aggregation, run_state
 from rayfl.rounds.executor import InlineExecutor, Job, JobResult, Ref
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.worker_jobs import MergeJob
-from rayfl.testing.comparison import assert_same_bits, contents, rows
-from rayfl.testing.executors import Shuffled, play
+from rayfl.testing.executors import Shuffled, assert_same_bits, contents, play, rows
 from tests.methods.reference import setup_of
 from tests.rounds.test_train import Many
 

@@ -15,8 +15,7 @@ from rayfl.metrics.base import Metric, MetricSums, PerExample
 from rayfl.rounds import setup as setups
 from rayfl.rounds.model_sums import values
 from rayfl.rounds.setup import Setup
-from rayfl.testing.comparison import rows
-from rayfl.testing.executors import Shuffled, play
+from rayfl.testing.executors import Shuffled, play, rows
 from tests.refusals import refused
 
 METRICS = ["loss", "accuracy", "f1", "recall", "ece", "confusion", {"name": "auroc", "bins": 64}]

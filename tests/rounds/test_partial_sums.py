@@ -17,8 +17,7 @@ from rayfl.rounds.errors import ClientError
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.partial_sums import Added, FromClient, Packets, Sent, Summing
 from rayfl.rounds.setup import Setup
-from rayfl.testing.comparison import assert_same_bits, contents, rows
-from rayfl.testing.executors import Shuffled, play
+from rayfl.testing.executors import Shuffled, assert_same_bits, contents, play, rows
 from tests.methods.reference import setup_of
 from tests.refusals import refused
 

@@ -19,8 +19,7 @@ from rayfl.rounds.ledger import Ledger
 from rayfl.rounds.mix import gather_rows, gathered
 from rayfl.rounds.peer_exchange import CALL_BYTES, bill, in_calls, mix_job
 from rayfl.rounds.worker_jobs import ClientResult
-from rayfl.testing.comparison import assert_same_bits, contents
-from rayfl.testing.executors import play
+from rayfl.testing.executors import assert_same_bits, contents, play
 from rayfl.topology.graphs import FullyConnected, Ring, mixing_weights
 from rayfl.tree import Tree
 from tests.contracts.every_method import experiment

@@ -15,8 +15,7 @@ from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.rounds import first_run_state, play_round, server_round, simulate
 from rayfl.rounds.setup import Setup
 from rayfl.schedules.base import Schedule
-from rayfl.testing.comparison import assert_same_bits, contents
-from rayfl.testing.executors import play
+from rayfl.testing.executors import assert_same_bits, contents, play
 from tests.contracts.seams import quadratic
 from tests.methods.reference import setup_of
 

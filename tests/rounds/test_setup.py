@@ -9,7 +9,7 @@ import pytest
 from rayfl.compress.sparse import TopK
 from rayfl.rounds.setup import Evaluation, Setup
 from rayfl.schedules.asynchronous import Buffered
-from rayfl.testing.comparison import assert_same_bits
+from rayfl.testing.executors import assert_same_bits
 from tests.methods.reference import setup_of
 
 

@@ -15,8 +15,7 @@ from rayfl.models.dense import MLP, Logistic
 from rayfl.rounds.engines import MOST_STACKED, choose, convolution_flops, run_loop, run_vmap, width
 from rayfl.rounds.errors import SMALLER, ClientError
 from rayfl.task import NetworkTask
-from rayfl.testing.comparison import assert_same_bits, contents
-from rayfl.testing.executors import Shuffled, play
+from rayfl.testing.executors import Shuffled, assert_same_bits, contents, play
 from tests.bound_tasks import classification
 from tests.methods.reference import setup_of
 from tests.refusals import refused

@@ -20,8 +20,7 @@ from rayfl.rounds.setup import Setup
 from rayfl.rounds.train import cut_into_calls
 from rayfl.rounds.worker import Worker
 from rayfl.rounds.worker_jobs import RoundInputs, TrainJob
-from rayfl.testing.comparison import assert_same_bits, contents
-from rayfl.testing.executors import play
+from rayfl.testing.executors import assert_same_bits, contents, play
 from tests.methods.reference import setup_of
 
 

@@ -16,9 +16,8 @@ from rayfl.rounds.check_setup import check_setup
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.setup import Evaluation, Setup
 from rayfl.selections.base import Selection
-from rayfl.testing.comparison import assert_same_bits, contents
 from rayfl.testing.contracts import without_unseen
-from rayfl.testing.executors import Shuffled, play
+from rayfl.testing.executors import Shuffled, assert_same_bits, contents, play
 from tests.methods.reference import NUM_CLASSES, played, setup_of
 from tests.refusals import refused
 from tests.rounds.test_evaluation import Params, by_numpy

@@ -14,7 +14,7 @@ from rayfl.choices.kinds import find, named
 from rayfl.experiment.prepare import prepare
 from rayfl.methods.server.fedavg import FedAvg
 from rayfl.report.figures import sections
-from rayfl.report.groups import groups
+from rayfl.report.groups import group_runs
 from rayfl.rounds.errors import HookError, MethodError
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.ledger import RoundRecord
@@ -25,8 +25,7 @@ from rayfl.schedules.asynchronous import Asynchronous, Buffered
 from rayfl.schedules.base import AT_ONCE, NOT_YET, Now, Schedule
 from rayfl.schedules.synchronous import SemiSynchronous
 from rayfl.selections.base import Seen, Selection, State
-from rayfl.testing.comparison import assert_same_bits, contents, leaves, rows
-from rayfl.testing.executors import Shuffled, play
+from rayfl.testing.executors import Shuffled, assert_same_bits, contents, leaves, play, rows
 from tests.contracts.every_method import experiment
 from tests.contracts.seams import quadratic
 from tests.contracts.seams.closed_form import flat, start
@@ -343,7 +342,11 @@ def test_the_page_draws_staleness_and_idle_places(tmp_path: Path):
         table.model_copy(update={"runtime": table.runtime.model_copy(update={"executor": "inline"})}), tmp_path
     )
     drawn = [
-        figure for section in sections(groups([read_run(folder)]), ["pooled/accuracy"]) for figure in section.figures
+        figure
+        for section in sections(group_runs([read_run(folder)]), ["pooled/accuracy"])
+        for figure in section.figures
+        for section in sections(group_runs([read_run(folder)]), ["pooled/accuracy"])
+        for figure in section.figures
     ]
     titles = {figure.title: figure.chart for figure in drawn}
     for title in ("Staleness of messages", "Idle share"):

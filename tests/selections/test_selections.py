@@ -20,8 +20,7 @@ from rayfl.selections.base import Answer, Seen, Selection
 from rayfl.selections.oort import Oort
 from rayfl.selections.plain import Poisson, RoundRobin, Uniform, Weighted
 from rayfl.selections.power_of_choice import PowerOfChoice
-from rayfl.testing.comparison import assert_same_bits, contents, rows
-from rayfl.testing.executors import Shuffled, play
+from rayfl.testing.executors import Shuffled, assert_same_bits, contents, play, rows
 from tests.contracts.every_method import experiment
 from tests.refusals import refused
 

@@ -10,8 +10,8 @@ import torch
 from rayfl import tree
 from rayfl.rounds import aggregation
 from rayfl.rounds.errors import MethodError
-from rayfl.testing.comparison import rows as recorded
 from rayfl.testing.executors import Shuffled, play
+from rayfl.testing.executors import rows as recorded
 from rayfl.wrappers.robust import (
     CenteredClipping,
     CoordinateMedian,

@@ -17,8 +17,7 @@ from rayfl.population.sampling import attackers
 from rayfl.rounds.errors import ClientError, HookError, MethodError
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.run_directory import checkpoint
-from rayfl.testing.comparison import assert_same_bits, contents, rows
-from rayfl.testing.executors import Shuffled, play
+from rayfl.testing.executors import Shuffled, assert_same_bits, contents, play, rows
 from rayfl.wrappers.base import Wrapper
 from tests.contracts.every_method import experiment
 from tests.refusals import refused

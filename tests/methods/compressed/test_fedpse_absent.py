@@ -12,8 +12,7 @@ from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.run_state import RunState
 from rayfl.rounds.setup import Setup
 from rayfl.run_directory.play_run import final_models
-from rayfl.testing.comparison import assert_same_bits, leaves, rows
-from rayfl.testing.executors import play
+from rayfl.testing.executors import assert_same_bits, leaves, play, rows
 from rayfl.testing.watching import watched
 from tests.contracts.seams.closed_form import TENSORS, flat
 from tests.methods.own_models import CLIENTS, made, personal

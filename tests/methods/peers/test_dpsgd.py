@@ -12,8 +12,7 @@ from rayfl.data.datasets import Examples
 from rayfl.population.sampling import Clients
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.setup import Setup
-from rayfl.testing.comparison import assert_same_bits, contents
-from rayfl.testing.executors import Shuffled, play
+from rayfl.testing.executors import Shuffled, assert_same_bits, contents, play
 from rayfl.topology.graphs import (
     Grid,
     OnePeerExponential,

@@ -7,8 +7,7 @@ import pytest
 
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.setup import Evaluation
-from rayfl.testing.comparison import assert_same_bits, contents
-from rayfl.testing.executors import Shuffled, play
+from rayfl.testing.executors import Shuffled, assert_same_bits, contents, play
 from tests.contracts.seams.closed_form import points
 from tests.methods.plain_peers import made, models
 

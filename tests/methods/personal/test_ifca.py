@@ -17,8 +17,7 @@ from rayfl.determinism.seeding import NOBODY, FirstDraws
 from rayfl.methods.personal.ifca import of_cluster
 from rayfl.rounds.rounds import RunState
 from rayfl.rounds.setup import Evaluation, Setup
-from rayfl.testing.comparison import rows
-from rayfl.testing.executors import play
+from rayfl.testing.executors import play, rows
 from rayfl.tree import Tree
 from tests.contracts.every_method import on_digits
 from tests.contracts.seams.closed_form import flat, points

@@ -8,7 +8,7 @@ import torch
 from rayfl import tree
 from rayfl.methods.shared.local_training import LocalTraining
 from rayfl.methods.shared.optimizers import SGD, Adam, AdamW, Nesterov, Optimizer
-from rayfl.testing.comparison import assert_same_bits, leaves
+from rayfl.testing.executors import assert_same_bits, leaves
 from tests.refusals import refused
 
 CASES = {

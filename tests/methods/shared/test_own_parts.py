@@ -24,9 +24,8 @@ from rayfl.rounds import downlinks
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.setup import Setup
 from rayfl.testing import contracts
-from rayfl.testing.comparison import contents
 from rayfl.testing.contracts import Normed
-from rayfl.testing.executors import play
+from rayfl.testing.executors import contents, play
 from tests.refusals import refused
 
 LR, MOMENTUM = 0.1, 0.5

@@ -15,8 +15,7 @@ from rayfl.experiment.experiment import Experiment, read
 from rayfl.experiment.prepare import prepare
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.setup import Setup
-from rayfl.testing.comparison import contents
-from rayfl.testing.executors import play
+from rayfl.testing.executors import contents, play
 from rayfl.testing.watching import watched
 from tests.refusals import refused
 
