@@ -209,29 +209,6 @@ class Opened(Packet):
         return self
 
 
-@dataclass(frozen=True)
-class OnDevice(Opened):
-    """A packet that keeps its decoded tree on a device, for the clients that train there; never sent. The tree is
-    copied to the device when a client first decodes it."""
-
-    device: torch.device
-
-    def support(self) -> Tree:
-        return self._support
-
-    @cached_property
-    def _decoded(self) -> Tree:
-        return unwritten(to_device(self.codec.decode(self.parts), self.device))
-
-    @cached_property
-    def _support(self) -> Tree:
-        return to_device(self.codec.support(self.parts), self.device)
-
-    @cached_property
-    def _presence(self) -> Tree:
-        return {name: mask.to(torch.float32) for name, mask in self._support.items()}
-
-
 Message = Mapping[str, Packet]
 
 

@@ -2,13 +2,16 @@
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
+import torch
+
 from rayfl import tree
-from rayfl.compress.base import Message, Packet, encode_trees, message_bits
+from rayfl.compress.base import Message, Opened, Packet, encode_trees, message_bits
 from rayfl.compress.dense import Dense
-from rayfl.data.transfer import to_memory
+from rayfl.data.transfer import to_device, to_memory
 from rayfl.determinism import global_draws
 from rayfl.determinism.seeding import LazyGenerator
 from rayfl.methods.base import Carry, Context, Reply, State, Upload, Work
@@ -21,6 +24,36 @@ from rayfl.rounds.errors import naming_round_and_client
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.simulated_clock import cut_off_if_late, example_costs
 from rayfl.rounds.worker_jobs import ClientOutputs, ClientResult, Missed, RoundInputs, num_values
+
+
+@dataclass(frozen=True)
+class OnDevice(Opened):
+    """A packet that keeps its decoded tree on a device, for the clients that train there; never sent. The tree is
+    copied to the device when a client first decodes it."""
+
+    device: torch.device
+
+    def support(self) -> tree.Tree:
+        return self._support
+
+    @cached_property
+    def _decoded(self) -> tree.Tree:
+        return tree.unwritten(to_device(self.codec.decode(self.parts), self.device))
+
+    @cached_property
+    def _support(self) -> tree.Tree:
+        return to_device(self.codec.support(self.parts), self.device)
+
+    @cached_property
+    def _presence(self) -> tree.Tree:
+        return {name: mask.to(torch.float32) for name, mask in self._support.items()}
+
+
+def for_hooks(setup: Setup, message: Message) -> Message:
+    """The message with packets that decode on the device of the hooks of clients that train."""
+    if not setup.hooks_on_device:
+        return message
+    return {name: OnDevice(packet.parts, packet.codec, setup.device) for name, packet in message.items()}
 
 
 class CallInputs(NamedTuple):
@@ -72,7 +105,7 @@ class ClientRound:
                 self.personal = checked_hook(setup.server_half.personal_message)(server, server_memory, at_server)
         self.received: Message = {}
         if self.plan.down and not setup.is_peer:
-            self.received = {**message, **setup.for_hooks(self.personal.message)}
+            self.received = {**message, **for_hooks(setup, self.personal.message)}
         missed = self.round_inputs.missed.get(self.client, Missed())
         self.downlink_bits = message_bits(self.received) + missed.bits
         self.num_received = num_values(self.received) + missed.values

@@ -65,7 +65,8 @@ def evaluate_model(setup: Setup, params: Tree, client: int, round: int, suffix: 
             setup, params, "test", np.arange(len(setup.dataset.test))
         ).total
     # A page draws the clients' own models together.
-    return client_result(setup, client, evaluated, () if suffix else setup.drawn_metrics)
+    drawn = [index for index, metric in enumerate(setup.metrics) if metric.drawn]
+    return client_result(setup, client, evaluated, () if suffix else drawn)
 
 
 def client_result(

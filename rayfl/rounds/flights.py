@@ -282,7 +282,7 @@ class Window:
         parts = runs([*models], round.calls_per_wave)
         works = [EvaluateTrainedJob({client: began[client] for client in part}) for part in parts]
         jobs = [Job(work, tuple(models[client] for client in work.clients)) for work in works]
-        for answer in round.run(jobs):
+        for answer in round.run(jobs) if jobs else ():
             round.ledger.add(answer.result)
 
     def _received(self) -> dict[str, Aggregate]:

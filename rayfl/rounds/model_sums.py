@@ -4,6 +4,7 @@ Metrics of single examples (`PerExample`) are kept per example, and the sums of 
 examples. Of other metrics the sums are kept, and the outputs if clients' splits are to be measured later.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ from rayfl.data.batches import Batch
 from rayfl.data.transfer import to_device
 from rayfl.metrics.base import MetricSums, PerExample, are_finite
 from rayfl.rounds.setup import Setup
-from rayfl.rounds.worker_jobs import EvaluatedSplit, SplitSums
+from rayfl.rounds.worker_jobs import EvaluatedSplit, PooledJob, SplitSums
 from rayfl.task import NetworkTask
 from rayfl.tree import ArrayTree, Tree
 
@@ -40,6 +41,29 @@ class ModelSums(NamedTuple):
         """The sums over all examples."""
         sums = {place: _of_rows(rows) for place, rows in self.rows.items()}
         return SplitSums(self.others.num_examples, {**sums, **self.others.sums})
+
+
+MOST_OUTPUT_BYTES = 256 << 20
+"""If a metric needs outputs to measure clients' own splits, the outputs of the pooled test set are kept during an
+evaluation up to this size (float32). If they are larger, each batch is measured for each client that owns a part of it.
+"""
+
+
+def pooled_sums(setup: Setup, params: Tree, job: PooledJob) -> ModelSums:
+    """The metric sums of the global model `params` on the examples of `job`."""
+    if job.split == "train":
+        return model_sums(setup, params, "train", setup.evaluated_rows[job.first : job.last])
+    needs_outputs = job.by_client and not all(isinstance(metric, PerExample) for metric in setup.metrics)
+    sums = model_sums(setup, params, "test", np.arange(job.first, job.last), needs_outputs)
+    return sums if sums.outputs is None or outputs_fit(setup) else cut_up(setup, sums, job.first)
+
+
+def outputs_fit(setup: Setup) -> bool:
+    """Whether the outputs of the pooled test set are kept for an evaluation, if they are needed."""
+    task = setup.method.task
+    if not isinstance(task, NetworkTask):
+        return True
+    return 4 * len(setup.dataset.test) * math.prod(task.task.output_shape(setup.dataset)) <= MOST_OUTPUT_BYTES
 
 
 def model_sums(

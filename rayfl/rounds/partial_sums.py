@@ -1,7 +1,7 @@
 """The messages of the clients below a node of the summation tree: their sum, or the packets if these are smaller.
 
 Packets go only to the call that merges two nodes, which adds them. The choice depends on sizes alone. It changes no
-bit, because additions follow the tree wherever they are made.
+bit, because additions follow the tree wherever they are made. Robust means are made of slices of all messages instead.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,11 +9,15 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple, Self
 
+import numpy as np
+import torch
+
 from rayfl import gather, tree
 from rayfl.compress.base import Message, Opened, message_bits
 from rayfl.data.transfer import to_memory
 from rayfl.determinism.addition_order import SumNode, add_up, total
-from rayfl.gather import Aggregate
+from rayfl.gather import Aggregate, RobustMean
+from rayfl.rounds.check_hooks import checked
 from rayfl.rounds.errors import naming_round_and_client
 from rayfl.rounds.setup import Setup
 
@@ -166,3 +170,22 @@ def on_wire(sums: NodeAggregates) -> Added:
     trees = [part for one in sums.values() for part in (one.sum, one.weights, *one.items.values())]
     sum_bytes = sum(tensor.nbytes for part in trees if isinstance(part, dict) for tensor in part.values())
     return Added({name: gather.to_wire(one) for name, one in sums.items()}, sum_bytes)
+
+
+def robust_slice(
+    rule: RobustMean, rows: torch.Tensor, decision: np.ndarray | None
+) -> tuple[np.ndarray | None, list[np.ndarray]]:
+    """What a robust mean measures on a slice of all messages, float32 [n, slice], or the slice of its result."""
+    if rule.measures and decision is None:
+        measure = checked(
+            rule.measure,
+            "finite numbers, in a shape that does not depend on the slice",
+            lambda found: np.isfinite(found).all() and np.shape(found) == np.shape(rule.measure(rows[:, :1])),
+        )
+        return measure(rows), []
+    combine = checked(
+        rule.combine,
+        f"the result's slice, {rows.shape[1]} finite numbers in float32",
+        lambda found: (found.shape, found.dtype) == (rows.shape[1:], rows.dtype) and found.isfinite().all(),
+    )
+    return None, [combine(rows, decision).numpy()]

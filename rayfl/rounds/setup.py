@@ -1,6 +1,5 @@
 """Setup: everything in an experiment that is the same in all rounds. Every worker has it."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -13,7 +12,7 @@ from pydantic import BeforeValidator, Field
 from rayfl import tree
 from rayfl.choices import plugins
 from rayfl.choices.kinds import TO_TABLE, from_table
-from rayfl.compress.base import Compressor, Message, OnDevice
+from rayfl.compress.base import Compressor
 from rayfl.data.batches import ClientData, first_two
 from rayfl.data.datasets import Dataset
 from rayfl.data.device import DeviceData
@@ -25,7 +24,7 @@ from rayfl.determinism.process import ArithmeticPrecision
 from rayfl.errors import RayflError
 from rayfl.gather import Relay, RobustMean
 from rayfl.methods.base import Context, Method, PeerHalf, Plan, ServerHalf, Traits
-from rayfl.metrics.base import Metric, PerExample
+from rayfl.metrics.base import Metric
 from rayfl.metrics.check import checked_facts
 from rayfl.metrics.facts import LOSS, Facts
 from rayfl.metrics.loss import Loss
@@ -93,12 +92,6 @@ class Evaluation(Settings):
     def by_client(self) -> bool:
         """Whether clients' own models or examples are evaluated."""
         return self.own or self.train or self.personal_on_pooled
-
-
-MOST_OUTPUT_BYTES = 256 << 20
-"""If a metric needs outputs to measure clients' own splits, the outputs of the pooled test set are kept during an
-evaluation up to this size (float32). If they are larger, each batch is measured for each client that owns a part of it.
-"""
 
 
 @dataclass(frozen=True)
@@ -221,24 +214,6 @@ class Setup:
         with keyed(self.seed, purpose="facts"), torch.no_grad():
             outputs = task.evaluated(self.first_model, first_two(self.dataset))
         return checked_facts(self.metrics, outputs, tree.tensor_over(self.dataset.train.labels))
-
-    @cached_property
-    def needs_outputs(self) -> bool:
-        """Whether a metric needs the model's outputs to measure clients' own splits."""
-        return not all(isinstance(one, PerExample) for one in self.metrics)
-
-    @cached_property
-    def outputs_fit(self) -> bool:
-        """Whether the outputs of the pooled test set are kept for an evaluation, if they are needed."""
-        task = self.method.task
-        if not isinstance(task, NetworkTask):
-            return True
-        return 4 * len(self.dataset.test) * math.prod(task.task.output_shape(self.dataset)) <= MOST_OUTPUT_BYTES
-
-    @cached_property
-    def drawn_metrics(self) -> tuple[int, ...]:
-        """The indices in `metrics` of those that the report draws."""
-        return tuple(place for place, one in enumerate(self.metrics) if one.drawn)
 
     @property
     def server_half(self) -> ServerHalf:
@@ -376,12 +351,6 @@ class Setup:
             least_ratio=min(self.population.retention_groups, default=1.0),
             num_selected=self.population.settings.num_selected,
         )
-
-    def for_hooks(self, message: Message) -> Message:
-        """The message with packets that decode on the device of the hooks of clients that train."""
-        if not self.hooks_on_device:
-            return message
-        return {name: OnDevice(packet.parts, packet.codec, self.device) for name, packet in message.items()}
 
     def uplink_of(self, client: Traits) -> Compressor:
         """The client's uplink; it keeps the client's own retention ratio, unless the method itself uses that ratio."""

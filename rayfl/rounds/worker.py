@@ -23,13 +23,21 @@ from rayfl.gather import RobustMean
 from rayfl.methods.base import Carry, Work
 from rayfl.population.client import ClientStatus
 from rayfl.rounds import evaluation
-from rayfl.rounds.check_hooks import HookInputs, checked, checked_hook
-from rayfl.rounds.client_round import CallInputs, ClientRound, Ended, Participant, with_memory, without_memory
+from rayfl.rounds.check_hooks import HookInputs, checked_hook
+from rayfl.rounds.client_round import (
+    CallInputs,
+    ClientRound,
+    Ended,
+    Participant,
+    for_hooks,
+    with_memory,
+    without_memory,
+)
 from rayfl.rounds.errors import HookError, MethodError, naming_round_and_client
 from rayfl.rounds.mask_comparison import mask_bits
 from rayfl.rounds.mix import gather_rows
-from rayfl.rounds.model_sums import ModelSums, cut_up, mean_loss, model_sums
-from rayfl.rounds.partial_sums import FromClient, Summing, on_wire
+from rayfl.rounds.model_sums import ModelSums, mean_loss, pooled_sums
+from rayfl.rounds.partial_sums import FromClient, Summing, on_wire, robust_slice
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.simulated_clock import FORWARD
 from rayfl.rounds.worker_jobs import (
@@ -142,7 +150,7 @@ class Worker:
     ) -> Iterator[tuple[ClientRound, Ended]]:
         """Train clients in order, one after another or a stack at a time; `numbers`: of their flights."""
         # Each packet is decoded at most once, even if several clients read it.
-        message = self.setup.for_hooks({name: packet.opened() for name, packet in round_inputs.message.items()})
+        message = for_hooks(self.setup, {name: packet.opened() for name, packet in round_inputs.message.items()})
         self._given.note_message(message)
         call_inputs = CallInputs(round_inputs, message, self._shared("the server's state", round_inputs.server))
         width, clients = self.setup.work_width, [*statuses]
@@ -202,19 +210,7 @@ class Worker:
         sent = [message[job.name] for message, _ in inputs if job.name in message]
         rows = torch.stack([tree.between(packet.decode(), job.first, job.last) for packet in sent])
         key(self.setup.seed, round_inputs.round, job.first, f"slice of {job.name}")
-        if rule.measures and job.decision is None:
-            measure = checked(
-                rule.measure,
-                "finite numbers, in a shape that does not depend on the slice",
-                lambda found: np.isfinite(found).all() and np.shape(found) == np.shape(rule.measure(rows[:, :1])),
-            )
-            return measure(rows), []
-        combine = checked(
-            rule.combine,
-            f"the result's slice, {rows.shape[1]} finite numbers in float32",
-            lambda found: (found.shape, found.dtype) == (rows.shape[1:], rows.dtype) and found.isfinite().all(),
-        )
-        return None, [combine(rows, job.decision).numpy()]
+        return robust_slice(rule, rows, job.decision)
 
     @by_class.register
     def reply(
@@ -365,12 +361,7 @@ class Worker:
         model = self._shared("the model", round_inputs.model)
         assert model is not None
         key(self.setup.seed, round_inputs.round, job.first, f"pooled {job.split}")
-        if job.split == "test":
-            rows = np.arange(job.first, job.last)
-            found = model_sums(self.setup, model, "test", rows, job.by_client and self.setup.needs_outputs)
-            return found if self.setup.outputs_fit else cut_up(self.setup, found, job.first), []
-        rows = self.setup.evaluated_rows[job.first : job.last]
-        return model_sums(self.setup, model, "train", rows), []
+        return pooled_sums(self.setup, model, job), []
 
     @by_class.register
     def masks(

@@ -12,7 +12,7 @@ from rayfl.choices.kinds import make
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare
 from rayfl.metrics.base import Metric, MetricSums, PerExample
-from rayfl.rounds import setup as setups
+from rayfl.rounds import model_sums
 from rayfl.rounds.model_sums import values
 from rayfl.rounds.setup import Setup
 from rayfl.testing.executors import Shuffled, play, rows
@@ -43,7 +43,7 @@ def test_several_workers_give_the_bits_of_one(method: str):
 
 def test_outputs_that_are_too_large_are_measured_batch_by_batch(monkeypatch: pytest.MonkeyPatch):
     kept = {(m.client, m.name): m.value for m in play(made())[0][-1].metrics}
-    monkeypatch.setattr(setups, "MOST_OUTPUT_BYTES", 0)
+    monkeypatch.setattr(model_sums, "MOST_OUTPUT_BYTES", 0)
     cut = {(m.client, m.name): m.value for m in play(made())[0][-1].metrics}
     assert cut.keys() == kept.keys()
     for key, value in kept.items():
