@@ -36,6 +36,7 @@ class Schedule(Choice):
 
     label = "schedule"
     package = "rayfl.schedules"
+    renamed = {"in_rounds": "collects"}
     collects: ClassVar[Literal["rounds", "flights"]] = "flights"
     """How messages are collected: in rounds, in which the server waits for all selected clients and calls no hook of
     the schedule, or from flights, of which each ends at its own time."""
