@@ -147,18 +147,18 @@ class Method(Kind, ABC):
         They are refused before anything starts. `Hyper.unused` lists those of `[method]` itself.
         """
         name, can = cls.__name__, cls.capabilities
-        found = {} if can.uses_graph else {"topology": f"as {name} has a server"}
+        reasons = {} if can.uses_graph else {"topology": f"as {name} has a server"}
         if issubclass(cls, PeerHalf):
-            found = dict.fromkeys(_OF_SERVERS, f"as {name} has no server, and all of its clients train every round")
+            reasons = dict.fromkeys(_OF_SERVERS, f"as {name} has no server, and all of its clients train every round")
         if can.own_compression:
-            found |= dict.fromkeys(("uplink", "downlink"), f"as {name} encodes messages in its own way")
+            reasons |= dict.fromkeys(("uplink", "downlink"), f"as {name} encodes messages in its own way")
         if not cls.gather:
-            found |= dict.fromkeys(_OF_EXCHANGES, f"as clients of {name} exchange nothing")
+            reasons |= dict.fromkeys(_OF_EXCHANGES, f"as clients of {name} exchange nothing")
         if can.newcomer == "undefined":
-            found["clients.unseen"] = f"as {name} defines no model for a client that comes for the first time"
+            reasons["clients.unseen"] = f"as {name} defines no model for a client that comes for the first time"
         if not can.personalized and cls.eval_stages is Method.eval_stages:
-            found["evaluation.personal_on_pooled"] = f"as clients of {name} have no models of their own"
-        return found
+            reasons["evaluation.personal_on_pooled"] = f"as clients of {name} have no models of their own"
+        return reasons
 
     def check(self, num_clients: int, topology: Topology | None, seed: int) -> None:
         """Raise ValueError if the settings do not fit the number of clients or their graph; called before round 0."""
@@ -167,8 +167,8 @@ class Method(Kind, ABC):
         """Raise RayflError before round 0 if the settings do not fit the model, initially `params`, by name."""
 
     @abstractmethod
-    def plan(self, round: int, coin: float) -> Plan:
-        """The plan of round `round`; `coin` in [0, 1) is the shared coin of that round."""
+    def plan(self, round_number: int, coin: float) -> Plan:
+        """The plan of round `round_number`; `coin` in [0, 1) is the shared coin of that round."""
 
     def stages(self, state: State, plan: Plan, ctx: Context) -> tuple[Stage, ...]:
         """One client's stages, for work that only some clients do; called on the actors. `ctx.plan` has them later."""
@@ -237,7 +237,7 @@ class Method(Kind, ABC):
         """
         return self.mask(state) if stage.split == "train" else None
 
-    def eval_stages(self, round: int) -> tuple[Stage, ...]:
+    def eval_stages(self, round_number: int) -> tuple[Stage, ...]:
         """Local work before an evaluation (fine-tuning, one adaptation step). Its result is not kept."""
         return ()
 
@@ -247,8 +247,8 @@ class Method(Kind, ABC):
         With a `carry` it is the trained model; else the client's own, if `personalized`; else `model`, the server's
         (None among peers, except with `evaluated_from_mean`).
         """
-        own = state["params"] if self.capabilities.personalized and carry is None else model
-        params = carry["params"] if carry is not None else own
+        untrained = state["params"] if self.capabilities.personalized and carry is None else model
+        params = carry["params"] if carry is not None else untrained
         if params is None:
             raise RayflError(
                 f"{type(self).__name__} has no global model to evaluate; give its capabilities personalized=True, or "

@@ -25,11 +25,11 @@ class Rule(Enum):
     PROMISE = "about the class's own hooks: not inherited; true of a wrapper if its class and the wrapped method say so"
 
     # Any: a field's values.
-    def combined(self, inner: Any, own: Any) -> Any:
+    def combined(self, inner: Any, outer: Any) -> Any:
         """A wrapper's value, from the wrapped method's and that of the wrapper's class."""
         if self is Rule.INNER:
             return inner
-        return (inner or own) if self is Rule.EITHER else (inner and own)
+        return (inner or outer) if self is Rule.EITHER else (inner and outer)
 
 
 class Capabilities(Settings):
@@ -110,17 +110,17 @@ class Capabilities(Settings):
         """The capabilities of the method `kind`: what it says itself, then what its bases say. `is_peer`: it has no
         server."""
         said: dict[str, Any] = {}
-        own = nothing = cls()
+        declared = nothing = cls()
         for base in reversed(kind.__mro__):
-            own = vars(base).get("capabilities", nothing)
-            if not isinstance(own, Capabilities):
-                raise RayflError(f"{base.__name__}.capabilities is {shown(own)}; it must be Capabilities(...)")
-            taken = {name for name in own.model_fields_set if base is kind or RULES[name] is not Rule.PROMISE}
-            said |= {name: getattr(own, name) for name in taken}
+            declared = vars(base).get("capabilities", nothing)
+            if not isinstance(declared, Capabilities):
+                raise RayflError(f"{base.__name__}.capabilities is {shown(declared)}; it must be Capabilities(...)")
+            taken = {name for name in declared.model_fields_set if base is kind or RULES[name] is not Rule.PROMISE}
+            said |= {name: getattr(declared, name) for name in taken}
         if said.get("newcomer") is None:
             said["newcomer"] = "undefined" if is_peer else "round" if said.get("personalized") else "model"
         # Subclasses, too, read from `model_fields_set` what this class says itself.
-        return cls.model_construct(own.model_fields_set, **said)
+        return cls.model_construct(declared.model_fields_set, **said)
 
     # Any: values of fields.
     def but(self, **changes: Any) -> Self:
@@ -135,13 +135,13 @@ class Capabilities(Settings):
 
 def rules(kind: type[Capabilities]) -> Mapping[str, Rule]:
     """The rule of each field. Raise TypeError for a field without one, or with several."""
-    found = {}
+    by_field = {}
     for name, field in kind.model_fields.items():
-        of_field = [one for one in field.metadata if isinstance(one, Rule)]
+        of_field = [rule for rule in field.metadata if isinstance(rule, Rule)]
         if len(of_field) != 1:
             raise TypeError(f"{kind.__name__}.{name} has {len(of_field)} rules; write Annotated[..., Rule.INNER]")
-        found[name] = of_field[0]
-    return found
+        by_field[name] = of_field[0]
+    return by_field
 
 
 RULES = rules(Capabilities)

@@ -28,16 +28,16 @@ class Attack(MessageWrapper):
     ) -> tuple[Mapping[str, Tree], State, Metrics]:
         attacks = ctx.traits.id in attackers(ctx.seed, ctx.num_clients, self.share)
         if attacks and self.kind == "gaussian":
-            trees = {name: noise(one, self.strength, ctx) for name, one in trees.items()}
+            trees = {name: noise(update, self.strength, ctx) for name, update in trees.items()}
         elif attacks:
             factor = self.strength if self.kind == "scale" else -self.strength
-            trees = {name: tree.scale(one, factor) for name, one in trees.items()}
+            trees = {name: tree.scale(update, factor) for name, update in trees.items()}
         return trees, state, {"attack/share": float(attacks)}
 
 
 def noise(like: Tree, deviation: float, ctx: Context) -> Tree:
     """Normal numbers of mean 0 and this standard deviation, float32 in the shapes of `like`, from `ctx.generator`."""
     return {
-        name: torch.from_numpy(ctx.generator.normal(0.0, deviation, tuple(one.shape)).astype("float32"))
-        for name, one in like.items()
+        name: torch.from_numpy(ctx.generator.normal(0.0, deviation, tuple(tensor.shape)).astype("float32"))
+        for name, tensor in like.items()
     }

@@ -154,42 +154,42 @@ class Wrapped(WrappingClients):
         )
 
     # Any: a state, a carry or a message.
-    def _with(self, inner: Mapping[str, Any], own: Any) -> dict[str, Any]:
+    def _with(self, inner: Mapping[str, Any], part: Any) -> dict[str, Any]:
         """The inner method's part, and the wrapper's, if it has one."""
-        return {**inner, self.entry: own} if own else dict(inner)
+        return {**inner, self.entry: part} if part else dict(inner)
 
     def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> State:
-        own = checked(self.wrapper.init_client, *A_STATE)(params)
-        return self._with(super().init_client(client, params, draws), own)
+        wrapper_state = checked(self.wrapper.init_client, *A_STATE)(params)
+        return self._with(super().init_client(client, params, draws), wrapper_state)
 
     def begin(self, state: State, received: Message, ctx: Context) -> Carry:
         came = received[self.entry].decode() if self.entry in received else {}
         return self._with(super().begin(state, received, ctx), came)
 
     def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
-        own: State = state.get(self.entry, {})
+        wrapper_state: State = state.get(self.entry, {})
         metrics, seen = dict[str, float](), set[str]()
 
         def outgoing(trees: Trees) -> Trees:
-            nonlocal own, metrics
+            nonlocal wrapper_state, metrics
             if seen:
                 raise RayflError(
                     f"{type(self.inner).__name__} sends trees in two parts; {self.wrapper.name!r} must see all at once"
                 )
-            opened = {name: one.tree() if isinstance(one, Difference) else one for name, one in trees.items()}
+            opened = {name: part.tree() if isinstance(part, Difference) else part for name, part in trees.items()}
             client = checked(
                 self.wrapper.client,
                 f"the trees {', '.join(map(repr, opened))}, each with the names and shapes of its tensors, then a "
                 "state, and metrics",
-                lambda found: is_state(*found[1:]) and _is_like(self.inside(found[0]), opened),
+                lambda returned: is_state(*returned[1:]) and _is_like(self.inside(returned[0]), opened),
             )
-            sent, own, metrics = client(opened, own, carry.get(self.entry, {}), ctx)
+            sent, wrapper_state, metrics = client(opened, wrapper_state, carry.get(self.entry, {}), ctx)
             seen.update(trees, sent)
             return ctx.outgoing(sent)
 
         finished = super().finish(state, carry, replace(ctx, outgoing=outgoing) if ctx.sends else ctx)
         if not ctx.sends:
-            return replace(finished, state=self._with(finished.state, own))
+            return replace(finished, state=self._with(finished.state, wrapper_state))
         message = dict(finished.message or {})
         if trees := {name: part for name, part in message.items() if not isinstance(part, Packet)}:
             message |= trees if seen else outgoing(trees)
@@ -201,7 +201,7 @@ class Wrapped(WrappingClients):
             )
         return replace(
             finished,
-            state=self._with(finished.state, own),
+            state=self._with(finished.state, wrapper_state),
             message=None if finished.message is None else message,
             metrics={**finished.metrics, **metrics},
         )
@@ -216,8 +216,10 @@ class WrappedClients(Wrapped, Wrapping):
         return self._with(super().init_server(params), checked(self.wrapper.init_server, *A_STATE)(params))
 
     def download(self, server: State, ctx: Context) -> Download:
-        own = checked(self.wrapper.download, *A_STATE)(server.get(self.entry, {}))
-        return self._with(super().download(server, ctx), Dense().encode(own, {}, ctx.generator)[0] if own else {})
+        tensors = checked(self.wrapper.download, *A_STATE)(server.get(self.entry, {}))
+        return self._with(
+            super().download(server, ctx), Dense().encode(tensors, {}, ctx.generator)[0] if tensors else {}
+        )
 
     def server_update(
         self, server: State, received: Received, delivered: Delivered, ctx: Context
@@ -226,11 +228,11 @@ class WrappedClients(Wrapped, Wrapping):
             self.wrapper.aggregate,
             "all that it got, under the same names, each with finite numbers in the shapes of what arrived, then a "
             "state, and metrics",
-            lambda found: is_state(*found[1:]) and _replaces(found[0], self.inside(received)),
+            lambda returned: is_state(*returned[1:]) and _replaces(returned[0], self.inside(received)),
         )
-        received, own, metrics = aggregate(received, server.get(self.entry, {}), ctx)
+        received, wrapper_state, metrics = aggregate(received, server.get(self.entry, {}), ctx)
         state, others = super().server_update(server, received, delivered, ctx)
-        return self._with(state, own), {**others, **metrics}
+        return self._with(state, wrapper_state), {**others, **metrics}
 
 
 class WrappedPeers(Wrapped, WrappingPeers):
@@ -242,24 +244,23 @@ class WrappedPeers(Wrapped, WrappingPeers):
         return self._with(super().mix(state, received, ctx), state.get(self.entry, {}))
 
 
-def _is_like(found: Mapping[str, Tree], wanted: Mapping[str, Tree]) -> bool:
+def _is_like(trees: Mapping[str, Tree], others: Mapping[str, Tree]) -> bool:
     """Whether trees have the names and shapes of others."""
     return (
-        is_state(dict(found), {})
-        and found.keys() == wanted.keys()
-        and all(dict(shapes_of(found[name])) == dict(shapes_of(one)) for name, one in wanted.items())
+        is_state(dict(trees), {})
+        and trees.keys() == others.keys()
+        and all(dict(shapes_of(trees[name])) == dict(shapes_of(other)) for name, other in others.items())
     )
 
 
 def _replaces(now: Received, before: Received) -> bool:
     """Whether a wrapper may return `now` for `before`: each changed aggregate has finite numbers in the same shapes."""
     changed = [
-        (now[name], one) for name, one in before.items() if now[name] is not one and now[name].count and one.count
+        (now[name], old) for name, old in before.items() if now[name] is not old and now[name].count and old.count
     ]
     return all(
-        _is_like({"": found.result}, {"": one.result})
-        and all(value.isfinite().all() for value in found.result.values())
-        for found, one in changed
+        _is_like({"": new.result}, {"": old.result}) and all(value.isfinite().all() for value in new.result.values())
+        for new, old in changed
     )
 
 

@@ -48,8 +48,11 @@ class Clip(MessageWrapper):
     def client(
         self, trees: Mapping[str, Tree], state: State, received: Tree, ctx: Context
     ) -> tuple[Mapping[str, Tree], State, Metrics]:
-        most, norm = float(received.get("norm", self.norm)), math.hypot(*(tree.norm(one) for one in trees.values()))
-        sent = dict(trees) if norm <= most else {name: tree.scale(one, most / norm) for name, one in trees.items()}
+        most = float(received.get("norm", self.norm))
+        norm = math.hypot(*(tree.norm(update) for update in trees.values()))
+        sent = (
+            dict(trees) if norm <= most else {name: tree.scale(update, most / norm) for name, update in trees.items()}
+        )
         if self.quantile is not None:
             sent[WITHIN] = {"within": torch.tensor([0.5 if norm <= most else -0.5])}
         return sent, state, {"clip/norm": norm, "clip/clipped": float(norm > most)}

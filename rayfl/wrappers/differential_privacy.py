@@ -135,15 +135,15 @@ class CentralDP(Private):
         return z if self.quantile is None else (z**-2 - (2 * count_deviation) ** -2) ** -0.5
 
     def aggregate(self, received: Received, server: State, ctx: Context) -> tuple[Received, State, Metrics]:
-        own = replace(ctx, draws=seeding.LazyGenerator(ctx.seed, ctx.round, purpose="privacy noise"))
+        noise_ctx = replace(ctx, draws=seeding.LazyGenerator(ctx.seed, ctx.round, purpose="privacy noise"))
         expected, bound, noisy = ctx.num_selected, float(server.get("norm", self.norm)), dict(received)
         of_count = self.count_noise or expected / 20
         # In a round without uploads nothing is released.
-        for name, one in received.items() if ctx.plan.up else ():
-            total = one.sum or ({"within": torch.zeros(1)} if name == WITHIN else tree.zeros_like(ctx.initial))
+        for name, gathered in received.items() if ctx.plan.up else ():
+            total = gathered.sum or ({"within": torch.zeros(1)} if name == WITHIN else tree.zeros_like(ctx.initial))
             deviation = of_count if name == WITHIN else self.multiplier(of_count) * bound
-            total = tree.add(total, noise(total, deviation, own))
-            noisy[name] = replace(one, sums=(total,), weight=float(expected), count=expected)
+            total = tree.add(total, noise(total, deviation, noise_ctx))
+            noisy[name] = replace(gathered, sums=(total,), weight=float(expected), count=expected)
         noisy, server, metrics = super().aggregate(noisy, server, ctx)
         spent = epsilon(self.noise_multiplier, expected / ctx.num_clients, ctx.round + 1, self.delta)
         return noisy, server, {**metrics, "clip/bound": bound, "privacy/epsilon": spent}
@@ -170,7 +170,10 @@ class LocalDP(Private):
         self, trees: Mapping[str, Tree], state: State, received: Tree, ctx: Context
     ) -> tuple[Mapping[str, Tree], State, Metrics]:
         sent, state, metrics = super().client(trees, state, received, ctx)
-        sent = {name: tree.add(one, noise(one, self.noise_multiplier * self.norm, ctx)) for name, one in sent.items()}
+        sent = {
+            name: tree.add(update, noise(update, self.noise_multiplier * self.norm, ctx))
+            for name, update in sent.items()
+        }
         return sent, state, {**metrics, "privacy/epsilon": self._spent(ctx)}
 
     def aggregate(self, received: Received, server: State, ctx: Context) -> tuple[Received, State, Metrics]:

@@ -100,12 +100,12 @@ class Elastic(Wrapping):
         self.gather = {**inner.gather, SENSITIVITY: WeightedMean()}
         self.capabilities = self.capabilities.but(hands_over_trees=False)
 
-    def plan(self, round: int, coin: float) -> Plan:
-        plan = self.inner.plan(round, coin)
-        if round % self.hyper.every or not plan.up:
+    def plan(self, round_number: int, coin: float) -> Plan:
+        plan = self.inner.plan(round_number, coin)
+        if round_number % self.hyper.every or not plan.up:
             return plan
-        own = Stage(SENSITIVITY, split="heldout", epochs=1, batch_size=self.hyper.batch_size or None)
-        return replace(plan, stages=(own, *plan.stages))
+        sensitivity_stage = Stage(SENSITIVITY, split="heldout", epochs=1, batch_size=self.hyper.batch_size or None)
+        return replace(plan, stages=(sensitivity_stage, *plan.stages))
 
     def gradients_per_example(self, stage: Stage, ctx: Context) -> float:
         return 1.0 if stage.name == SENSITIVITY else super().gradients_per_example(stage, ctx)

@@ -43,7 +43,11 @@ class Robust(Wrapping):
         self, server: State, received: Received, delivered: Delivered, ctx: Context
     ) -> tuple[State, Metrics]:
         state, metrics = super().server_update(server, received, delivered, ctx)
-        made = {name: one.result for name, one in received.items() if one.count} if self.keeps_center else {}
+        made = (
+            {name: gathered.result for name, gathered in received.items() if gathered.count}
+            if self.keeps_center
+            else {}
+        )
         return {**state, CENTER: {**server.get(CENTER, {}), **made}} if made or CENTER in server else state, metrics
 
 

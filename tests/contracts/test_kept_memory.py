@@ -16,8 +16,8 @@ from rayfl.tree import to_tensors
 class EveryoneTrains(FedAvg):
     """FedAvg in which only the sampled ones upload, but all train."""
 
-    def plan(self, round: int, coin: float) -> Plan:
-        return Plan(stages=super().plan(round, coin).stages, trainers="all")
+    def plan(self, round_number: int, coin: float) -> Plan:
+        return Plan(stages=super().plan(round_number, coin).stages, trainers="all")
 
 
 def test_only_what_was_sent_leaves_the_error_memory():

@@ -171,8 +171,8 @@ def _shaking(kind: type[Method], hook: str, shakes_argument: bool) -> type[Metho
 class FedAvg_plan(FedAvg):
     """Draws the number of local steps."""
 
-    def plan(self, round: int, coin: float) -> Plan:
-        plan = super().plan(round, coin)
+    def plan(self, round_number: int, coin: float) -> Plan:
+        plan = super().plan(round_number, coin)
         steps = 1 + random.randrange(3)
         return replace(plan, stages=tuple(replace(one, epochs=None, steps=steps) for one in plan.stages))
 

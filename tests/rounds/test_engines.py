@@ -53,7 +53,7 @@ def tasks(begin: Callable[[int], Carry], *stages: Stage, seed: int = 1, round: i
 class Summing(Method):
     """Adds up the inputs that it sees, and after each stage notes how many steps there were."""
 
-    def plan(self, round: int, coin: float) -> Plan:
+    def plan(self, round_number: int, coin: float) -> Plan:
         return Plan(())
 
     def begin(self, state: State, received: object, ctx: Context) -> Carry:

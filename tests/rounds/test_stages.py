@@ -51,8 +51,8 @@ class Counting(FedAvg):
 
     count: ClassVar[Stage] = COUNT
 
-    def plan(self, round: int, coin: float) -> Plan:
-        plan = super().plan(round, coin)
+    def plan(self, round_number: int, coin: float) -> Plan:
+        plan = super().plan(round_number, coin)
         return replace(plan, stages=(self.count, *plan.stages))
 
     def gradients_per_example(self, stage: Stage, ctx: Context) -> float:
@@ -261,8 +261,8 @@ def test_stages_that_are_none_are_refused_with_the_name_of_the_hook():
             return (*plan.stages, *plan.stages)
 
     class TwiceInPlan(FedAvg):
-        def plan(self, round: int, coin: float) -> Plan:
-            return Plan(super().plan(round, coin).stages * 2)
+        def plan(self, round_number: int, coin: float) -> Plan:
+            return Plan(super().plan(round_number, coin).stages * 2)
 
     with refused(names=["Wrong.stages", "nothing", "stages"], error=MethodError):
         play(here(Wrong))

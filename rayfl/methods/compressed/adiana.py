@@ -64,9 +64,9 @@ class ADIANAHyper(GradientWork):
     l1: float = Field(default=0.0, ge=0, description="l1 ||x||_1 is part of the objective, by its proximal step")
 
     def unused(self) -> dict[str, str]:
-        found = {"smoothness": (self.eta,), "strong_convexity": (self.theta1, self.gamma, self.beta)}
-        found = {name: "beside numbers that would follow from it" for name, given in found.items() if None not in given}
-        return {**super().unused(), **found}
+        derived = {"smoothness": (self.eta,), "strong_convexity": (self.theta1, self.gamma, self.beta)}
+        reason = "beside numbers that would follow from it"
+        return {**super().unused(), **{name: reason for name, values in derived.items() if None not in values}}
 
     @model_validator(mode="after")
     def _consistent(self) -> "ADIANAHyper":

@@ -177,9 +177,13 @@ class FedPSE(GradientMethod, ServerHalf):
         server = self._global(zeros, -1)
         return {**server, "sum": zeros} if self.hyper.absent == "catch_up" else server
 
-    def _global(self, dense: Tree, round: int) -> FedPSEServer:
+    def _global(self, dense: Tree, round_number: int) -> FedPSEServer:
         """G of a round, and M_s."""
-        return {"update": dense, "support": self._top(dense, self.hyper.keep_ratio), "round": torch.tensor(round)}
+        return {
+            "update": dense,
+            "support": self._top(dense, self.hyper.keep_ratio),
+            "round": torch.tensor(round_number),
+        }
 
     def _top(self, dense: Tree, keep_ratio: float) -> Tree:
         """The entries of Top-k(G) that are not zero."""
@@ -226,13 +230,13 @@ class FedPSE(GradientMethod, ServerHalf):
 
     def reply(self, server: FedPSEServer, server_memory: FedPSEMemory, ctx: Context) -> Reply:
         dense, support = server["update"], server["support"]
-        own = self.uplink(server_memory, dense)
+        last_uplink = self.uplink(server_memory, dense)
         if ctx.traits.retention_given:
             support = self._top(dense, self.keep_ratio(ctx.traits))
         top = {name: torch.where(support[name], dense[name], 0.0) for name in dense}
-        distance = correlation_distance(top, own)
+        distance = correlation_distance(top, last_uplink)
         if self.hyper.downstream == "dps":
-            sent = tree.map(lambda update: update != 0, own)
+            sent = tree.map(lambda update: update != 0, last_uplink)
             if self.hyper.scope == "tensor":
                 support = {name: personal_support(support[name], sent[name], distance, ctx.generator) for name in dense}
             else:
@@ -259,21 +263,21 @@ def correlation_distance(a: Tree, b: Tree) -> float:
 
 
 def personal_support(
-    chosen: torch.Tensor, own: torch.Tensor, distance: float, generator: np.random.Generator
+    chosen: torch.Tensor, sent: torch.Tensor, distance: float, generator: np.random.Generator
 ) -> torch.Tensor:
-    """DPS, Algorithm 3 lines 6-14: M_s,i from `chosen` (M_s) and `own` (M_i), boolean tensors of one shape.
+    """DPS, Algorithm 3 lines 6-14: M_s,i from `chosen` (M_s) and `sent` (M_i), boolean tensors of one shape.
 
     As many entries as `chosen` has. The common ones are always among them. The others are drawn uniformly: first
     floor(distance * (k - k_in) + 0.5) entries of M_i alone, or all of them if they are fewer, then the rest of M_s.
     """
-    common = chosen & own
-    from_own = np.flatnonzero((own & ~common).numpy())
+    common = chosen & sent
+    from_client = np.flatnonzero((sent & ~common).numpy())
     from_server = np.flatnonzero((chosen & ~common).numpy())
     quota = len(from_server)
-    num_own = min(math.floor(distance * quota + 0.5), len(from_own))
+    num_from_client = min(math.floor(distance * quota + 0.5), len(from_client))
     drawn = [
-        generator.choice(from_own, num_own, replace=False),
-        generator.choice(from_server, quota - num_own, replace=False),
+        generator.choice(from_client, num_from_client, replace=False),
+        generator.choice(from_server, quota - num_from_client, replace=False),
     ]
     support = common.clone().reshape(-1)
     support[torch.from_numpy(np.concatenate(drawn))] = True

@@ -106,8 +106,8 @@ class DisPFL(GradientMethod, PeerHalf):
     )
     gather = {"weights": ElementwiseMean("sent")}
 
-    def plan(self, round: int, coin: float) -> Plan:
-        train = self.hyper.stage(round, TRAIN)
+    def plan(self, round_number: int, coin: float) -> Plan:
+        train = self.hyper.stage(round_number, TRAIN)
         if self.hyper.regrow == "random":
             return Plan(stages=(train,))
         return Plan(stages=(train, replace(train, name=SEARCH, epochs=None, steps=1)))

@@ -100,10 +100,10 @@ class MCEPL(HiddenMasks):
 
     def finish(self, state: MCEPLState, carry: GradientCarry, ctx: Context) -> Finished:
         gradient, z = self.descend(state, carry, ctx)
-        own = self.masked_by(aggregated(z, state["heard"]), ctx.traits, ctx.initial)
-        new: MCEPLState = {**state, "scores": z, "gradient": gradient, **own}
+        masked = self.masked_by(aggregated(z, state["heard"]), ctx.traits, ctx.initial)
+        new: MCEPLState = {**state, "scores": z, "gradient": gradient, **masked}
         # One vector, so that no layer's bits are filled up to whole bytes.
-        bits = tree.vector(own["mask"])
+        bits = tree.vector(masked["mask"])
         bill = {"comm/link_megabytes": bits.numel() / 8e6, "comm/link_ones_megabytes": int(bits.sum()) / 8e6}
         return Finished(new, {"mask": mask_packet({"mask": bits})}, 1.0, self.trained(carry) | bill)
 
@@ -115,8 +115,8 @@ class MCEPL(HiddenMasks):
         heard = tree.unvector(received["mask"].result["mask"], state["scores"])
         rate = ctx.plan.stages[0].lr if self.hyper.finetune_lr is None else self.hyper.finetune_lr
         z = tree.add(state["scores"], tree.mul(gradient, heard), -rate)
-        own = self.masked_by(aggregated(z, heard), ctx.traits, ctx.initial)
-        return {**state, "scores": z, "heard": heard, **own}
+        masked = self.masked_by(aggregated(z, heard), ctx.traits, ctx.initial)
+        return {**state, "scores": z, "heard": heard, **masked}
 
 
 def aggregated(z: Tree, heard: Tree) -> Tree:

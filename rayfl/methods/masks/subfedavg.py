@@ -77,8 +77,8 @@ class SubFedAvg(GatedPruning, MaskedServer):
     paper = "Vahidian et al., ICDCSW 2021"
     capabilities = Capabilities(on_device=True)
 
-    def plan(self, round: int, coin: float) -> Plan:
-        train = self.hyper.stage(round)
+    def plan(self, round_number: int, coin: float) -> Plan:
+        train = self.hyper.stage(round_number)
         assert train.epochs is not None
         stages = [replace(train, name=FIRST, epochs=1)]
         if train.epochs > 1:

@@ -37,9 +37,9 @@ class DPSGDFT(DPSGD):
         super().__init__(task, hyper, **settings)
         self.capabilities = self.capabilities.but(evaluated_from_mean=self.hyper.ft_from == "mean")
 
-    def eval_stages(self, round: int) -> tuple[Stage, ...]:
+    def eval_stages(self, round_number: int) -> tuple[Stage, ...]:
         return (self.hyper.fine_tuning(),)
 
     def eval_begin(self, state: DPSGDState, model: Tree | None, carry: DPSGDCarry | None, ctx: Context) -> DPSGDCarry:
-        own = carry["params"] if carry is not None else state["params"]
-        return self.begun_at(own if model is None else model, state)
+        params = carry["params"] if carry is not None else state["params"]
+        return self.begun_at(params if model is None else model, state)

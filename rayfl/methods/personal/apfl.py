@@ -85,13 +85,13 @@ class APFL(OwnModel, FedAvg):
         return 2.0
 
     def step(self, carry: APFLCarry, batch: Batch, *, stage: Stage) -> APFLCarry:
-        own, alpha, w = carry["personal"], carry["alpha"], carry["params"]
-        loss, gradient = self.task.value_and_grad(tree.blend(own["params"], w, dict.fromkeys(w, alpha)), batch)
+        personal, alpha, w = carry["personal"], carry["alpha"], carry["params"]
+        loss, gradient = self.task.value_and_grad(tree.blend(personal["params"], w, dict.fromkeys(w, alpha)), batch)
         lr = carry["first"] * (stage.lr if self.hyper.alpha_lr is None else self.hyper.alpha_lr)
         return {
             **super().step(carry, batch, stage=stage),
-            "personal": self.descend(own, loss, tree.map(lambda tensor: alpha * tensor, gradient), stage),
-            "alpha": (alpha - lr * inner(gradient, tree.sub(own["params"], w))).clamp(0, 1),
+            "personal": self.descend(personal, loss, tree.map(lambda tensor: alpha * tensor, gradient), stage),
+            "alpha": (alpha - lr * inner(gradient, tree.sub(personal["params"], w))).clamp(0, 1),
             "first": torch.zeros_like(alpha),
         }
 
@@ -99,6 +99,6 @@ class APFL(OwnModel, FedAvg):
         return super().finish({"params": carry["personal"]["params"], "alpha": carry["alpha"]}, carry, ctx)
 
     def eval_begin(self, state: APFLState, model: Tree | None, carry: APFLCarry | None, ctx: Context) -> ModelState:
-        own, w = (state, model or {}) if carry is None else (carry["personal"], carry["params"])
+        personal, w = (state, model or {}) if carry is None else (carry["personal"], carry["params"])
         share = dict.fromkeys(w, (state if carry is None else carry)["alpha"])
-        return {"params": tree.blend(own["params"], w, share)}
+        return {"params": tree.blend(personal["params"], w, share)}

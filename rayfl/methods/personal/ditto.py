@@ -82,9 +82,9 @@ class DittoHyper(LocalTraining):
             )
         return self
 
-    def personal_stage(self, round: int) -> Stage:
+    def personal_stage(self, round_number: int) -> Stage:
         """The stage in which the personal model is trained."""
-        stage = self.stage(round, PERSONAL)
+        stage = self.stage(round_number, PERSONAL)
         rate = self.personal_lr or self.lr
         lr = stage.lr if rate == self.lr else rate * stage.lr / self.lr
         return replace(stage, epochs=self.personal_epochs, steps=self.personal_steps, lr=lr)
@@ -103,8 +103,8 @@ class Ditto(OwnModel, FedAvg):
     paper = "Li et al., ICML 2021"
     capabilities = Capabilities(on_device=True, takes_stale=True)
 
-    def plan(self, round: int, coin: float) -> Plan:
-        return Plan(stages=(self.hyper.stage(round), self.hyper.personal_stage(round)))
+    def plan(self, round_number: int, coin: float) -> Plan:
+        return Plan(stages=(self.hyper.stage(round_number), self.hyper.personal_stage(round_number)))
 
     def begin(self, state: ModelState, received: Message, ctx: Context) -> DittoCarry:
         return {**super().begin(state, received, ctx), "personal": self.start(state["params"])}
@@ -112,20 +112,20 @@ class Ditto(OwnModel, FedAvg):
     def step(self, carry: DittoCarry, batch: Batch, *, stage: Stage) -> DittoCarry:
         if stage.name != PERSONAL:
             return super().step(carry, batch, stage=stage)
-        own: LocalCarry = carry["personal"]
+        personal: LocalCarry = carry["personal"]
         anchor = carry["received"]
-        loss, gradient = self.task.value_and_grad(own["params"], batch)
+        loss, gradient = self.task.value_and_grad(personal["params"], batch)
         if self.hyper.pull == "joint":
-            gradient = tree.add(gradient, tree.sub(own["params"], anchor), self.hyper.lam)
-        own = self.descend(own, loss, gradient, stage)
+            gradient = tree.add(gradient, tree.sub(personal["params"], anchor), self.hyper.lam)
+        personal = self.descend(personal, loss, gradient, stage)
         if self.hyper.pull == "after":
-            pull = tree.sub(own["params"], anchor)
-            own = {**own, "params": tree.add(own["params"], pull, -stage.lr * self.hyper.lam)}
-        return {**carry, "personal": own}
+            pull = tree.sub(personal["params"], anchor)
+            personal = {**personal, "params": tree.add(personal["params"], pull, -stage.lr * self.hyper.lam)}
+        return {**carry, "personal": personal}
 
     def finish(self, state: ModelState, carry: DittoCarry, ctx: Context) -> Finished:
-        own: ModelState = {"params": carry["personal"]["params"]}
-        return self.finished(own, {"delta": self.delta(carry)}, carry, ctx, "train")
+        new: ModelState = {"params": carry["personal"]["params"]}
+        return self.finished(new, {"delta": self.delta(carry)}, carry, ctx, "train")
 
     def eval_begin(self, state: ModelState, model: Tree | None, carry: DittoCarry | None, ctx: Context) -> ModelState:
         return {"params": state["params"] if carry is None else carry["personal"]["params"]}

@@ -76,10 +76,10 @@ class FedALA(OwnModel, FedAvg):
     paper = "Zhang et al., AAAI 2023"
     capabilities = Capabilities(on_device=True, takes_stale=True)
 
-    def plan(self, round: int, coin: float) -> Plan:
+    def plan(self, round_number: int, coin: float) -> Plan:
         hyper = self.hyper
         fitting = Stage(FIT, epochs=1, batch_size=hyper.batch_size or None, subset=hyper.share)
-        return Plan(stages=(fitting, hyper.stage(round)) if round else (hyper.stage(round),))
+        return Plan(stages=(fitting, hyper.stage(round_number)) if round_number else (hyper.stage(round_number),))
 
     def stages(self, state: FedALAState, plan: Plan, ctx: Context) -> tuple[Stage, ...]:
         passes = 1 if state["fitted"] else self.hyper.first_passes
@@ -90,11 +90,11 @@ class FedALA(OwnModel, FedAvg):
         return {"params": params, "weights": tree.map(torch.ones_like, last), "fitted": torch.tensor(False)}
 
     def begin(self, state: FedALAState, received: Message, ctx: Context) -> FedALACarry:
-        carry, own, weights = super().begin(state, received, ctx), state["params"], state["weights"]
+        carry, previous, weights = super().begin(state, received, ctx), state["params"], state["weights"]
         return {
             **carry,
-            "params": {**carry["params"], **tree.blend(carry["params"], own, weights)},
-            "own": own,
+            "params": {**carry["params"], **tree.blend(carry["params"], previous, weights)},
+            "own": previous,
             "weights": weights,
             "losses": next(iter(weights.values())).new_full((10,), torch.nan),
         }
@@ -102,7 +102,7 @@ class FedALA(OwnModel, FedAvg):
     def step(self, carry: FedALACarry, batch: Batch, *, stage: Stage) -> FedALACarry:
         if stage.name != FIT:
             return super().step(carry, batch, stage=stage)
-        params, x, own, eta = carry["params"], carry["received"], carry["own"], self.hyper.weights_lr
+        params, x, previous, eta = carry["params"], carry["received"], carry["own"], self.hyper.weights_lr
         loss, gradient = self.task.value_and_grad(
             {name: params[name] for name in carry["weights"]},
             batch,
@@ -111,12 +111,12 @@ class FedALA(OwnModel, FedAvg):
         # Until there are ten losses the deviation is NaN, which is not below anything.
         calm = (carry["losses"].std(correction=0) < 0.1) & (stage.epochs != 1)
         weights = {
-            name: torch.where(calm, old, old - eta * gradient[name] * (x[name] - own[name])).clamp(0, 1)
+            name: torch.where(calm, old, old - eta * gradient[name] * (x[name] - previous[name])).clamp(0, 1)
             for name, old in carry["weights"].items()
         }
         return {
             **carry,
-            "params": {**params, **tree.blend(x, own, weights)},
+            "params": {**params, **tree.blend(x, previous, weights)},
             "weights": weights,
             "losses": torch.where(calm, carry["losses"], torch.cat([carry["losses"][1:], loss[None]])),
         }

@@ -26,7 +26,7 @@ class FedAvgFT(FedAvg):
     paper = "McMahan et al., AISTATS 2017, with fine-tuning as in Dai et al., ICML 2022"
     capabilities = Capabilities(on_device=True, keeps_parts=True, takes_stale=True)
 
-    def eval_stages(self, round: int) -> tuple[Stage, ...]:
+    def eval_stages(self, round_number: int) -> tuple[Stage, ...]:
         return (self.hyper.fine_tuning(),)
 
     def eval_begin(self, state: State, model: Tree | None, carry: LocalCarry | None, ctx: Context) -> LocalCarry:

@@ -112,9 +112,9 @@ class FedFomo(OwnModel, GradientMethod, ServerHalf):
                 ("method", "num_candidates"),
             )
 
-    def plan(self, round: int, coin: float) -> Plan:
+    def plan(self, round_number: int, coin: float) -> Plan:
         compare = Stage(COMPARE, split="validation", epochs=1, batch_size=LARGEST_BATCH)
-        return Plan(stages=(self.hyper.stage(round, TRAIN), compare))
+        return Plan(stages=(self.hyper.stage(round_number, TRAIN), compare))
 
     def begin(self, state: ModelState, received: Message, ctx: Context) -> FedFomoCarry:
         others = {name: packet.decode() for name, packet in received.items()}

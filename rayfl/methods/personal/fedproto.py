@@ -67,9 +67,9 @@ class FedProto(OwnModel, GradientMethod, ServerHalf):
     capabilities = Capabilities(on_device=True, own_compression=True, needs_features=True, has_global_model=False)
     gather = {"prototypes": Sum()}
 
-    def plan(self, round: int, coin: float) -> Plan:
+    def plan(self, round_number: int, coin: float) -> Plan:
         # The batch size limits the memory of the representations; it does not change them.
-        return Plan(stages=(self.hyper.stage(round), Stage("collect", epochs=1, batch_size=1000)))
+        return Plan(stages=(self.hyper.stage(round_number), Stage("collect", epochs=1, batch_size=1000)))
 
     def gradients_per_example(self, stage: Stage, ctx: Context) -> float:
         return float(stage.name == "train")

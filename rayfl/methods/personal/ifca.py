@@ -79,10 +79,10 @@ class IFCA(GradientMethod, ModelServer):
     def gather(self) -> Mapping[str, Gather]:  # pyright: ignore[reportIncompatibleVariableOverride]
         return {f"delta {cluster}": WeightedMean() for cluster in range(self.hyper.num_clusters)}
 
-    def plan(self, round: int, coin: float) -> Plan:
-        return Plan(stages=(*self.eval_stages(round), self.hyper.stage(round)))
+    def plan(self, round_number: int, coin: float) -> Plan:
+        return Plan(stages=(*self.eval_stages(round_number), self.hyper.stage(round_number)))
 
-    def eval_stages(self, round: int) -> tuple[Stage, ...]:
+    def eval_stages(self, round_number: int) -> tuple[Stage, ...]:
         # The batch size limits the memory; it does not change the losses' sum except by rounding.
         return (Stage("choose", epochs=1, batch_size=1000),)
 
@@ -115,7 +115,7 @@ class IFCA(GradientMethod, ModelServer):
     def step(self, carry: IFCACarry, batch: Batch, *, stage: Stage) -> IFCACarry:
         if stage.name == "train":
             return super().step(carry, batch, stage=stage)
-        losses = torch.stack([self.task.losses(one, batch)[0].double() for one in carry["models"].values()])
+        losses = torch.stack([self.task.losses(params, batch)[0].double() for params in carry["models"].values()])
         return {**carry, "losses": carry["losses"] + batch.without_padding(losses).sum(dim=1)}
 
     def end_stage(self, carry: IFCACarry, *, stage: Stage) -> IFCACarry:
@@ -124,7 +124,8 @@ class IFCA(GradientMethod, ModelServer):
         # The choice stays a tensor, as reading it would wait for the GPU. A model that has diverged is chosen last.
         cluster = carry["losses"].nan_to_num(nan=torch.inf, posinf=torch.inf).argmin(dim=0, keepdim=True)
         params = {
-            name: torch.stack([one[name] for one in carry["models"].values()])[cluster][0] for name in carry["params"]
+            name: torch.stack([model[name] for model in carry["models"].values()])[cluster][0]
+            for name in carry["params"]
         }
         return {**carry, "params": params, "received": params, "cluster": cluster, "models": {}}
 
@@ -139,11 +140,11 @@ class IFCA(GradientMethod, ModelServer):
         return replace(finished, metrics={**finished.metrics, "ifca/cluster": cluster})
 
     def update(self, server: ModelState, received: Received, ctx: Context) -> ModelState:
-        found = {cluster: received[name] for cluster, name in enumerate(self.gather) if received[name].count}
-        params, total = dict(server["params"]), sum(one.weight for one in found.values())
-        for cluster, one in found.items():
+        by_cluster = {cluster: received[name] for cluster, name in enumerate(self.gather) if received[name].count}
+        params, total = dict(server["params"]), sum(gathered.weight for gathered in by_cluster.values())
+        for cluster, gathered in by_cluster.items():
             x, mean = of_cluster(params, cluster), self.hyper.averaging == "model"
-            moved = one.taken_from(x) if mean else tree.add(x, one.result, -one.weight / total)
+            moved = gathered.taken_from(x) if mean else tree.add(x, gathered.result, -gathered.weight / total)
             params |= {named(name, cluster): tensor for name, tensor in moved.items()}
         return {"params": params}
 

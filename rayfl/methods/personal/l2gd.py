@@ -100,7 +100,7 @@ class L2GD(OneGradient, ExchangedModelServer):
         """Whether this round is a step to the mean after a gradient step."""
         return self.averages(ctx.plan.coin) and ctx.round > 0 and not self.averages(ctx.coin(ctx.round - 1))
 
-    def plan(self, round: int, coin: float) -> Plan:
+    def plan(self, round_number: int, coin: float) -> Plan:
         if self.averages(coin):
             return Plan(stages=(), coin=coin)
         return Plan(stages=(self.hyper.stage(),), down=False, up=False, coin=coin)

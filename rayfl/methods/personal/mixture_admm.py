@@ -136,10 +136,10 @@ class MixtureADMM(OwnModel, GradientMethod, ModelServer):
                 f"{needed:.4g} to converge; set rho to {needed / num_clients:.4g} or more"
             )
 
-    def plan(self, round: int, coin: float) -> Plan:
+    def plan(self, round_number: int, coin: float) -> Plan:
         if self.hyper.x_step == "closed_form":
             return Plan(stages=(Stage(steps=1, batch_size=None),))
-        return super().plan(round, coin)
+        return super().plan(round_number, coin)
 
     def begin(self, state: MixtureState, received: Message, ctx: Context) -> MixtureCarry:
         x = state["params"]

@@ -67,9 +67,9 @@ class PerFedAvg(FedAvg):
     paper = "Fallah et al., NeurIPS 2020"
     capabilities = Capabilities(on_device=True, takes_stale=True)
 
-    def plan(self, round: int, coin: float) -> Plan:
+    def plan(self, round_number: int, coin: float) -> Plan:
         num_batches = 2 if self.hyper.variant == "fo" else 3
-        return Plan(stages=(replace(self.hyper.stage(round), batches_per_step=num_batches),))
+        return Plan(stages=(replace(self.hyper.stage(round_number), batches_per_step=num_batches),))
 
     def gradients_per_example(self, stage: Stage, ctx: Context) -> float:
         if self.hyper.variant == "fo":
@@ -107,6 +107,6 @@ class PerFedAvg(FedAvg):
     def eval_begin(self, state: State, model: Tree | None, carry: LocalCarry | None, ctx: Context) -> LocalCarry:
         return self.start(super().eval_begin(state, model, carry, ctx)["params"])
 
-    def eval_stages(self, round: int) -> tuple[Stage, ...]:
+    def eval_stages(self, round_number: int) -> tuple[Stage, ...]:
         """The adaptation, one step on the client's own train split."""
         return (Stage(ADAPT, steps=1, batch_size=self.hyper.adapt_batch_size or None),)

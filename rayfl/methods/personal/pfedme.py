@@ -102,8 +102,8 @@ class PFedMe(OwnModel, FedAvg):
     paper = "Dinh et al., NeurIPS 2020"
     capabilities = Capabilities(on_device=True)
 
-    def plan(self, round: int, coin: float) -> Plan:
-        return Plan(stages=(self.hyper.stage(round),), trainers="all")
+    def plan(self, round_number: int, coin: float) -> Plan:
+        return Plan(stages=(self.hyper.stage(round_number),), trainers="all")
 
     def begin(self, state: ModelState, received: Message, ctx: Context) -> PFedMeCarry:
         carry = super().begin(state, received, ctx)

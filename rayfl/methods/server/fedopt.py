@@ -51,5 +51,5 @@ class FedOpt(ServerStepping):
         hyper = self.hyper
         kind = {"adagrad": Adagrad, "adam": AdaptiveAdam, "yogi": Yogi}[hyper.server_optimizer]
         beta1 = (0.0 if kind is Adagrad else 0.9) if hyper.beta1 is None else hyper.beta1
-        own = {} if kind is Adagrad else {"beta2": hyper.beta2}
-        return kind(beta1=beta1, tau=hyper.tau, second_moment=hyper.second_moment, **own)
+        beta2 = {} if kind is Adagrad else {"beta2": hyper.beta2}
+        return kind(beta1=beta1, tau=hyper.tau, second_moment=hyper.second_moment, **beta2)

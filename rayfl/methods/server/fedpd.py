@@ -64,9 +64,9 @@ class FedPD(GradientMethod, ExchangedModelServer):
     capabilities = Capabilities(on_device=True)
     gather = {"delta": WeightedMean()}
 
-    def plan(self, round: int, coin: float) -> Plan:
+    def plan(self, round_number: int, coin: float) -> Plan:
         exchange = coin >= self.hyper.skip_probability
-        return Plan(stages=(self.hyper.stage(round),), down=exchange, up=exchange)
+        return Plan(stages=(self.hyper.stage(round_number),), down=exchange, up=exchange)
 
     def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> FedPDState:
         return {"params": params, "anchor": params, "multiplier": tree.zeros_like(params), "received": params}

@@ -72,9 +72,9 @@ class MOON(OwnModel, FedAvg):
         )
 
         def objective(params: Tree, batch: Batch) -> torch.Tensor:
-            loss, own = self.task.loss_and_features(params, batch)
+            loss, features = self.task.loss_and_features(params, batch)
             # One call gives both similarities, so that their gradients cancel to exactly 0 if they are equal.
-            near, old = functional.cosine_similarity(own, others, dim=2).unbind()
+            near, old = functional.cosine_similarity(features, others, dim=2).unbind()
             return loss + self.hyper.mu * batch.mean(functional.softplus((old - near) / self.hyper.temperature))
 
         loss, gradient = self.task.value_and_grad(carry["params"], batch, objective)

@@ -81,8 +81,8 @@ class PFNM(GradientMethod, KeptModel):
                 "pfnm matches the hidden neurons of fully connected ReLU networks; use model 'mlp' with hidden layers"
             )
 
-    def plan(self, round: int, coin: float) -> Plan:
-        return Plan(stages=(self.hyper.stage(round),), down=False)
+    def plan(self, round_number: int, coin: float) -> Plan:
+        return Plan(stages=(self.hyper.stage(round_number),), down=False)
 
     def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> ModelState:
         return {"params": self.task.init(int(draws.own.integers(2**63))) if self.hyper.independent_start else params}
@@ -234,9 +234,9 @@ def merge(
         mean[num_inputs] = prior.bias
         matching = Matching(neurons, mean, prior)
         matching.run(sweeps, generator)
-        found = prior.estimate(matching.total, matching.count, mean, posterior)
-        merged.insert(0, (found[:, num_inputs + 1 :].T, bias))
-        bias, places, width = found[:, num_inputs], matching.assigned, len(found)
+        estimates = prior.estimate(matching.total, matching.count, mean, posterior)
+        merged.insert(0, (estimates[:, num_inputs + 1 :].T, bias))
+        bias, places, width = estimates[:, num_inputs], matching.assigned, len(estimates)
         if layer == 0:
-            merged.insert(0, (found[:, :num_inputs], bias))
+            merged.insert(0, (estimates[:, :num_inputs], bias))
     return merged

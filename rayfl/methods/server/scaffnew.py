@@ -77,10 +77,12 @@ class Scaffnew(FedAvg):
     paper = "Mishchenko et al., ICML 2022"
     capabilities = Capabilities(on_device=True, own_compression=True, needs_everyone=True)
 
-    def plan(self, round: int, coin: float) -> Plan:
+    def plan(self, round_number: int, coin: float) -> Plan:
         # The coin c, uniform in [0, 1), has K - 1 >= n with probability (1 - p)^n. At p = 1 K is 1.
         steps = self.hyper.steps or 1 + int(math.log(1 - coin) / math.log(max(1 - self.hyper.p, 1e-300)))
-        return Plan(stages=(Stage(steps=steps, batch_size=self.hyper.batch_size or None, lr=self.hyper.rate(round)),))
+        return Plan(
+            stages=(Stage(steps=steps, batch_size=self.hyper.batch_size or None, lr=self.hyper.rate(round_number)),)
+        )
 
     def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> ScaffnewState:
         return {"params": params, "shift": tree.zeros_like(params)}

@@ -92,8 +92,8 @@ class Scaffold(GradientMethod, ModelServer):
     capabilities = Capabilities(on_device=True, keeps_parts=True)
     gather = {"delta": WeightedMean(), "control_variate": Sum()}
 
-    def plan(self, round: int, coin: float) -> Plan:
-        training = self.hyper.stage(round)
+    def plan(self, round_number: int, coin: float) -> Plan:
+        training = self.hyper.stage(round_number)
         if self.hyper.option == "II":
             return Plan(stages=(training,))
         return Plan(stages=(Stage(CONTROL, steps=1, batch_size=self.hyper.control_batch_size or None), training))
@@ -113,11 +113,11 @@ class Scaffold(GradientMethod, ModelServer):
         return self.descend(carry, loss, tree.add(gradient, carry["correction"]), stage)
 
     def finish(self, state: ScaffoldState, carry: ScaffoldCarry, ctx: Context) -> Finished:
-        own, delta = state["control_variate"], self.progress(carry)
+        old, delta = state["control_variate"], self.progress(carry)
         new = self.new_control_variate(carry, delta, ctx)
-        message, state = compressed(state, {"delta": delta, "control_variate": tree.sub(own, new)}, ctx)
+        message, state = compressed(state, {"delta": delta, "control_variate": tree.sub(old, new)}, ctx)
         if message and "control_variate" not in state.get("uplink", {}):
-            new = tree.sub(own, message["control_variate"].decode_beside(own))
+            new = tree.sub(old, message["control_variate"].decode_beside(old))
         return self.finished({**state, "control_variate": new}, message, carry, ctx, "train")
 
     def new_control_variate(self, carry: ScaffoldCarry, delta: Tree, ctx: Context) -> Tree:

@@ -105,11 +105,13 @@ class STEM(Method, ModelServer):
     capabilities = Capabilities(on_device=True)
     gather = {"delta": WeightedMean(), "direction": WeightedMean()}
 
-    def plan(self, round: int, coin: float) -> Plan:
+    def plan(self, round_number: int, coin: float) -> Plan:
         hyper = self.hyper
-        if round == 0:
+        if round_number == 0:
             return Plan(stages=(Stage(START, steps=1, batch_size=hyper.start_batch_size or None, lr=hyper.lr),))
-        return Plan(stages=(Stage(steps=hyper.steps, batch_size=hyper.batch_size or None, lr=hyper.rate(round - 1)),))
+        return Plan(
+            stages=(Stage(steps=hyper.steps, batch_size=hyper.batch_size or None, lr=hyper.rate(round_number - 1)),)
+        )
 
     def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> STEMState:
         return {"point": params, "round": torch.tensor(-1)}

@@ -123,8 +123,8 @@ class LotteryCarry(GatedCarry):
 class Lottery(GatedPruning):
     """LotteryFL's client. The settings' defaults are those of LotteryFL's code."""
 
-    def plan(self, round: int, coin: float) -> Plan:
-        return Plan(stages=(self.gate_stage(), self.hyper.stage(round, TRAIN)))
+    def plan(self, round_number: int, coin: float) -> Plan:
+        return Plan(stages=(self.gate_stage(), self.hyper.stage(round_number, TRAIN)))
 
     def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> LotteryState:
         return {"params": params, "mask": masks.everything(params), "left": torch.ones((), dtype=torch.float64)}

@@ -77,7 +77,7 @@ class OneGradient(Method):
     def unused(cls, hyper: Any) -> Mapping[str, str]:
         return {**super().unused(hyper), "clients.work": f"as clients of {cls.__name__} do one step per round"}
 
-    def plan(self, round: int, coin: float) -> Plan:
+    def plan(self, round_number: int, coin: float) -> Plan:
         return Plan(stages=(self.hyper.stage(),), coin=coin)
 
     def begin(self, state: State, received: Message, ctx: Context) -> GradientCarry:
@@ -220,7 +220,9 @@ class SteppingServer(DistributedGradient):
         Every call in a round draws the same random numbers, and so gives the same packets.
         """
         packet, _ = ctx.downlink.encode(step, {}, LazyGenerator(*ctx.draws.key).generator)
-        return [added_to(one, packet, factor * contracting(ctx.downlink, step), self.num_held) for one, factor in held]
+        return [
+            added_to(base, packet, factor * contracting(ctx.downlink, step), self.num_held) for base, factor in held
+        ]
 
     def download(self, server: ModelState, ctx: Context) -> Download:
         return {"step": self.steps(server, ctx)[0]} if ctx.round else {}

@@ -91,12 +91,18 @@ class Gossip(PeerHalf, Method):
         """End a round that sends the compressed differences of `trees`; the copies h_i move by what was sent."""
         hats, factor = state["hats"], contracting(ctx.uplink, ctx.initial)
         packets, state = compressed(
-            cast(PublicCopies, state), {name: tree.sub(one, hats[name]) for name, one in trees.items()}, ctx
+            cast(PublicCopies, state), {name: tree.sub(x, hats[name]) for name, x in trees.items()}, ctx
         )
-        moved = {name: tree.add(hats[name], one.decode_beside(hats[name]), factor) for name, one in packets.items()}
+        moved = {
+            name: tree.add(hats[name], packet.decode_beside(hats[name]), factor) for name, packet in packets.items()
+        }
         return Finished({**state, "hats": {**hats, **moved}}, packets, 1.0, metrics)
 
     def mix(self, state: State, received: Received, ctx: Context) -> State:
         means, factor = state["means"], contracting(ctx.uplink, ctx.initial)
-        moved = {name: tree.add(means[name], one.result, factor) for name, one in received.items() if one.count}
+        moved = {
+            name: tree.add(means[name], gathered.result, factor)
+            for name, gathered in received.items()
+            if gathered.count
+        }
         return {**state, "means": {**means, **moved}}

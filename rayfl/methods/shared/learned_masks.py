@@ -87,11 +87,11 @@ def layer_ratios(layers: Tree, ratio: float, fc_ratio: float | None) -> dict[str
 
 def layer_masks(y: Tree, ratios: dict[str, float], fil: float = 0, fil_share: float = 1.0) -> Tree:
     """Fil[Thres(y)] layer by layer: c = min(fil, fil_share * entries of a row), but 0 in the last layer."""
-    found = {name: threshold(name, layer, ratios[name]) for name, layer in y.items()}
-    for name in list(found)[:-1]:
-        row = found[name][0].numel()
-        found[name] = without_thin_rows(found[name], min(fil, fil_share * row))
-    return found
+    by_layer = {name: threshold(name, layer, ratios[name]) for name, layer in y.items()}
+    for name in list(by_layer)[:-1]:
+        row = by_layer[name][0].numel()
+        by_layer[name] = without_thin_rows(by_layer[name], min(fil, fil_share * row))
+    return by_layer
 
 
 def first_scores(layers: Tree, generator: np.random.Generator) -> Tree:

@@ -64,14 +64,14 @@ class LearningRate(HyperParameters):
         json_schema_extra=unused_with(lr_schedule=["constant", "exponential"]),
     )
 
-    def rate(self, round: int) -> float:
-        """The learning rate of round `round`, from 0; `for_num_rounds` must have given a cosine its length."""
+    def rate(self, round_number: int) -> float:
+        """The learning rate of round `round_number`, from 0; `for_num_rounds` must have given a cosine its length."""
         if self.lr_schedule == "constant":
             return self.lr
         if self.lr_schedule == "exponential":
-            return self.lr * self.lr_decay**round
-        assert self.lr_rounds is not None and round < self.lr_rounds, "see for_num_rounds"
-        wave = 1 + math.cos(math.pi * round / self.lr_rounds)
+            return self.lr * self.lr_decay**round_number
+        assert self.lr_rounds is not None and round_number < self.lr_rounds, "see for_num_rounds"
+        wave = 1 + math.cos(math.pi * round_number / self.lr_rounds)
         return self.lr * (0.5 * wave if self.lr_schedule == "cosine" else wave)
 
     def for_num_rounds(self, rounds: int) -> Self:
@@ -155,10 +155,10 @@ class LocalWork(LearningRate):
         """The local work of a round, as `epochs` or `steps`, if neither is given."""
         return {"steps": self.default_steps} if self.default_steps else {"epochs": self.default_epochs}
 
-    def stage(self, round: int, name: str = "train") -> Stage:
-        """The stage of round `round` that these settings describe."""
+    def stage(self, round_number: int, name: str = "train") -> Stage:
+        """The stage of round `round_number` that these settings describe."""
         size = self.batch_size or None
-        return Stage(name=name, epochs=self.epochs, steps=self.steps, batch_size=size, lr=self.rate(round))
+        return Stage(name=name, epochs=self.epochs, steps=self.steps, batch_size=size, lr=self.rate(round_number))
 
     def make_optimizer(self) -> Optimizer:
         """The client optimizer."""
@@ -208,8 +208,8 @@ class GradientMethod(Method):
         """The clients' optimizer."""
         return self.hyper.make_optimizer()
 
-    def plan(self, round: int, coin: float) -> Plan:
-        return Plan(stages=(self.hyper.stage(round),))
+    def plan(self, round_number: int, coin: float) -> Plan:
+        return Plan(stages=(self.hyper.stage(round_number),))
 
     def begin(self, state: State, received: Message, ctx: Context) -> LocalCarry:
         return self.start(received["model"].decode() if "model" in received else state["params"])

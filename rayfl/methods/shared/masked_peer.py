@@ -43,8 +43,8 @@ class MaskedPeer(OneGradient, PeerHalf):
         personalized=True, own_compression=True, honours_retention=True, own_retention=("retention_ratio",)
     )
 
-    def plan(self, round: int, coin: float) -> Plan:
-        return Plan(stages=(self.hyper.stage(self.hyper.rate(round)),))
+    def plan(self, round_number: int, coin: float) -> Plan:
+        return Plan(stages=(self.hyper.stage(self.hyper.rate(round_number)),))
 
     def begin(self, state: State, received: Message, ctx: Context) -> GradientCarry:
         return self.start(self.own_model(state))

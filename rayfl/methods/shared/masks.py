@@ -113,9 +113,9 @@ def num_kept(mask: Tree) -> int:
     return sum(int(torch.count_nonzero(tensor)) for tensor in mask.values())
 
 
-def annealed(first: float, round: int, num_rounds: int) -> float:
+def annealed(first: float, round_number: int, num_rounds: int) -> float:
     """(first / 2) (1 + cos(pi t / T)): the share of the kept entries that round t moves."""
-    return first / 2 * (1 + math.cos(math.pi * round / num_rounds))
+    return first / 2 * (1 + math.cos(math.pi * round_number / num_rounds))
 
 
 def by_gradient(name: str, gradient: torch.Tensor) -> Regrow:

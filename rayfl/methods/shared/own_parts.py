@@ -130,8 +130,8 @@ class ClientTask(NetworkTask):
         self.num_gradients = 0
 
     def outputs(self, params: Tree, batch: Batch) -> torch.Tensor:
-        found, self.moved = self.network.advance({**params, **self.kept}, batch, by_hand=self.uses_functorch)
-        return found
+        outputs, self.moved = self.network.advance({**params, **self.kept}, batch, by_hand=self.uses_functorch)
+        return outputs
 
     def evaluated(self, params: Tree, batch: Batch) -> torch.Tensor:
         return super().evaluated({**params, **self.kept}, batch)
@@ -149,18 +149,18 @@ class ClientTask(NetworkTask):
             finally:
                 self.kept = kept
 
-        own = {name: kept[name] for name in self.trained}
+        personal = {name: kept[name] for name in self.trained}
         if self.uses_functorch:
-            both, (value, self.moved) = torch.func.grad_and_value(moving, has_aux=True)((params, own), batch)
+            both, (value, self.moved) = torch.func.grad_and_value(moving, has_aux=True)((params, personal), batch)
             gradient, self.gradient = both
             return value, gradient
-        shared, own = leaves(params), leaves(own)
+        shared, personal = leaves(params), leaves(personal)
         with torch.enable_grad():
-            value, moved = moving((shared, own), batch)
+            value, moved = moving((shared, personal), batch)
         self.moved = {name: tensor.detach() for name, tensor in moved.items()}
-        found = gradients(value, [*shared.values(), *own.values()])
-        self.gradient = dict(zip(own, found[len(shared) :], strict=True))
-        return value.detach(), dict(zip(shared, found[: len(shared)], strict=True))
+        derivatives = gradients(value, [*shared.values(), *personal.values()])
+        self.gradient = dict(zip(personal, derivatives[len(shared) :], strict=True))
+        return value.detach(), dict(zip(shared, derivatives[: len(shared)], strict=True))
 
 
 class OwnParts(WrappingClients):
@@ -220,16 +220,16 @@ class OwnParts(WrappingClients):
         """What clients keep, before round 0."""
         return tree.to_tensors(dict(self.task.network.local))
 
-    def plan(self, round: int, coin: float) -> Plan:
-        plan, hyper = super().plan(round, coin), self.hyper
+    def plan(self, round_number: int, coin: float) -> Plan:
+        plan, hyper = super().plan(round_number, coin), self.hyper
         places = [place for place, stage in enumerate(plan.stages) if stage.lr and stage.split == "train"]
         if hyper.order in ONE_STAGE or not places:
             return plan
-        own = replace(plan.stages[places[0]], name=PERSONAL)
+        personal_stage = replace(plan.stages[places[0]], name=PERSONAL)
         if hyper.personal_epochs or hyper.personal_steps:
-            own = replace(own, epochs=hyper.personal_epochs, steps=hyper.personal_steps)
+            personal_stage = replace(personal_stage, epochs=hyper.personal_epochs, steps=hyper.personal_steps)
         place = places[0] if hyper.order == "local-first" else places[-1] + 1
-        return replace(plan, stages=(*plan.stages[:place], own, *plan.stages[place:]))
+        return replace(plan, stages=(*plan.stages[:place], personal_stage, *plan.stages[place:]))
 
     def gradients_per_example(self, stage: Stage, ctx: Context) -> float:
         return 1.0 if stage.name == PERSONAL else super().gradients_per_example(stage, ctx)
@@ -246,11 +246,11 @@ class OwnParts(WrappingClients):
     def step(self, carry: Carry, batch: Any, *, stage: Stage) -> Carry:
         kept, is_evaluating = carry[KEPT], stage.name in self.evaluating
         if stage.name == PERSONAL or (is_evaluating and self.hyper.finetune == "personal"):
-            own = {name: kept["local"][name] for name in self.trains}
+            personal = {name: kept["local"][name] for name in self.trains}
             task = ClientTask(
-                self.task, {**carry["params"], **{n: t for n, t in kept["local"].items() if n not in own}}
+                self.task, {**carry["params"], **{n: t for n, t in kept["local"].items() if n not in personal}}
             )
-            _, gradient = task.value_and_grad(own, batch)
+            _, gradient = task.value_and_grad(personal, batch)
             return {**carry, KEPT: self._moved(kept, gradient, task, stage)}
         joint = stage.lr and (self.hyper.finetune == "all" if is_evaluating else self.hyper.order == "joint")
         task = ClientTask(self.task, kept["local"], self.trains if joint else ())
@@ -281,8 +281,8 @@ class OwnParts(WrappingClients):
     def eval_begin(self, state: State, model: Tree | None, carry: Carry | None, ctx: Context) -> Carry:
         local = {**self.start, **state.get(KEPT, {})}
         if model is not None:
-            own = state.get(KEPT, {})
-            local |= {name: model[name] for name in local if name in model and name not in own}
+            kept = state.get(KEPT, {})
+            local |= {name: model[name] for name in local if name in model and name not in kept}
             model = {name: tensor for name, tensor in model.items() if name not in local}
         begun = super().eval_begin(state, model, carry, ctx)
         if carry is not None:
@@ -294,23 +294,24 @@ class OwnParts(WrappingClients):
         return {**begun, "params": {**begun["params"], **local}}
 
     def final_model(self, state: State, server: State) -> Tree | None:
-        own = super().final_model(state, server)
-        return None if own is None else {**own, **self.start, **state.get(KEPT, {})}
+        model = super().final_model(state, server)
+        return None if model is None else {**model, **self.start, **state.get(KEPT, {})}
 
     def _opened(self, local: Tree) -> Carry:
         """The wrapper's part of a carry before the first step."""
-        own, begun = {name: local[name] for name in self.trains}, {"begun": local} if self.evaluating else {}
-        return {"local": local, "optimizer": self.optimizer.init(own), **begun}
+        personal = {name: local[name] for name in self.trains}
+        begun = {"begun": local} if self.evaluating else {}
+        return {"local": local, "optimizer": self.optimizer.init(personal), **begun}
 
     def _moved(self, kept: Carry, gradient: Tree, task: ClientTask, stage: Stage) -> Carry:
         """The wrapper's part of a carry after a step that moved buffers, and personal parameters along `gradient`."""
         local, optimizer = {**kept["local"], **task.moved}, kept["optimizer"]
         if gradient:
             gradient = clip(gradient, getattr(self.trainer, "clip_norm", None))
-            own, optimizer = self.optimizer.update(
+            personal, optimizer = self.optimizer.update(
                 {name: local[name] for name in gradient}, gradient, optimizer, stage.lr
             )
-            local |= own
+            local |= personal
         return {**kept, "local": local, "optimizer": optimizer}
 
     def _with_kept(self, state: State, local: Tree) -> State:

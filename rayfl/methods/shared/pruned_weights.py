@@ -68,7 +68,7 @@ class PrunedWeights(MaskedPeer):
     def averaged(self, state: WeightsState, mean: Tree, ctx: Context) -> WeightsState:
         """The state after an exchange whose messages have this mean."""
         if not self.hyper.hard:
-            mean = {name: torch.where(mean[name] != 0, mean[name], own) for name, own in state["weights"].items()}
+            mean = {name: torch.where(mean[name] != 0, mean[name], weight) for name, weight in state["weights"].items()}
         return self.kept(mean, ctx.traits)
 
     def finish(self, state: WeightsState, carry: GradientCarry, ctx: Context) -> Finished:

@@ -88,8 +88,8 @@ class WrappingClients(Method):
     def check_model(self, params: Tree) -> None:
         self.inner.check_model(self.inside(params))
 
-    def plan(self, round: int, coin: float) -> Plan:
-        return self.inner.plan(round, coin)
+    def plan(self, round_number: int, coin: float) -> Plan:
+        return self.inner.plan(round_number, coin)
 
     def stages(self, state: State, plan: Plan, ctx: Context) -> tuple[Stage, ...]:
         """The inner method's stages for the client. The wrapper's own ones stay before those that they preceded."""
@@ -97,8 +97,10 @@ class WrappingClients(Method):
         stages = list(self.inner.stages(self.inside(state), inside.plan, inside))
         for place, stage in enumerate(plan.stages):
             if stage.name in self.own_stages:
-                later = {one.name for one in plan.stages[place:]}
-                stages.insert(next((at for at, one in enumerate(stages) if one.name in later), len(stages)), stage)
+                later = {planned.name for planned in plan.stages[place:]}
+                stages.insert(
+                    next((at for at, inner_stage in enumerate(stages) if inner_stage.name in later), len(stages)), stage
+                )
         return tuple(stages)
 
     @property
@@ -137,8 +139,8 @@ class WrappingClients(Method):
     def trains_under(self, state: State, stage: Stage) -> Tree | None:
         return self.inner.trains_under(self.inside(state), stage)
 
-    def eval_stages(self, round: int) -> tuple[Stage, ...]:
-        return self.inner.eval_stages(round)
+    def eval_stages(self, round_number: int) -> tuple[Stage, ...]:
+        return self.inner.eval_stages(round_number)
 
     def eval_begin(self, state: State, model: Tree | None, carry: Carry | None, ctx: Context) -> Carry:
         return self.inner.eval_begin(self.inside(state), self.inside(model), self.inside(carry), self.inside(ctx))

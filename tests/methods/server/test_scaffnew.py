@@ -96,9 +96,9 @@ class Told(Scaffnew):
 
     told: tuple[int, ...] = ()
 
-    def plan(self, round: int, coin: float) -> Plan:
+    def plan(self, round_number: int, coin: float) -> Plan:
         # A coin in the middle of those that give K: from 1 - (1 - p)^(K - 1) to 1 - (1 - p)^K.
-        return super().plan(round, 1 - (1 - self.hyper.p) ** (self.told[round] - 0.5))
+        return super().plan(round_number, 1 - (1 - self.hyper.p) ** (self.told[round_number] - 0.5))
 
 
 def test_an_iteration_contracts_in_exact_expectation():
