@@ -91,8 +91,8 @@ class Nobody(DPSGD):
     capabilities = Capabilities(personalized=False, evaluated_from_mean=False, evaluated_after_training=False)
     eval_begin = Method.eval_begin
 
-    def eval_stages(self, round):
-        return (self.hyper.stage(round, "tuning"),)
+    def eval_stages(self, round_number):
+        return (self.hyper.stage(round_number, "tuning"),)
 
 play(made(Nobody(), topology="ring"))
 """,

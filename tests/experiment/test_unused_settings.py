@@ -203,16 +203,16 @@ class Mine(FedAvg):
 BY_NAME = """
 
 class ByName(Mine):
-    def plan(self, round, coin):
+    def plan(self, round_number, coin):
         assert [getattr(self.hyper, name) for name in ("read", "for" "gotten")]
-        return super().plan(round, coin)
+        return super().plan(round_number, coin)
 """
 PASSED_ON = """
 
 class PassedOn(Mine):
-    def plan(self, round, coin):
+    def plan(self, round_number, coin):
         print(self.hyper)
-        return super().plan(round, coin)
+        return super().plan(round_number, coin)
 """
 
 
