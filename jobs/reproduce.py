@@ -28,7 +28,7 @@ from rayfl.run_directory.description import origin
 from rayfl.run_directory.disk import write_text, writing
 from rayfl.run_directory.record import Run
 from rayfl.settings import Settings, dotted
-from rayfl.untyped import Table, Value
+from rayfl.untyped import SettingsTable, Value
 
 PAPERS = FOLDER / "reproduce"
 CLAIMS = "claims.toml"
@@ -121,7 +121,7 @@ def _choices(combination: Combination) -> Choices:
     return {**combination.experiment.swept, "seed": str(combination.experiment.seed)}
 
 
-def _combinations(file: Path, changes: Table, overrides: Sequence[str]) -> list[Combination]:
+def _combinations(file: Path, changes: SettingsTable, overrides: Sequence[str]) -> list[Combination]:
     """The combinations of a sweep file, after `changes`, and then the user's overrides."""
     table, lists = with_overrides(read_table(file), (), changes)
     if lists is None:

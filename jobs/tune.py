@@ -34,7 +34,7 @@ from rayfl.report import groups, series
 from rayfl.rounds import errors
 from rayfl.run_directory import disk, record, run_folder
 from rayfl.settings import Settings, dotted, shown
-from rayfl.untyped import Table, Value
+from rayfl.untyped import SettingsTable, Value
 
 try:
     import optuna
@@ -66,7 +66,7 @@ class Tuning:
     """
 
     def __init__(
-        self, experiment: Table, lists: Mapping[str, list[Value]] | None, overrides: Sequence[str] = ()
+        self, experiment: SettingsTable, lists: Mapping[str, list[Value]] | None, overrides: Sequence[str] = ()
     ) -> None:
         lists = lists or {}
         keys = {setting: ".".join(table.split_override(setting)[0]) for setting in overrides}
@@ -111,12 +111,12 @@ class Tuning:
         """The values of a trial by dotted key."""
         return {key: _drawn(asked, key, suggestions) for key, suggestions in self.ranges[label].items()}
 
-    def title(self, label: str, values: Table) -> str:
+    def title(self, label: str, values: SettingsTable) -> str:
         """The name of a trial, after its case and its values."""
         words = [f"{key.rpartition('.')[2]}={sweeps.described(value)}" for key, value in values.items()]
         return ", ".join([label] * bool(self.cases[label] or not words) + words)
 
-    def trial(self, label: str, values: Table) -> sweeps.Combination:
+    def trial(self, label: str, values: SettingsTable) -> sweeps.Combination:
         """The experiment of a trial. Raise RayflError if its values do not fit."""
         changes = {
             **values,
@@ -135,13 +135,13 @@ class Tuning:
         return toml.dumps(table.absolute({**best_table, "sweep": lists if any(lists.values()) else None}))
 
 
-def _with(settings: Table, changes: Table, overrides: Sequence[str] = ()) -> dict[str, Value]:
+def _with(settings: SettingsTable, changes: SettingsTable, overrides: Sequence[str] = ()) -> dict[str, Value]:
     """The table with other settings, by dotted key, after the overrides of tables that it has."""
     inside = [setting for setting in overrides if table.split_override(setting)[0][0] in settings]
     return table.with_overrides(table.copied(settings), inside, changes)[0]
 
 
-def _ranges(tune_table: Table) -> dict[str, Value]:
+def _ranges(tune_table: SettingsTable) -> dict[str, Value]:
     """The lists and ranges of a `[tune]` table by their dotted keys, whether nested or not."""
     ranges: dict[str, Value] = {}
     for key, value in dotted(tune_table).items():

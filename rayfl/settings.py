@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 
 from rayfl import settings_read
 from rayfl.errors import RayflError, UnknownKey, UnusedSetting, one_line, plugin_line
-from rayfl.untyped import Foreign, Table, Value
+from rayfl.untyped import Foreign, SettingsTable, Value
 
 KINDS = {
     bool: ("true or false", "values true or false"),
@@ -30,7 +30,7 @@ MOST_NESTED = 32
 """The most levels of tables and lists in a setting."""
 
 
-def dotted(table: Table, prefix: str = "", dot: str = ".") -> dict[str, Value]:
+def dotted(table: SettingsTable, prefix: str = "", dot: str = ".") -> dict[str, Value]:
     """The settings in nested tables by their dotted keys: {"method": {"lr": 0.1}} is {"method.lr": 0.1}."""
     flat: dict[str, Value] = {}
     for name, value in table.items():
@@ -144,7 +144,7 @@ def _frozen(value: Value) -> Value:
     return tuple(_frozen(item) for item in value) if isinstance(value, list) else value
 
 
-def explained_mistake(error: ValidationError, model: type[BaseModel], values: Table) -> RayflError:
+def explained_mistake(error: ValidationError, model: type[BaseModel], values: SettingsTable) -> RayflError:
     """The first mistake, in one sentence that names the key, the value and what is allowed."""
     errors = error.errors(include_url=False)
     # A misspelt key that is required is unknown and missing at once, and only the first helps.

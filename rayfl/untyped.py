@@ -7,7 +7,7 @@ Json = Any
 """What JSON holds: null, a bool, a number, a text, a list, or an object whose keys are texts."""
 Value = Any
 """The value of a setting as it was given: what TOML holds, or a class, a function or an object from Python."""
-Table = Mapping[str, Any]
+SettingsTable = Mapping[str, Any]
 """A table of settings, of an experiment's file or from Python: `Value`s by their keys, which may be dotted."""
 Foreign = Any
 """An argument, a result or an object of another library, which exports no type for it."""

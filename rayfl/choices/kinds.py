@@ -64,7 +64,8 @@ def named(kind: Any) -> Any:
         for value in vars(importlib.import_module(module.name)).values():
             is_defined_here = isinstance(value, type) and issubclass(value, kind) and value.__module__ == module.name
             if is_defined_here and isinstance(name := vars(value).get("name"), str):
-                assert classes.setdefault(name, value) is value, f"{classes[name]} and {value} are called {name!r}"
+                other = classes.setdefault(name, value)
+                assert other is value, f"{other} and {value} are called {name!r}"
     return dict(sorted(classes.items()))
 
 

@@ -24,11 +24,11 @@ from rayfl.report.numbers import number
 from rayfl.report.statistics import holm, paired
 from rayfl.run_directory.record import Run
 from rayfl.settings import Settings, dotted
-from rayfl.untyped import Json, Table, Value
+from rayfl.untyped import Json, SettingsTable, Value
 
 Choices = Mapping[str, str]
 """The label, or else the value in words, of each swept key: {"case": "FedAvg", "seed": "1"}."""
-ClaimSide = Table | float
+ClaimSide = SettingsTable | float
 
 _RULE = (
     "The rule, fixed before the runs: a claim is reproduced if the 95 % interval of the mean paired difference over "
@@ -50,10 +50,10 @@ class Claim(Settings):
     value: str = Field(description="a number of the runs, as own/accuracy or rounds@0.8")
     than_value: str = Field(default="", description="the number of the side `than`; default: value")
     relative: bool = Field(default=False, description="divide each difference by the value of `than`")
-    where: Table = Field(default={}, description="values of swept keys that both sides have")
-    better: Table | None = Field(default=None, description="values of swept keys of the one side")
+    where: SettingsTable = Field(default={}, description="values of swept keys that both sides have")
+    better: SettingsTable | None = Field(default=None, description="values of swept keys of the one side")
     than: ClaimSide | None = Field(default=None, description="values of swept keys of the other side, or a number")
-    order: tuple[Table, ...] = Field(default=(), description="sides, of which each exceeds the next")
+    order: tuple[SettingsTable, ...] = Field(default=(), description="sides, of which each exceeds the next")
     trend: str | None = Field(default=None, description="a swept key: a side's value is the slope over it")
     among: tuple[Value, ...] = Field(default=(), description="the values of `trend` that count; default: all")
     sign: Literal[">", "<", "="] = Field(default=">", description="which side has the larger value")
@@ -82,7 +82,7 @@ class Claim(Settings):
         sides = self.order or [side for side in (self.better, self.than) if side is not None] or [{}]
         return [*itertools.pairwise(sides)] or [(sides[0],)]
 
-    def choices(self, side: Table) -> Choices:
+    def choices(self, side: SettingsTable) -> Choices:
         """The values that a side and `where` give to swept keys, in the words of the sweep."""
         return {key: _word(value) for key, value in dotted({**self.where, **side}).items()}
 

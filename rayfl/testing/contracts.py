@@ -32,11 +32,11 @@ from rayfl.task import NetworkTask
 from rayfl.testing.executors import assert_close, assert_same_bits, contents, play, rows
 from rayfl.testing.kept_values import Apart, owners
 from rayfl.testing.watching import Log, buffer_bits, watched
-from rayfl.untyped import Table, Value
+from rayfl.untyped import SettingsTable, Value
 
 Make = Callable[..., Setup]
 Played = tuple[list[RoundRecord], list[RunState]]
-TASK_METHODS: Mapping[str, Table] = {
+TASK_METHODS: Mapping[str, SettingsTable] = {
     "fedavg": {},
     "fedavgm": {"momentum": 0.5},
     "ditto": {},

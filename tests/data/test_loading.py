@@ -30,7 +30,7 @@ def test_good_data_pass_as_they_are():
 
 
 @pytest.mark.parametrize(
-    ("samples", "names"),
+    ("examples", "names"),
     [
         ({"inputs": np.ones((6, 0), np.float32)}, ["mine.npz", "[6, 0]"]),
         ({"inputs": np.ones(6, np.float32)}, ["mine.npz", "[6]"]),

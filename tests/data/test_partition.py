@@ -76,7 +76,7 @@ def test_hold_out_is_random_and_seeded():
 
 
 def test_hold_out_names_the_client_that_would_keep_nothing():
-    with refused(names=["client 1", "2 train samples", "validation_ratio=0.3", "heldout_ratio=0.3"]):
+    with refused(names=["client 1", "2 train examples", "validation_ratio=0.3", "heldout_ratio=0.3"]):
         partition_of([5, 2, 1]).hold_out(0.3, 0.3, generator(0))
 
 

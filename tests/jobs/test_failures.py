@@ -99,7 +99,7 @@ class Mine(Source):
 
 @pytest.mark.parametrize(
     ("size", "code", "facts"),
-    [(1, 1, ["Mine.load", "mine.py", "ValueError: no such shape"]), (0, 2, ["data.size=0 samples are too few"])],
+    [(1, 1, ["Mine.load", "mine.py", "ValueError: no such shape"]), (0, 2, ["data.size=0 examples are too few"])],
 )
 def test_an_error_of_a_plug_in_names_it_and_its_refusal_is_a_sentence(
     tmp_path: Path, size: int, code: int, facts: list[str]

@@ -24,7 +24,7 @@ EXACT = 2**53
 """Up to this size all whole numbers are float64 numbers."""
 
 
-class TableSource(Source):
+class Table(Source):
     """A CSV file with a header, or a Parquet file: one example per row, with a column of labels and columns of numbers.
 
     Labels are whole numbers from 0 or names of classes; each owner is a natural client. Columns of texts and the index

@@ -60,7 +60,7 @@ def test_owners_and_samples_that_are_left_out_are_counted(caplog: pytest.LogCapt
     assert not caplog.messages
     Natural().split(dataset, 5, generator(0))
     (notice,) = caplog.messages
-    check_sentence(notice, ["firms", "5 of 11 owners (100 of 220 samples)", "clients.count"])
+    check_sentence(notice, ["firms", "5 of 11 owners (100 of 220 examples)", "clients.count"])
 
 
 def test_test_samples_of_owners_without_train_samples_are_counted(caplog: pytest.LogCaptureFixture):
@@ -68,4 +68,4 @@ def test_test_samples_of_owners_without_train_samples_are_counted(caplog: pytest
     partition = Natural().split(dataset, 2, generator(0))
     assert partition.test.sizes.tolist() == [1, 1]
     (notice,) = caplog.messages
-    check_sentence(notice, ["wards", "3 of 5 test samples", "2 owners", "pooled"])
+    check_sentence(notice, ["wards", "3 of 5 test examples", "2 owners", "pooled"])

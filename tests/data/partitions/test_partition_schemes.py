@@ -71,5 +71,5 @@ def test_more_clients_than_samples_are_refused_with_one_sentence():
     experiment = Experiment(
         rounds=1, data="digits", partition="iid", clients={"count": 2000}, model="logistic", method="fedavg"
     )
-    with refused(names=["clients.count=2000", "1437 train samples", "digits"]):
+    with refused(names=["clients.count=2000", "1437 train examples", "digits"]):
         prepare.split_data(experiment, experiment.data.load())

@@ -61,7 +61,7 @@ def test_a_test_label_that_no_train_sample_has_is_refused(tmp_path: Path, form: 
     test_labels[3] = strange
     test_labels = np.array(test_labels.tolist())
     shown = repr(strange) if isinstance(strange, str) else f"label {strange:g}"
-    with refused(names=[shown, "row 3", "no train sample"]):
+    with refused(names=[shown, "row 3", "no train example"]):
         written(tmp_path, form, labels, test_labels)
     found = written(tmp_path, form, labels, labels[:5])
     assert found.test.labels.tolist() == found.train.labels[:5].tolist()
@@ -73,7 +73,7 @@ def test_a_class_of_images_that_has_only_an_empty_train_folder_is_refused(tmp_pa
         (tmp_path / folder).mkdir(parents=True)
         image.fromarray(np.full((4, 4), 99, np.uint8)).save(tmp_path / folder / "1.png")
     (tmp_path / "train" / "b" / "1.png").unlink()
-    with refused(names=["'b'", "no train sample"]):
+    with refused(names=["'b'", "no train example"]):
         load("image-folder", path=str(tmp_path))
 
 
@@ -88,7 +88,7 @@ class Rare(Source):
 def test_a_source_of_ones_own_with_such_a_class_gets_a_notice(caplog: pytest.LogCaptureFixture):
     assert read_dataset(Rare()).num_classes == 3
     (notice,) = caplog.messages
-    check_sentence(notice, ["rare things", "'cat'", "no train sample"])
+    check_sentence(notice, ["rare things", "'cat'", "no train example"])
 
 
 def test_a_drawn_test_split_with_such_a_class_gets_a_notice(tmp_path: Path, caplog: pytest.LogCaptureFixture):
@@ -99,7 +99,7 @@ def test_a_drawn_test_split_with_such_a_class_gets_a_notice(tmp_path: Path, capl
     np.savez(tmp_path / "drawn.npz", inputs=VECTORS, labels=labels)
     assert load("arrays", path=str(tmp_path / "drawn.npz"), test_share=0.25).num_classes == 4
     (notice,) = caplog.messages
-    check_sentence(notice, ["'3'", "no train sample"])
+    check_sentence(notice, ["'3'", "no train example"])
 
 
 def test_owners_are_names_or_numbers_in_both_splits():
