@@ -86,8 +86,8 @@ def check_graph(setup: Setup, topology: Topology, name: str) -> None:
         raise RayflError("=1 client has no graph of peers; give at least 2", ("clients", "count"))
     # A directed graph that is drawn every round is hardly symmetric eight times.
     matrices = [
-        mixing_weights(topology.sparse(setup.num_clients, setup.seed, round), topology.weights)
-        for round in range(8 if topology.varying else 1)
+        mixing_weights(topology.sparse(setup.num_clients, setup.seed, round_number), topology.weights)
+        for round_number in range(8 if topology.varying else 1)
     ]
     can, clients = setup.method.capabilities, setup.population.settings
     away = "".join(f", clients.{key}" for key in (*DROPOUTS, "availability") if clients.is_given(key))
@@ -166,8 +166,8 @@ def check_feedback(setup: Setup) -> None:
     for key, compressor in (("uplink", setup.uplink), ("downlink", setup.downlink)):
         # `init` raises an error for feedback around feedback. An error memory has its tensor's name.
         memory = compressor.init(setup.initial)
-        own = key in setup.method.capabilities.own_feedback
-        if own and (memory.keys() & setup.initial.keys() or (key == "downlink" and memory)):
+        has_own_feedback = key in setup.method.capabilities.own_feedback
+        if has_own_feedback and (memory.keys() & setup.initial.keys() or (key == "downlink" and memory)):
             raise RayflError(
                 f"={compressor.name!r} has a memory, and {setup.method.title} itself sends later what {key} leaves "
                 "out; give a compressor without a memory, for example the one inside feedback",
