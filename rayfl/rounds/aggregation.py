@@ -65,7 +65,9 @@ def add_messages(
     their bytes.
     """
     clients = list(messages)
-    root, jobs, factors = (0, len(clients)), list[Job](), tuple(scales[client] for client in clients) if scales else ()
+    root = (0, len(clients))
+    jobs = list[Job]()
+    factors = tuple(scales[client] for client in clients) if scales else ()
     for run in cut(len(clients), current.calls_per_wave, at_most=current.has_many_workers):
         work = AddJob(tuple(nodes_within(run, root)), tuple(clients[slice(*run)]), factors[slice(*run)])
         jobs.append(Job(work, tuple(messages[client] for client in work.clients), len(work.nodes)))
@@ -91,7 +93,8 @@ def added_by_calls(current: CurrentRound, num_sums: int, sum_bytes: int) -> bool
 
     Collected messages are not added: the round loop needs all of them, and every call would copy them again.
     """
-    setup, num_workers = current.setup, current.executor.num_workers
+    setup = current.setup
+    num_workers = current.executor.num_workers
     collects = any(isinstance(rule, Collect) for name, rule in setup.method.gather.items() if name not in setup.relayed)
     return min(num_workers, num_sums) > MOST_ALONE and sum_bytes > FEW_BYTES and not collects
 
@@ -111,14 +114,17 @@ def merge(current: CurrentRound, sums: dict[SumNode, Ref], root: SumNode) -> Non
 
 def robust_mean(current: CurrentRound, name: str, received: Aggregate, messages: Mapping[int, Ref]) -> Aggregate:
     """What arrived under `name`, with the robust mean of the messages of those who delivered as its result."""
-    rule, executor, refs = received.gather, current.executor, list(messages.values())
+    rule = received.gather
+    executor = current.executor
+    refs = list(messages.values())
     assert isinstance(rule, RobustMean)
     like = next(sent[name].decode() for ref in refs if name in (sent := executor.get(ref)[0]))
     if rule.keeps_center:
         center = current.run_state.server.get(CENTER, {}).get(name) or tree.zeros_like(like)
         codec = DenseCodec(shapes_of(center), "fp32")
         refs.append(executor.put(({name: Packet(tree.to_arrays(tree.map(torch.flatten, center)), codec)}, 1.0)))
-    size, width = tree.num_entries(like), max(1, ENTRIES // len(refs))
+    size = tree.num_entries(like)
+    width = max(1, ENTRIES // len(refs))
 
     def jobs(decision: np.ndarray | None, outputs: int) -> list[Job]:
         cuts = [(first, min(first + width, size)) for first in range(0, size, width)]

@@ -173,7 +173,7 @@ def _require_state(returned: Any, wanted: str, path: str = "") -> None:
 
 
 def _each(values: Any, what: str, wanted: str, fits: Callable[[Any], bool]) -> None:
-    """Refuse `values` unless they are values by name that all fit. `what`, `wanted`: what they are and must be called."""
+    """Refuse `values` unless all fit and have names. `what`: what they are; `wanted`: the name of values that fit."""
     if not isinstance(values, Mapping):
         raise _WrongAnswerError(f"returns {what} of type {type(values).__name__}; give {wanted} by name")
     for name, value in values.items():

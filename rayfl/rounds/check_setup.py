@@ -89,7 +89,8 @@ def check_graph(setup: Setup, topology: Topology, name: str) -> None:
         mixing_weights(topology.sparse(setup.num_clients, setup.seed, round_number), topology.weights)
         for round_number in range(8 if topology.varying else 1)
     ]
-    can, clients = setup.method.capabilities, setup.population.settings
+    can = setup.method.capabilities
+    clients = setup.population.settings
     away = "".join(f", clients.{key}" for key in (*DROPOUTS, "availability") if clients.is_given(key))
     if (
         setup.is_peer
@@ -112,7 +113,8 @@ def check_graph(setup: Setup, topology: Topology, name: str) -> None:
 def check_evaluation(setup: Setup) -> None:
     """Reject evaluation settings that have no effect."""
     here = setup.evaluation
-    by_client, sampled = here.by_client or bool(setup.unseen), ("evaluation", "clients")
+    by_client = here.by_client or bool(setup.unseen)
+    sampled = ("evaluation", "clients")
     if here.clients and here.clients > setup.num_clients:
         raise RayflError(
             f"={here.clients} is more than the {setup.num_clients} clients that rounds ask; lower it", sampled
@@ -133,7 +135,8 @@ def check_evaluation(setup: Setup) -> None:
 
 def check_unseen(setup: Setup, name: str) -> None:
     """Reject unseen clients without test examples, and methods that have no model for a client that is new."""
-    key, can = ("clients", "unseen"), setup.method.capabilities
+    key = ("clients", "unseen")
+    can = setup.method.capabilities
     kind = can.newcomer
     if kind == "undefined" or (setup.is_peer and not (kind == "model" and can.evaluated_from_mean)):
         raise RayflError(
@@ -150,7 +153,8 @@ def check_retention(method: Method, uplink: Compressor, clients: Clients) -> Non
     can = method.capabilities
     if clients.retention_ratio is None or can.honours_retention:
         return
-    name, key = method.title, ("clients", "retention_ratio")
+    name = method.title
+    key = ("clients", "retention_ratio")
     if uplink.keeping(1.0) is None:
         raise RayflError(
             f" is used by neither {name} nor the uplink {uplink.name!r}; remove it, or take a method that keeps or "

@@ -69,7 +69,8 @@ def missed(state: State, message: Message, clients: Iterable[int]) -> dict[int, 
         return {}
     names = [name for name, packet in message.items() if name in state["held"] or isinstance(packet.codec, HeldCodec)]
     whole = 8 * sum(decoded_bytes(message[name]) * getattr(message[name].codec, "num_whole", 1) for name in names)
-    now, by_client = _size(message, names), dict[int, Missed]()
+    now = _size(message, names)
+    by_client = dict[int, Missed]()
     for client in clients:
         had = state["had"][client]
         bits, values = (state["sent"] - now - had).tolist()

@@ -137,7 +137,8 @@ def _together(
     method: Method, tasks: Sequence[LocalTask], carries: list[Carry], width: int
 ) -> list[tuple[Carry, dict[str, Work]]]:
     """Run all stages of clients whose carries have the same shape."""
-    device, width = tasks[0].device, max(width, len(tasks))
+    device = tasks[0].device
+    width = max(width, len(tasks))
     work: list[dict[str, Work]] = [{} for _ in tasks]
     stages = tasks[0].stages
     if not stages:

@@ -66,7 +66,9 @@ def evaluate_unseen(current: CurrentRound, pooled: ModelSums | None) -> None:
 
     `pooled`: the global model's sums on the pooled test set, None without a global model.
     """
-    setup, plan, server = current.setup, current.inputs.plan, current.run_state.server
+    setup = current.setup
+    plan = current.inputs.plan
+    server = current.run_state.server
     takes_a_round = setup.method.capabilities.newcomer == "round"
     one_by_one = takes_a_round or setup.is_peer or bool(setup.method.eval_stages(current.number))
     where = "unseen_before_adapting" if one_by_one else "unseen"
@@ -75,7 +77,8 @@ def evaluate_unseen(current: CurrentRound, pooled: ModelSums | None) -> None:
     if not one_by_one:
         return
     if takes_a_round:
-        ctx, downlink = setup.context(current.number, plan, NOBODY, "newcomers"), current.run_state.downlink
+        ctx = setup.context(current.number, plan, NOBODY, "newcomers")
+        downlink = current.run_state.downlink
         message, _ = downlinks.broadcast(setup, server, downlink, ctx)
         personal = tree.to_arrays(server) if setup.server_half.overrides("personal_message") else None
         current.change_inputs(message=message, server=personal)
@@ -111,7 +114,8 @@ def evaluate_pooled(current: CurrentRound, split: Literal["test", "train"], by_c
 
 def compare_masks(current: CurrentRound) -> None:
     """Compare the clients' masks pair by pair, beside their labels."""
-    setup, masks = current.setup, {}
+    setup = current.setup
+    masks = {}
     for answer in current.run(current.client_jobs(MaskJob, range(setup.num_clients), setup.state_slots)):
         masks |= answer.result
     current.ledger.pairs, metrics = compared(setup, [masks[client] for client in range(setup.num_clients)])

@@ -172,12 +172,14 @@ class Window:
         flight = Flight(number, client, self.current.number, self.second, self.second, self.second)
         if status is ClientStatus.DROPPED_BEFORE_DOWNLOAD:
             return flight._replace(result=ClientResult(client, status))
-        plan, traits = self.current.inputs.plan, setup.population.traits(client)
+        plan = self.current.inputs.plan
+        traits = setup.population.traits(client)
         result = ClientResult(client, downlink_bits=message_bits(self.current.inputs.message))
         # A client that drops out after the download does no work; its state may shorten any work.
         may_be_less = setup.method.has_own_stages or setup.population.settings.sparse_speedup
         if status is not ClientStatus.DROPPED_AFTER_DOWNLOAD and not may_be_less:
-            data, share = setup.data(client), traits.work_share
+            data = setup.data(client)
+            share = traits.work_share
             task = LocalTask(client, number, setup.seed, dict, data, plan.stages, setup.device, share=share)
             work = {stage.name: task.planned(stage) for stage in plan.stages}
             ctx = replace(setup.context(self.current.number, plan, client, "client"), work=work)
@@ -210,7 +212,8 @@ class Window:
         for job, answer in zip(jobs, current.run(jobs), strict=True):
             outputs = ClientOutputs.unpack(setup.output_slots, job.work.trained, answer.outputs)
             for result in answer.result.results:
-                flight, traits = self.flights[result.client], setup.population.traits(result.client)
+                flight = self.flights[result.client]
+                traits = setup.population.traits(result.client)
                 # A client without work may be done sooner, but its flight does not end before `earliest_s`.
                 ends_s = max(flight.ends_s, moment(flight.began_s + arrival_s(traits, result)))
                 self.flights[result.client] = flight._replace(
@@ -235,7 +238,8 @@ class Window:
 
     def end(self, flight: Flight) -> None:
         """End a flight: its message has arrived, or is dropped as too stale, and its state becomes the client's."""
-        result, setup = flight.result, self.current.setup
+        result = flight.result
+        setup = self.current.setup
         assert result is not None
         del self.flights[flight.client]
         if result.status is ClientStatus.DELIVERED and self._scale(flight) is None:
@@ -279,7 +283,9 @@ class Window:
 
     def _evaluate(self, ended: Sequence[Flight]) -> None:
         """If this round evaluates, evaluate the models that stayed with the flights that have ended."""
-        current, models, began = self.current, dict[int, Ref](), dict[int, tuple[int, int]]()
+        current = self.current
+        models = dict[int, Ref]()
+        began = dict[int, tuple[int, int]]()
         for flight in ended if current.inputs.evaluated else ():
             if (
                 flight.result
@@ -309,7 +315,8 @@ class Window:
         received = merge_sums(current, sums, sum_bytes)
         if mixes and flights:
             ((client, flight),) = flights.items()
-            name, half = setup.method.difference, setup.server_half
+            name = setup.method.difference
+            half = setup.server_half
             now, then = (half.model(self._server(version)) for version in (current.number, flight.version))
             delta = received[name].result
             moved = {key: value + (now[key] - then[key]) for key, value in delta.items()}
@@ -319,7 +326,9 @@ class Window:
 
 def check(setup: Setup, name: str) -> None:
     """Reject settings that flights cannot use; `name`: of the method's class."""
-    schedule, clients, key = setup.schedule, setup.population.settings, ("schedule",)
+    schedule = setup.schedule
+    clients = setup.population.settings
+    key = ("schedule",)
     if clients.is_given("availability_s") and clients.availability is None:
         raise RayflError(
             f"={clients.availability_s:g} does nothing, as all clients are available; remove it",
@@ -343,7 +352,8 @@ def check(setup: Setup, name: str) -> None:
     if setup.downlink != Dense():
         raise RayflError(f"{cannot} a compressed downlink, as clients hold models of several versions; remove it", key)
     candidates = checked(setup.selection.candidates, "clients, by their numbers", lambda named: len(named) >= 0)
-    state, everyone = checked(setup.selection.init, *A_STATE)(setup.num_clients), np.arange(setup.num_clients)
+    state = checked(setup.selection.init, *A_STATE)(setup.num_clients)
+    everyone = np.arange(setup.num_clients)
     if len(candidates(state, setup.population.seen(0), everyone, clients.num_selected, seeding.generator(setup.seed))):
         raise RayflError(f"{cannot} selection {setup.selection.name!r}, which polls clients before a round", key)
     checked(schedule.check)(clients.num_selected, setup.num_clients)

@@ -77,7 +77,8 @@ def model_sums(
 
 def mean_loss(setup: Setup, params: Tree, indices: np.ndarray) -> float:
     """The task's mean loss of the model `params` on the train examples `indices`, of which there is at least one."""
-    params, task = to_device(params, setup.device), setup.method.task
+    params = to_device(params, setup.device)
+    task = setup.method.task
     parts = [torch.stack(task.losses(params, batch)).double().sum(1) for batch in batches(setup, "train", indices)]
     total, count = torch.stack(parts).sum(0).tolist()
     return total / count

@@ -90,8 +90,11 @@ class Summing:
         `packets`: return packets instead of sums if the packets are smaller. They are held until they are no longer
         smaller, and added from then on. An error names `round_number` and the client.
         """
-        held, bits, sizes = dict[int, FromClient](), 0, dict.fromkeys(self.rules, 0)
-        asked, are_smaller = node[0], packets
+        held = dict[int, FromClient]()
+        bits = 0
+        sizes = dict.fromkeys(self.rules, 0)
+        asked = node[0]
+        are_smaller = packets
         while are_smaller and asked < node[1]:
             from_client = next_sent()
             if from_client is not None:

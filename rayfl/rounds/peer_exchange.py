@@ -42,7 +42,8 @@ def mix(current: CurrentRound, messages: Mapping[int, Ref]) -> None:
     bill(graph, messages, ledger)
     counted = [client for client, result in ledger.results.items() if result.status.keeps_state]
     receivers = [client for client in counted if client in current.run_state.states or not setup.stateful]
-    slots, jobs = setup.state_slots, []
+    slots = setup.state_slots
+    jobs = []
     for part in in_calls(receivers, weights, current.executor.num_workers, 4 * tree.num_entries(setup.initial)):
         work = mix_job(part, weights, present)
         inputs = (*current.run_state.inputs(slots, part), *(messages[sender] for sender in work.senders))

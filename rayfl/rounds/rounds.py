@@ -95,7 +95,8 @@ def server_round(setup: Setup, executor: Executor, run_state: RunState) -> Curre
 
 def peer_round(setup: Setup, executor: Executor, run_state: RunState) -> CurrentRound:
     """A round of a peer method: local work, then every peer mixes in its neighbours' messages."""
-    round_number, plan = run_state.round, setup.plan(run_state.round)
+    round_number = run_state.round
+    plan = setup.plan(run_state.round)
     participation = setup.population.sample_round(round_number, everyone=True)
     inputs = RoundInputs(round_number, plan, evaluated=setup.evaluated(round_number))
     current = CurrentRound(setup, executor, run_state, inputs, Ledger(participation))

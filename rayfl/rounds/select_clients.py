@@ -55,7 +55,8 @@ def poll(current: CurrentRound, candidates: Sequence[int]) -> dict[int, float]:
         )
     current.change_inputs(message={}, model=tree.to_arrays(model))
     answers = current.run(current.client_jobs(PollJob, candidates, Slots()))
-    polled, owed = dict[int, ClientResult](), downlinks.missed(current.run_state.downlink, message, candidates)
+    polled = dict[int, ClientResult]()
+    owed = downlinks.missed(current.run_state.downlink, message, candidates)
     bits, values = message_bits(message), num_values(message)
     for result in (result for answer in answers for result in answer.result):
         late = owed.get(result.client, Missed())
@@ -75,11 +76,14 @@ def learn(current: CurrentRound) -> None:
     """Bill the poll and the reports of this round, and let the selection observe the selected clients."""
     setup, ledger, selection = current.setup, current.ledger, current.setup.selection
     for client, polled in ledger.polled.items():
-        asked, traits = client in ledger.results, setup.population.traits(client)
+        asked = client in ledger.results
+        traits = setup.population.traits(client)
         ledger.results[client] = _with_poll(ledger.result(client), asked, polled, traits)
     answers: list[Answer] = []
     for client in ledger.participation.selected:
-        result, loss, traits = ledger.result(client), None, setup.population.traits(client)
+        result = ledger.result(client)
+        loss = None
+        traits = setup.population.traits(client)
         if selection.hears_losses and result.status == "delivered":
             if (loss := result.metrics.get(LOSS)) is None:
                 name = type(setup.method).__name__

@@ -16,7 +16,8 @@ from rayfl.rounds.setup import Setup
 from rayfl.rounds.simulated_clock import cut_off_surplus
 from rayfl.rounds.worker_jobs import ClientOutputs, TrainJob
 
-FEW_WORKERS, EVEN = 2, 1.05
+FEW_WORKERS = 2
+EVEN = 1.05
 """With at most FEW_WORKERS workers, each gets one call, if the longest call takes at most EVEN times the mean."""
 
 
@@ -68,7 +69,9 @@ def train_jobs(
     own_inputs: Ref = None,
 ) -> list[Job]:
     """The calls that train the participants; `numbers` and `own_inputs` are those of flights, see `TrainJob`."""
-    setup, clients, jobs = current.setup, list(statuses), []
+    setup = current.setup
+    clients = list(statuses)
+    jobs = []
     first = () if own_inputs is None else (own_inputs,)
     for run in cut_into_calls(current, statuses):
         nodes = nodes_within(run, (0, len(clients)))
@@ -103,7 +106,8 @@ def cut_into_calls(current: CurrentRound, statuses: Mapping[int, ClientStatus]) 
 def planned_examples(setup: Setup, plan: Plan, statuses: Mapping[int, ClientStatus]) -> np.ndarray:
     """The approximate number of examples that each participant trains on, float64, in the order of `statuses`."""
     clients = list(statuses)
-    total, shares = np.zeros(len(clients)), setup.population.work_shares[clients]
+    total = np.zeros(len(clients))
+    shares = setup.population.work_shares[clients]
     for stage in (stage for stage in plan.stages if not stage.free):
         held = stage.subset * setup.partition.split(stage.split).sizes[clients]
         a_step = np.minimum(held, stage.batch_size or held) * stage.batches_per_step

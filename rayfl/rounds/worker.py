@@ -78,7 +78,8 @@ class Worker:
         self.method = setup.method
         self.summing = Summing(setup)
         self._on_client = on_client
-        self._draws, self._given = setup.method.task.stochastic, HookInputs(setup.method)
+        self._draws = setup.method.task.stochastic
+        self._given = HookInputs(setup.method)
         if setup.device.type == "cuda" and torch.cuda.is_available():
             # A generator that a watched job finds only when it is under way may have drawn.
             torch.cuda.init()
@@ -164,13 +165,9 @@ class Worker:
                 memory = self._server_memory(client, kept[client])
                 participant = Participant(client, statuses[client], state, memory, numbers.get(client))
                 client_rounds.append(ClientRound(self.setup, call_inputs, participant))
-            untrained = {
-                client_round.client: ended
-                for client_round in client_rounds
-                if (ended := client_round.untrained()) is not None
-            }
+            untrained = {client_round.client: client_round.untrained() for client_round in client_rounds}
             tasks = [
-                client_round.local_task() for client_round in client_rounds if client_round.client not in untrained
+                client_round.local_task() for client_round in client_rounds if untrained[client_round.client] is None
             ]
             trained = self.setup.engine(self.method, tasks, width)
             # Not before: until now the previous engine has kept its client's model.
@@ -178,7 +175,7 @@ class Worker:
                 trim()
             for client_round in client_rounds:
                 # No variable holds the result, so that its memory is free before the next client trains.
-                yield client_round, untrained.get(client_round.client) or self._finished(client_round, trained)
+                yield client_round, untrained[client_round.client] or self._finished(client_round, trained)
 
     def _finished(self, client_round: ClientRound, trained: Iterator[tuple[Carry, dict[str, Work]]]) -> Ended:
         """End a client's round after its training."""
@@ -308,10 +305,8 @@ class Worker:
         for (client, (round_number, number)), arrays in zip(job.flights.items(), inputs, strict=True):
             with naming_round_and_client(round_number, client):
                 key(self.setup.seed, number, client, evaluation.AFTER_TRAINING)
-                params = self._shared(f"the model of client {client}", arrays)
-                results.append(
-                    evaluation.evaluate_model(self.setup, params or {}, client, round_number, evaluation.SUFFIX)
-                )
+                params = self._shared(f"the model of client {client}", arrays) or {}
+                results.append(evaluation.evaluate_model(self.setup, params, client, round_number, evaluation.SUFFIX))
             self._on_client()
         return tuple(results), []
 
@@ -322,7 +317,8 @@ class Worker:
         """Compute the loss of the server's model on train examples of every client: all of them, or one batch."""
         model, setup = self._shared("the model", round_inputs.model), self.setup
         assert model is not None
-        most, results = setup.selection.polled_examples(), list[ClientResult]()
+        most = setup.selection.polled_examples()
+        results = list[ClientResult]()
         for client in job.clients:
             rows = setup.partition.train[client]
             if most != "all" and most < len(rows):
