@@ -48,9 +48,9 @@ def __getattr__(name: str) -> Any:
 
         require_current_folder()
         claim("jobs")
-    found = getattr(import_module(_PLACES[name]), name)
-    globals()[name] = found
-    return found
+    value = getattr(import_module(_PLACES[name]), name)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

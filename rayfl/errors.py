@@ -128,7 +128,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     A name without its table is closest to the key in a table: lr to method.lr.
     """
     known = sorted(known)
-    inside_table = [one for one in known if one.rpartition(".")[2] == name]
+    inside_table = [key for key in known if key.rpartition(".")[2] == name]
     if close := inside_table or difflib.get_close_matches(name, known, n=1, cutoff=0.5):
         return f"did you mean {close[0]!r}?"
     shown = textwrap.shorten(", ".join(known), 500, placeholder=" and more", break_on_hyphens=False)

@@ -15,20 +15,20 @@ _HOME = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 def claim(name: str) -> None:
     """Import the package `name` that lies beside rayfl. Raise ImportError if another one has been imported."""
-    found = sys.modules.get(name)
-    if found is None:
+    package = sys.modules.get(name)
+    if package is None:
         spec = PathFinder.find_spec(name, [_HOME])
         assert spec is not None and spec.loader is not None, f"{name} lies beside rayfl"
-        sys.modules[name] = found = module_from_spec(spec)
+        sys.modules[name] = package = module_from_spec(spec)
         try:
-            spec.loader.exec_module(found)
+            spec.loader.exec_module(package)
         except BaseException:
             del sys.modules[name]
             raise
     # If there is no __init__.py, `__path__` has all folders of this name.
-    places = [os.path.realpath(place) for place in getattr(found, "__path__", ())]
+    places = [os.path.realpath(place) for place in getattr(package, "__path__", ())]
     if places != [os.path.realpath(os.path.join(_HOME, name))]:
-        other = getattr(found, "__file__", None) or next(iter(places), "an unknown place")
+        other = getattr(package, "__file__", None) or next(iter(places), "an unknown place")
         raise ImportError(
             f"rayfl has a package {name!r}, and this process has imported another one of that name, from {other}: "
             "rename that one, or run rayfl in a process of its own with: python -m rayfl run FILE"

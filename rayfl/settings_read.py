@@ -22,13 +22,13 @@ _read: set[tuple[str, str]] = set()
 
 @dataclass(frozen=True)
 class ThirdPartySetting:
-    """A setting that an experiment gives to a third-party class. `of`: that class, with its file."""
+    """A setting that an experiment gives to a third-party class. `taker`: that class, with its file."""
 
     table: str
     name: str
     value: str
     settings: str
-    of: str
+    taker: str
 
     @property
     def is_read(self) -> bool:
@@ -83,7 +83,7 @@ def require_read(settings: Iterable[ThirdPartySetting], read: frozenset[tuple[st
     for setting in settings:
         if setting.id not in read:
             raise UnusedSetting(
-                f"={setting.value} does nothing: no code of {setting.of} has read it by the end of round {round_number}"
-                "; remove it and run again, or, if only later rounds need it, read it in __init__",
+                f"={setting.value} does nothing: no code of {setting.taker} has read it by the end of round "
+                f"{round_number}; remove it and run again, or, if only later rounds need it, read it in __init__",
                 (setting.table, setting.name),
             )

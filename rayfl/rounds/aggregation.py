@@ -37,27 +37,27 @@ workers."""
 
 
 def aggregates(
-    round: CurrentRound, sums: dict[SumNode, Ref], sum_bytes: int, delivered: Mapping[int, ClientOutputs]
+    current: CurrentRound, sums: dict[SumNode, Ref], sum_bytes: int, delivered: Mapping[int, ClientOutputs]
 ) -> dict[str, Aggregate]:
     """What arrived in a server round, by message name; empties `sums`.
 
     `sums`: of nodes that cover the tree, or none if the messages are among the outputs of those who `delivered`.
     """
-    setup = round.setup
+    setup = current.setup
     messages = {client: outputs.message for client, outputs in delivered.items()} if setup.keeps_messages else {}
     if setup.keeps_messages:
-        sums, sum_bytes = add_messages(round, messages)
-    received = merge_sums(round, sums, sum_bytes)
+        sums, sum_bytes = add_messages(current, messages)
+    received = merge_sums(current, sums, sum_bytes)
     for name, aggregate in received.items():
         if isinstance(aggregate.gather, RobustMean) and aggregate.count:
-            received[name] = robust_mean(round, name, aggregate, messages)
+            received[name] = robust_mean(current, name, aggregate, messages)
     for name in setup.relayed:
-        received[name] = relayed(round, name, delivered)
+        received[name] = relayed(current, name, delivered)
     return received
 
 
 def add_messages(
-    round: CurrentRound, messages: Mapping[int, Ref], scales: Mapping[int, float] | None = None
+    current: CurrentRound, messages: Mapping[int, Ref], scales: Mapping[int, float] | None = None
 ) -> tuple[dict[SumNode, Ref], int]:
     """Add up messages that were kept until the server knew which of them count, times `scales` by client (None: 1).
 
@@ -65,76 +65,82 @@ def add_messages(
     their bytes.
     """
     clients = list(messages)
-    root, jobs, factors = (0, len(clients)), list[Job](), tuple(scales[client] for client in clients) if scales else ()
-    for run in cut(len(clients), round.calls_per_wave, at_most=round.has_many_workers):
+    root = (0, len(clients))
+    jobs = list[Job]()
+    factors = tuple(scales[client] for client in clients) if scales else ()
+    for run in cut(len(clients), current.calls_per_wave, at_most=current.has_many_workers):
         work = AddJob(tuple(nodes_within(run, root)), tuple(clients[slice(*run)]), factors[slice(*run)])
         jobs.append(Job(work, tuple(messages[client] for client in work.clients), len(work.nodes)))
-    answers = round.run(jobs)
+    answers = current.run(jobs)
     added = zip(jobs, answers, strict=True)
     sums = {node: ref for job, answer in added for node, ref in zip(job.work.nodes, answer.outputs, strict=True)}
     return sums, sum(answer.result.sum_bytes for answer in answers)
 
 
-def merge_sums(round: CurrentRound, sums: dict[SumNode, Ref], sum_bytes: int) -> dict[str, Aggregate]:
+def merge_sums(current: CurrentRound, sums: dict[SumNode, Ref], sum_bytes: int) -> dict[str, Aggregate]:
     """The aggregates by message name, from the sums of nodes that cover the tree; empties `sums`."""
-    setup, executor = round.setup, round.executor
+    setup, executor = current.setup, current.executor
     if not sums:
         return {name: rule.empty() for name, rule in setup.method.gather.items()}
     root = (0, max(last for _, last in sums))
-    if added_by_calls(round, len(sums), sum_bytes):
-        merge(round, sums, root)
+    if added_by_calls(current, len(sums), sum_bytes):
+        merge(current, sums, root)
     return Summing(setup).summed(root, {node: executor.get(sums.pop(node)) for node in sorted(sums)})
 
 
-def added_by_calls(round: CurrentRound, num_sums: int, sum_bytes: int) -> bool:
+def added_by_calls(current: CurrentRound, num_sums: int, sum_bytes: int) -> bool:
     """Whether calls add the sums: with more than two workers, more than two sums, and more than FEW_BYTES bytes.
 
     Collected messages are not added: the round loop needs all of them, and every call would copy them again.
     """
-    setup, num_workers = round.setup, round.executor.num_workers
+    setup = current.setup
+    num_workers = current.executor.num_workers
     collects = any(isinstance(rule, Collect) for name, rule in setup.method.gather.items() if name not in setup.relayed)
     return min(num_workers, num_sums) > MOST_ALONE and sum_bytes > FEW_BYTES and not collects
 
 
-def merge(round: CurrentRound, sums: dict[SumNode, Ref], root: SumNode) -> None:
+def merge(current: CurrentRound, sums: dict[SumNode, Ref], root: SumNode) -> None:
     """Add sums by calls until only `root` is left; each wave adds the two halves of every node that has both.
 
     If there are many workers, a call adds up to MOST_PARTS sums, because one process sends all calls.
     """
-    most = MOST_PARTS if round.has_many_workers else 2
+    most = MOST_PARTS if current.has_many_workers else 2
     while root not in sums:
         works = [MergeJob(node, parts) for node, parts in ready_nodes(root, sums, most).items()]
         jobs = [Job(work, tuple(sums.pop(part) for part in work.parts), 1) for work in works]
-        answers = round.run(jobs)
+        answers = current.run(jobs)
         sums |= {work.node: answer.outputs[0] for work, answer in zip(works, answers, strict=True)}
 
 
-def robust_mean(round: CurrentRound, name: str, received: Aggregate, messages: Mapping[int, Ref]) -> Aggregate:
+def robust_mean(current: CurrentRound, name: str, received: Aggregate, messages: Mapping[int, Ref]) -> Aggregate:
     """What arrived under `name`, with the robust mean of the messages of those who delivered as its result."""
-    rule, executor, refs = received.gather, round.executor, list(messages.values())
+    rule = received.gather
+    executor = current.executor
+    refs = list(messages.values())
     assert isinstance(rule, RobustMean)
     like = next(sent[name].decode() for ref in refs if name in (sent := executor.get(ref)[0]))
     if rule.keeps_center:
-        center = round.run_state.server.get(CENTER, {}).get(name) or tree.zeros_like(like)
+        center = current.run_state.server.get(CENTER, {}).get(name) or tree.zeros_like(like)
         codec = DenseCodec(shapes_of(center), "fp32")
         refs.append(executor.put(({name: Packet(tree.to_arrays(tree.map(torch.flatten, center)), codec)}, 1.0)))
-    size, width = tree.num_entries(like), max(1, ENTRIES // len(refs))
+    size = tree.num_entries(like)
+    width = max(1, ENTRIES // len(refs))
 
     def jobs(decision: np.ndarray | None, outputs: int) -> list[Job]:
         cuts = [(first, min(first + width, size)) for first in range(0, size, width)]
         return [Job(RobustJob(name, *cut, decision), tuple(refs), outputs) for cut in cuts]
 
-    measured = [one.result for one in round.run(jobs(None, 0))] if rule.measures else None
+    measured = [job_result.result for job_result in current.run(jobs(None, 0))] if rule.measures else None
     decision = None if measured is None else checked(rule.decide)(np.sum(measured, axis=0))
-    parts = [executor.get(one.outputs[0]) for one in round.run(jobs(decision, 1))]
+    parts = [executor.get(job_result.outputs[0]) for job_result in current.run(jobs(decision, 1))]
     return replace(received, known=tree.unvector(torch.from_numpy(np.concatenate(parts)), like))
 
 
-def relayed(round: CurrentRound, name: str, delivered: Mapping[int, ClientOutputs]) -> Aggregate:
+def relayed(current: CurrentRound, name: str, delivered: Mapping[int, ClientOutputs]) -> Aggregate:
     """The packets of one message name that the server sends on unopened, by sender."""
     sent: dict[int, tree.Tree | Handle] = {
-        client: round.executor.handle(one.packets[name])
-        for client, one in delivered.items()
-        if name in round.ledger.results[client].relayed
+        client: current.executor.handle(outputs.packets[name])
+        for client, outputs in delivered.items()
+        if name in current.ledger.results[client].relayed
     }
-    return Aggregate(round.setup.method.gather[name], count=len(sent), items=sent)
+    return Aggregate(current.setup.method.gather[name], count=len(sent), items=sent)

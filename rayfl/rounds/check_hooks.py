@@ -75,7 +75,7 @@ def _name_of(kind: type, function: Callable[..., object]) -> str | None:
 
 # Any: what a hook returns.
 def checked(
-    hook: Callable[P, T], wanted: str = "", fits: Callable[[Any], object] = lambda found: True
+    hook: Callable[P, T], wanted: str = "", fits: Callable[[Any], object] = lambda value: True
 ) -> Callable[P, T]:
     """Wrap a hook of anything but a method: raise HookError if it fails, or if what it returns does not fit `wanted`.
 
@@ -84,19 +84,19 @@ def checked(
 
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
-            found = hook(*args, **kwargs)
+            returned = hook(*args, **kwargs)
         except Exception as error:
             if isinstance(error, HookError | RayflError) or out_of_memory(error):
                 raise
             raise HookError(f"{hook.__qualname__}: {error_text(error)}{plugin_line(error)}") from error
         try:
-            if fits(found):
-                return found
+            if fits(returned):
+                return returned
         # A value of an unexpected type may raise anything.
         except Exception as error:  # noqa: BLE001
             if isinstance(error, _WrongAnswerError):
                 raise HookError(f"{hook.__qualname__} {error}") from None
-        raise HookError(f"{hook.__qualname__} must return {wanted}; it returns {found!r:.60}")
+        raise HookError(f"{hook.__qualname__} must return {wanted}; it returns {returned!r:.60}")
 
     return call
 
@@ -107,7 +107,7 @@ def is_state(state: Any, metrics: Any) -> bool:
     return _require_state(state, "tensors by name") is None and _metrics(metrics) is None
 
 
-A_STATE = "a state, tensors by name", lambda found: is_state(found, {})
+A_STATE = "a state, tensors by name", lambda state: is_state(state, {})
 
 
 def _innermost(method: object, error: BaseException) -> object:
@@ -130,37 +130,39 @@ def _line(method: object, error: BaseException) -> tuple[str, int] | None:
     """The innermost line that led to an error in the method's own file; if none did, in that of its base class."""
     frames = traceback.extract_tb(error.__traceback__)
     for kind in type(method).__mro__:
-        files = {code.co_filename for one in vars(kind).values() if (code := getattr(one, "__code__", None))}
-        if own := [frame for frame in frames if frame.filename in files]:
-            return own[-1].filename, own[-1].lineno or 0
+        files = {
+            code.co_filename for attribute in vars(kind).values() if (code := getattr(attribute, "__code__", None))
+        }
+        if own_frames := [frame for frame in frames if frame.filename in files]:
+            return own_frames[-1].filename, own_frames[-1].lineno or 0
     return None
 
 
 # Any: in all of the following functions a hook's return value.
-def _refuse(found: Any, wanted: str) -> NoReturn:
-    what = "nothing" if found is None else f"a value of type {type(found).__name__}"
+def _refuse(returned: Any, wanted: str) -> NoReturn:
+    what = "nothing" if returned is None else f"a value of type {type(returned).__name__}"
     raise _WrongAnswerError(f"returns {what}; it must return {wanted}")
 
 
-def _evaluated(found: Any, method: object, args: tuple[Any, ...]) -> None:
-    if "params" not in found:
+def _evaluated(carry: Any, method: object, args: tuple[Any, ...]) -> None:
+    if "params" not in carry:
         raise _WrongAnswerError('returns a carry without "params", which is the model to evaluate; put it there')
 
 
-def _stages(found: Any, method: object, args: tuple[Any, ...]) -> None:
-    names = [stage.name if isinstance(stage, Stage) else _refuse(stage, "stages alone") for stage in found]
+def _stages(stages: Any, method: object, args: tuple[Any, ...]) -> None:
+    names = [stage.name if isinstance(stage, Stage) else _refuse(stage, "stages alone") for stage in stages]
     if again := [name for name in names if names.count(name) > 1]:
         raise _WrongAnswerError(f"returns two stages with the name {again[0]!r}; give each a name of its own")
 
 
-def _tree(found: Any, method: object, args: tuple[Any, ...]) -> None:
-    _require_state(found, "tensors by name")
+def _tree(returned: Any, method: object, args: tuple[Any, ...]) -> None:
+    _require_state(returned, "tensors by name")
 
 
-def _require_state(found: Any, wanted: str, path: str = "") -> None:
-    if not isinstance(found, dict):
-        _refuse(found, wanted)
-    for name, value in found.items():
+def _require_state(returned: Any, wanted: str, path: str = "") -> None:
+    if not isinstance(returned, dict):
+        _refuse(returned, wanted)
+    for name, value in returned.items():
         if isinstance(value, dict):
             _require_state(value, wanted, f"{path}{name}.")
         # A server may keep the handle of a packet that it forwards.
@@ -170,18 +172,18 @@ def _require_state(found: Any, wanted: str, path: str = "") -> None:
             )
 
 
-def _each(found: Any, what: str, wanted: str, fits: Callable[[Any], bool]) -> None:
-    """Refuse `found` unless it has values by name that all fit. `what`: its name; `wanted`: the name of such values."""
-    if not isinstance(found, Mapping):
-        raise _WrongAnswerError(f"returns {what} of type {type(found).__name__}; give {wanted} by name")
-    for name, value in found.items():
+def _each(values: Any, what: str, wanted: str, fits: Callable[[Any], bool]) -> None:
+    """Refuse `values` unless all fit and have names. `what`: what they are; `wanted`: the name of values that fit."""
+    if not isinstance(values, Mapping):
+        raise _WrongAnswerError(f"returns {what} of type {type(values).__name__}; give {wanted} by name")
+    for name, value in values.items():
         if not fits(value):
             kind = type(value).__name__
             raise _WrongAnswerError(f"returns {what} with {name!r} as a value of type {kind}; give {wanted} by name")
 
 
-def _download(found: Any, method: object, args: tuple[Any, ...]) -> None:
-    _each(found, "a download", "trees or packets", lambda part: isinstance(part, dict | Packet))
+def _download(download: Any, method: object, args: tuple[Any, ...]) -> None:
+    _each(download, "a download", "trees or packets", lambda part: isinstance(part, dict | Packet))
 
 
 def _is_number(value: Any) -> bool:
@@ -189,28 +191,28 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, Real) or (hasattr(value, "shape") and not value.shape)
 
 
-def _metrics(found: Any) -> None:
-    _each(found, "metrics", "numbers", _is_number)
+def _metrics(metrics: Any) -> None:
+    _each(metrics, "metrics", "numbers", _is_number)
 
 
-def _reply(found: Any, method: object, args: tuple[Any, ...]) -> None:
+def _reply(reply: Any, method: object, args: tuple[Any, ...]) -> None:
     wanted = "packets, which ctx.downlink and rayfl.compress make,"
-    _each(found.message, "a message", wanted, lambda part: isinstance(part, Packet))
-    _require_state(found.server_memory, "a Reply whose server_memory is tensors by name")
-    _metrics(found.metrics)
+    _each(reply.message, "a message", wanted, lambda part: isinstance(part, Packet))
+    _require_state(reply.server_memory, "a Reply whose server_memory is tensors by name")
+    _metrics(reply.metrics)
 
 
-def _finished(found: Any, method: Any, args: tuple[Any, ...]) -> None:
-    _require_state(found.state, "a Finished whose state is tensors by name")
-    _metrics(found.metrics)
-    if not _is_number(found.weight):
-        raise _WrongAnswerError(f"returns a weight of type {type(found.weight).__name__}; it must be a number")
-    if found.message is None:
+def _finished(finished: Any, method: Any, args: tuple[Any, ...]) -> None:
+    _require_state(finished.state, "a Finished whose state is tensors by name")
+    _metrics(finished.metrics)
+    if not _is_number(finished.weight):
+        raise _WrongAnswerError(f"returns a weight of type {type(finished.weight).__name__}; it must be a number")
+    if finished.message is None:
         return
     wanted = "trees, Differences or packets"
-    _each(found.message, "a message", wanted, lambda part: isinstance(part, dict | tree.Difference | Packet))
+    _each(finished.message, "a message", wanted, lambda part: isinstance(part, dict | tree.Difference | Packet))
     read_alone = getattr(type(method), "store_uplink", ServerHalf.store_uplink) is not ServerHalf.store_uplink
-    for name, part in found.message.items():
+    for name, part in finished.message.items():
         # Nobody would read a tree under another name; a packet may be sent only to be billed.
         if name not in method.gather and not read_alone and not isinstance(part, Packet):
             raise _WrongAnswerError(
@@ -219,17 +221,17 @@ def _finished(found: Any, method: Any, args: tuple[Any, ...]) -> None:
             )
 
 
-def _updated(found: Any, method: Any, args: tuple[Any, ...]) -> None:
-    if len(found) != 2:
-        raise _WrongAnswerError(f"returns {len(found)} values; it must return {_UPDATE}")
-    state, metrics = found
+def _updated(returned: Any, method: Any, args: tuple[Any, ...]) -> None:
+    if len(returned) != 2:
+        raise _WrongAnswerError(f"returns {len(returned)} values; it must return {_UPDATE}")
+    state, metrics = returned
     _require_state(state, _UPDATE)
     _metrics(metrics)
     if not args[3].plan.down:
         # PFNM's server never sends its model, which may grow.
         return
     models = map(checked_hook(method.model), (args[0], state))
-    before, now = ({name: f"{one.dtype} {list(one.shape)}" for name, one in model.items()} for model in models)
+    before, now = ({name: f"{tensor.dtype} {list(tensor.shape)}" for name, tensor in model.items()} for model in models)
     if changed := [name for name in before if now.get(name) != before[name]]:
         raise _WrongAnswerError(
             f"returns a model whose {changed[0]!r} is {now.get(changed[0])}, not {before[changed[0]]}: a round keeps "
@@ -242,7 +244,7 @@ _UPDATE = "the new server state and metrics: return {...}, {}"
 
 _CHECKS: Mapping[str, tuple[type | UnionType, str, Callable[[Any, Any, tuple[Any, ...]], None] | None]] = {
     "check_model": (object, "anything", None),
-    "plan": (Plan, "a Plan", lambda found, method, args: _stages(found.stages, method, args)),
+    "plan": (Plan, "a Plan", lambda plan, method, args: _stages(plan.stages, method, args)),
     "stages": (tuple | list, "a tuple of stages", _stages),
     "init_params": (dict, _MODEL, _tree),
     "init_client": (dict, _STATE, _tree),
@@ -297,7 +299,9 @@ class HookInputs:
     def require_unchanged(self) -> None:
         """Raise HookError if somebody has written to one of the tensors."""
         for message in self._messages:
-            self._trees += [(f"the message {key!r}", vars(one).get("_decoded", {}), 0) for key, one in message.items()]
+            self._trees += [
+                (f"the message {key!r}", vars(packet).get("_decoded", {}), 0) for key, packet in message.items()
+            ]
         for what, nested, before in self._trees:
             if _writes(nested) != before:
                 most = max(tree.flatten(nested).items(), key=lambda named: named[1]._version)

@@ -86,10 +86,11 @@ def check_graph(setup: Setup, topology: Topology, name: str) -> None:
         raise RayflError("=1 client has no graph of peers; give at least 2", ("clients", "count"))
     # A directed graph that is drawn every round is hardly symmetric eight times.
     matrices = [
-        mixing_weights(topology.sparse(setup.num_clients, setup.seed, round), topology.weights)
-        for round in range(8 if topology.varying else 1)
+        mixing_weights(topology.sparse(setup.num_clients, setup.seed, round_number), topology.weights)
+        for round_number in range(8 if topology.varying else 1)
     ]
-    can, clients = setup.method.capabilities, setup.population.settings
+    can = setup.method.capabilities
+    clients = setup.population.settings
     away = "".join(f", clients.{key}" for key in (*DROPOUTS, "availability") if clients.is_given(key))
     if (
         setup.is_peer
@@ -112,7 +113,8 @@ def check_graph(setup: Setup, topology: Topology, name: str) -> None:
 def check_evaluation(setup: Setup) -> None:
     """Reject evaluation settings that have no effect."""
     here = setup.evaluation
-    by_client, sampled = here.by_client or bool(setup.unseen), ("evaluation", "clients")
+    by_client = here.by_client or bool(setup.unseen)
+    sampled = ("evaluation", "clients")
     if here.clients and here.clients > setup.num_clients:
         raise RayflError(
             f"={here.clients} is more than the {setup.num_clients} clients that rounds ask; lower it", sampled
@@ -133,7 +135,8 @@ def check_evaluation(setup: Setup) -> None:
 
 def check_unseen(setup: Setup, name: str) -> None:
     """Reject unseen clients without test examples, and methods that have no model for a client that is new."""
-    key, can = ("clients", "unseen"), setup.method.capabilities
+    key = ("clients", "unseen")
+    can = setup.method.capabilities
     kind = can.newcomer
     if kind == "undefined" or (setup.is_peer and not (kind == "model" and can.evaluated_from_mean)):
         raise RayflError(
@@ -150,7 +153,8 @@ def check_retention(method: Method, uplink: Compressor, clients: Clients) -> Non
     can = method.capabilities
     if clients.retention_ratio is None or can.honours_retention:
         return
-    name, key = method.title, ("clients", "retention_ratio")
+    name = method.title
+    key = ("clients", "retention_ratio")
     if uplink.keeping(1.0) is None:
         raise RayflError(
             f" is used by neither {name} nor the uplink {uplink.name!r}; remove it, or take a method that keeps or "
@@ -166,8 +170,8 @@ def check_feedback(setup: Setup) -> None:
     for key, compressor in (("uplink", setup.uplink), ("downlink", setup.downlink)):
         # `init` raises an error for feedback around feedback. An error memory has its tensor's name.
         memory = compressor.init(setup.initial)
-        own = key in setup.method.capabilities.own_feedback
-        if own and (memory.keys() & setup.initial.keys() or (key == "downlink" and memory)):
+        has_own_feedback = key in setup.method.capabilities.own_feedback
+        if has_own_feedback and (memory.keys() & setup.initial.keys() or (key == "downlink" and memory)):
             raise RayflError(
                 f"={compressor.name!r} has a memory, and {setup.method.title} itself sends later what {key} leaves "
                 "out; give a compressor without a memory, for example the one inside feedback",

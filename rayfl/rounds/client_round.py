@@ -172,7 +172,8 @@ class ClientRound:
 
     def finish(self, carry: Carry, work: Mapping[str, Work]) -> Ended:
         """End the client's round after its training."""
-        setup, sends = self.setup, self.status.uploads and self.plan.up
+        setup = self.setup
+        sends = self.status.uploads and self.plan.up
         ctx = replace(self.ctx, work=work, sends=sends)
         self._key("finish")
         finished = checked_hook(self.method.finish)(self.state, carry, ctx)
@@ -240,11 +241,9 @@ class ClientRound:
 
     def operations(self, ctx: Context) -> dict[str, float]:
         """The metric `flops/training`, of each stage under the client's mask; {} if unknown."""
-        uses, dense, gradients = (
-            self.method.task.weight_uses,
-            self.setup.forward_flops,
-            defaultdict[float, float](float),
-        )
+        uses = self.method.task.weight_uses
+        dense = self.setup.forward_flops
+        gradients = defaultdict[float, float](float)
         for stage in self.plan.stages if dense else ():
             mask = self.method.trains_under(self.state, stage)
             forward = dense if mask is None else flops.forward_flops(uses, mask, self.setup.initial)

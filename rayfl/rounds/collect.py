@@ -25,13 +25,13 @@ class Collector(NamedTuple):
     check: Callable[[Setup, str], None]
 
 
-def ask_and_wait(round: CurrentRound) -> dict[str, Aggregate]:
+def ask_and_wait(current: CurrentRound) -> dict[str, Aggregate]:
     """Ask the clients that the selection chooses, and wait until all are back, gone or too late."""
-    ask(round)
-    participants = server_participants(round.setup, round.inputs.plan, round.ledger.participation)
-    downloading = {*participants, *round.ledger.polled}
-    round.change_inputs(missed=downlinks.missed(round.run_state.downlink, round.inputs.message, downloading))
-    received, _ = train(round, participants)
+    ask(current)
+    participants = server_participants(current.setup, current.inputs.plan, current.ledger.participation)
+    downloading = {*participants, *current.ledger.polled}
+    current.change_inputs(missed=downlinks.missed(current.run_state.downlink, current.inputs.message, downloading))
+    received, _ = train(current, participants)
     return received
 
 
@@ -46,7 +46,7 @@ def check_rounds(setup: Setup, name: str) -> None:
 
 
 COLLECTORS: Mapping[str, Collector] = {
-    "rounds": Collector(ask_and_wait, lambda round: None, check_rounds),
+    "rounds": Collector(ask_and_wait, lambda current: None, check_rounds),
     "flights": Collector(flights.fly, flights.await_replies, flights.check),
 }
 """The ways by the names in `Schedule.collects`."""

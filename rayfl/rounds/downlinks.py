@@ -67,16 +67,17 @@ def missed(state: State, message: Message, clients: Iterable[int]) -> dict[int, 
     """
     if not state:
         return {}
-    names = [name for name, one in message.items() if name in state["held"] or isinstance(one.codec, HeldCodec)]
+    names = [name for name, packet in message.items() if name in state["held"] or isinstance(packet.codec, HeldCodec)]
     whole = 8 * sum(decoded_bytes(message[name]) * getattr(message[name].codec, "num_whole", 1) for name in names)
-    now, found = _size(message, names), dict[int, Missed]()
+    now = _size(message, names)
+    by_client = dict[int, Missed]()
     for client in clients:
         had = state["had"][client]
         bits, values = (state["sent"] - now - had).tolist()
         if had[0] < 0 or bits > whole - now[0]:
             bits, values = whole - int(now[0]), whole // 32 - int(now[1])
-        found[client] = Missed(bits, values)
-    return found
+        by_client[client] = Missed(bits, values)
+    return by_client
 
 
 def received(state: State, clients: Iterable[int]) -> State:
@@ -91,4 +92,4 @@ def received(state: State, clients: Iterable[int]) -> State:
 def _size(message: Message, names: Iterable[str]) -> torch.Tensor:
     """Bits and values of the packets under these names: int64 [2]."""
     packets = [message[name] for name in names]
-    return torch.tensor([sum(one.num_bits for one in packets), sum(one.num_values for one in packets)])
+    return torch.tensor([sum(packet.num_bits for packet in packets), sum(packet.num_values for packet in packets)])

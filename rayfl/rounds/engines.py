@@ -122,38 +122,39 @@ def run_vmap(method: Method, tasks: Sequence[LocalTask], width: int = 1) -> Iter
         carry = task.begin()
         alike.setdefault((shape_of(carry), task.stages), {})[row] = carry
     done: dict[int, tuple[Carry, dict[str, Work]]] = {}
-    for own in alike.values():
-        if max(width, len(own)) > 1:
-            found = _together(twin, [tasks[row] for row in own], list(own.values()), width)
+    for carries in alike.values():
+        if max(width, len(carries)) > 1:
+            trained = _together(twin, [tasks[row] for row in carries], list(carries.values()), width)
         else:
             # There is nothing to stack, and torch rejects GroupNorm on images under a vmap over one client.
-            ((row, carry),) = own.items()
-            found = run_loop(method, [replace(tasks[row], begin=lambda carry=carry: carry)])
-        done |= zip(own, found, strict=True)
+            ((row, carry),) = carries.items()
+            trained = run_loop(method, [replace(tasks[row], begin=lambda carry=carry: carry)])
+        done |= zip(carries, trained, strict=True)
     yield from (done[row] for row in range(len(tasks)))
 
 
 def _together(
-    method: Method, tasks: Sequence[LocalTask], own: list[Carry], width: int
+    method: Method, tasks: Sequence[LocalTask], carries: list[Carry], width: int
 ) -> list[tuple[Carry, dict[str, Work]]]:
     """Run all stages of clients whose carries have the same shape."""
-    device, width = tasks[0].device, max(width, len(tasks))
+    device = tasks[0].device
+    width = max(width, len(tasks))
     work: list[dict[str, Work]] = [{} for _ in tasks]
     stages = tasks[0].stages
     if not stages:
-        return list(zip(own, work, strict=True))
+        return list(zip(carries, work, strict=True))
 
     def rows() -> list[Carry]:
         return unstack(carry if tasks[0].on_device else to_memory(carry, device), len(tasks))
 
-    carry = stack(own, width, device)
+    carry = stack(carries, width, device)
     for number, stage in enumerate(stages, 1):
         orders = [task.order(stage) for task in tasks]
         carry = _undrawn(method, carry, stage_batches(tasks, stage, orders, width), stage)
         for task, done in zip(tasks, work, strict=True):
             done[stage.name] = task.planned(stage)
         if type(method).end_stage is not Method.end_stage:
-            ended = [_end_stage(method, one, stage, task) for one, task in zip(rows(), tasks, strict=True)]
+            ended = [_end_stage(method, carry, stage, task) for carry, task in zip(rows(), tasks, strict=True)]
             if number == len(stages):
                 return list(zip(ended, work, strict=True))
             carry = stack(ended, width, device)

@@ -47,31 +47,31 @@ def error_text(error: BaseException) -> str:
 
 
 @contextmanager
-def naming_round(round: int) -> Iterator[None]:
+def naming_round(round_number: int) -> Iterator[None]:
     """Make errors of a third party's hook, and numbers that are not finite, name the round outside a client's work."""
     try:
         yield
     except HookError as error:
-        raise MethodError(f"round {round}: {error}") from error
+        raise MethodError(f"round {round_number}: {error}") from error
     except NotFinite as error:
-        raise Diverged(f"round {round}: {error}") from error
+        raise Diverged(f"round {round_number}: {error}") from error
 
 
 @contextmanager
-def naming_round_and_client(round: int, client: int) -> Iterator[None]:
+def naming_round_and_client(round_number: int, client: int) -> Iterator[None]:
     """Wrap errors in a ClientError that pickles and names the round and the client; OutOfMemory if memory ran out."""
     try:
         yield
     except (ClientError, KeyboardInterrupt):
         raise
     except HookError as error:
-        raise MethodError(f"round {round}, client {client}: {error}") from error
+        raise MethodError(f"round {round_number}, client {client}: {error}") from error
     except NotFinite as error:
-        raise Diverged(f"round {round}, client {client}: {error}") from error
+        raise Diverged(f"round {round_number}, client {client}: {error}") from error
     # SystemExit too: a model must not end the process.
     except BaseException as error:
         if out_of_memory(error):
-            raise OutOfMemory(f"round {round}, client {client}: out of memory ({error_text(error)})") from error
+            raise OutOfMemory(f"round {round_number}, client {client}: out of memory ({error_text(error)})") from error
         raise ClientError(
-            f"round {round}, client {client}: {type(error).__name__}: {error}{plugin_line(error)}"
+            f"round {round_number}, client {client}: {type(error).__name__}: {error}{plugin_line(error)}"
         ) from error

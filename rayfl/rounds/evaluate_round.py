@@ -33,97 +33,101 @@ AT_ONCE = 4
 """Personal models made per worker in one wave of calls; all models together can be larger than memory."""
 
 
-def evaluate(round: CurrentRound) -> None:
+def evaluate(current: CurrentRound) -> None:
     """Evaluate the global model and the models of `Setup.evaluated_clients`, if this round evaluates."""
-    setup, settings, ledger = round.setup, round.setup.evaluation, round.ledger
-    if not round.inputs.evaluated:
+    setup, settings, ledger = current.setup, current.setup.evaluation, current.ledger
+    if not current.inputs.evaluated:
         return
-    model = ship_model(round)
-    personal = setup.method.capabilities.personalized or bool(setup.method.eval_stages(round.number))
+    model = ship_model(current)
+    personal = setup.method.capabilities.personalized or bool(setup.method.eval_stages(current.number))
     splits = (settings.own and not personal) or (bool(setup.unseen) and setup.method.capabilities.has_global_model)
     pooled: ModelSums | None = None
     if model and (settings.pooled or splits):
-        pooled = evaluate_pooled(round, "test", splits)
+        pooled = evaluate_pooled(current, "test", splits)
         if settings.pooled:
-            found = values(setup, pooled.total.sums)
-            ledger.metrics |= {f"pooled/{name}": value for name, value in found.items()}
+            metrics = values(setup, pooled.total.sums)
+            ledger.metrics |= {f"pooled/{name}": value for name, value in metrics.items()}
         if settings.own and not personal:
             ledger.add(evaluation.own_splits(setup, pooled, [*setup.evaluated_clients], "own"))
     if model and settings.train and setup.method.capabilities.has_global_model:
-        found = values(setup, evaluate_pooled(round, "train").total.sums)
-        ledger.metrics |= {f"pooled_train/{name}": value for name, value in found.items()}
+        metrics = values(setup, evaluate_pooled(current, "train").total.sums)
+        ledger.metrics |= {f"pooled_train/{name}": value for name, value in metrics.items()}
     if personal and settings.by_client:
-        for answer in round.run(round.client_jobs(EvaluateJob, [*setup.evaluated_clients], setup.state_slots)):
+        for answer in current.run(current.client_jobs(EvaluateJob, [*setup.evaluated_clients], setup.state_slots)):
             ledger.add(answer.result)
     if setup.unseen:
-        evaluate_unseen(round, pooled)
-    if settings.masks and round.number == setup.rounds - 1:
-        compare_masks(round)
+        evaluate_unseen(current, pooled)
+    if settings.masks and current.number == setup.rounds - 1:
+        compare_masks(current)
 
 
-def evaluate_unseen(round: CurrentRound, pooled: ModelSums | None) -> None:
+def evaluate_unseen(current: CurrentRound, pooled: ModelSums | None) -> None:
     """Evaluate the unseen clients; if each has a model of its own, the workers do it.
 
     `pooled`: the global model's sums on the pooled test set, None without a global model.
     """
-    setup, plan, server = round.setup, round.inputs.plan, round.run_state.server
+    setup = current.setup
+    plan = current.inputs.plan
+    server = current.run_state.server
     takes_a_round = setup.method.capabilities.newcomer == "round"
-    one_by_one = takes_a_round or setup.is_peer or bool(setup.method.eval_stages(round.number))
+    one_by_one = takes_a_round or setup.is_peer or bool(setup.method.eval_stages(current.number))
     where = "unseen_before_adapting" if one_by_one else "unseen"
     if pooled is not None and setup.method.capabilities.has_global_model:
-        round.ledger.add(evaluation.own_splits(setup, pooled, setup.unseen, where))
+        current.ledger.add(evaluation.own_splits(setup, pooled, setup.unseen, where))
     if not one_by_one:
         return
     if takes_a_round:
-        ctx, downlink = setup.context(round.number, plan, NOBODY, "newcomers"), round.run_state.downlink
+        ctx = setup.context(current.number, plan, NOBODY, "newcomers")
+        downlink = current.run_state.downlink
         message, _ = downlinks.broadcast(setup, server, downlink, ctx)
         personal = tree.to_arrays(server) if setup.server_half.overrides("personal_message") else None
-        round.change_inputs(message=message, server=personal)
+        current.change_inputs(message=message, server=personal)
     kind, slots = (NewcomerJob, Slots()) if takes_a_round else (EvaluateJob, setup.state_slots)
-    for answer in round.run(round.client_jobs(kind, setup.unseen, slots)):
-        round.ledger.add(answer.result)
+    for answer in current.run(current.client_jobs(kind, setup.unseen, slots)):
+        current.ledger.add(answer.result)
 
 
-def ship_model(round: CurrentRound) -> tree.Tree:
+def ship_model(current: CurrentRound) -> tree.Tree:
     """Give the workers the model that an evaluation needs; returns the server's model, {} among peers.
 
     The workers get the server's model, or among peers the mean of all models if the method asks for it.
     """
-    setup = round.setup
-    model = {} if setup.is_peer else checked_hook(setup.server_half.model)(round.run_state.server)
-    round.change_inputs(message={}, server=None, model=tree.to_arrays(model) if model else None)
+    setup = current.setup
+    model = {} if setup.is_peer else checked_hook(setup.server_half.model)(current.run_state.server)
+    current.change_inputs(message={}, server=None, model=tree.to_arrays(model) if model else None)
     if setup.is_peer and setup.method.capabilities.evaluated_from_mean:
-        round.change_inputs(model=mean_model(round))
+        current.change_inputs(model=mean_model(current))
     return model
 
 
-def evaluate_pooled(round: CurrentRound, split: Literal["test", "train"], by_client: bool = False) -> ModelSums:
+def evaluate_pooled(current: CurrentRound, split: Literal["test", "train"], by_client: bool = False) -> ModelSums:
     """The metric sums of the global model on the pooled test set, or on the train splits of `Setup.evaluated_clients`.
 
     by_client: whether clients' own splits are measured too.
     """
-    setup = round.setup
+    setup = current.setup
     size = len(setup.dataset.test) if split == "test" else len(setup.evaluated_rows)
     parts = ((first, min(first + BATCH, size)) for first in range(0, size, BATCH))
     jobs = [Job(PooledJob(first, last, split, by_client)) for first, last in parts]
-    return joined([answer.result for answer in round.run(jobs)])
+    return joined([answer.result for answer in current.run(jobs)])
 
 
-def compare_masks(round: CurrentRound) -> None:
+def compare_masks(current: CurrentRound) -> None:
     """Compare the clients' masks pair by pair, beside their labels."""
-    setup, masks = round.setup, {}
-    for answer in round.run(round.client_jobs(MaskJob, range(setup.num_clients), setup.state_slots)):
+    setup = current.setup
+    masks = {}
+    for answer in current.run(current.client_jobs(MaskJob, range(setup.num_clients), setup.state_slots)):
         masks |= answer.result
-    round.ledger.pairs, metrics = compared(setup, [masks[client] for client in range(setup.num_clients)])
-    round.ledger.metrics |= metrics
+    current.ledger.pairs, metrics = compared(setup, [masks[client] for client in range(setup.num_clients)])
+    current.ledger.metrics |= metrics
 
 
-def mean_model(round: CurrentRound) -> tree.ArrayTree:
+def mean_model(current: CurrentRound) -> tree.ArrayTree:
     """The mean of all peers' models."""
-    everyone = tuple(range(round.setup.num_clients))
-    inputs = round.run_state.inputs(round.setup.state_slots, everyone)
-    (answer,) = round.run([Job(MeanModelJob(everyone), inputs, num_outputs=1)])
-    return round.executor.get(answer.outputs[0])
+    everyone = tuple(range(current.setup.num_clients))
+    inputs = current.run_state.inputs(current.setup.state_slots, everyone)
+    (answer,) = current.run([Job(MeanModelJob(everyone), inputs, num_outputs=1)])
+    return current.executor.get(answer.outputs[0])
 
 
 def personal_models(setup: Setup, executor: Executor, run_state: RunState) -> Iterator[tuple[int, tree.Tree]]:
@@ -131,17 +135,17 @@ def personal_models(setup: Setup, executor: Executor, run_state: RunState) -> It
 
     A client that keeps a model of its own and was never selected is left out.
     """
-    number = setup.rounds - 1
-    inputs = RoundInputs(number, setup.plan(number))
-    round = CurrentRound(setup, executor, run_state, inputs, Ledger(setup.population.sample_round(number)))
+    round_number = setup.rounds - 1
+    inputs = RoundInputs(round_number, setup.plan(round_number))
+    current = CurrentRound(setup, executor, run_state, inputs, Ledger(setup.population.sample_round(round_number)))
     keeps_own = setup.method.capabilities.personalized and setup.stateful
-    with naming_round(number), keyed(setup.seed, number, purpose="models"):
-        ship_model(round)
-        round.change_inputs(server=None if setup.is_peer else tree.to_arrays(run_state.server))
+    with naming_round(round_number), keyed(setup.seed, round_number, purpose="models"):
+        ship_model(current)
+        current.change_inputs(server=None if setup.is_peer else tree.to_arrays(run_state.server))
         clients = sorted(run_state.states) if keeps_own else range(setup.num_clients)
         width = AT_ONCE * executor.num_workers
         for first in range(0, len(clients), width):
-            jobs = round.client_jobs(PersonalModelJob, clients[first : first + width], setup.state_slots, 1)
-            for job, made in zip(jobs, round.run(jobs), strict=True):
+            jobs = current.client_jobs(PersonalModelJob, clients[first : first + width], setup.state_slots, 1)
+            for job, made in zip(jobs, current.run(jobs), strict=True):
                 for client, model in zip(job.work.clients, made.outputs, strict=True):
                     yield client, tree.to_tensors(executor.get(model))

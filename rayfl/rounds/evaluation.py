@@ -49,15 +49,15 @@ AFTER_TRAINING, SUFFIX = "judge after training", "_after_training"
 their places."""
 
 
-def evaluate_model(setup: Setup, params: Tree, client: int, round: int, suffix: str = "") -> ClientResult:
+def evaluate_model(setup: Setup, params: Tree, client: int, round_number: int, suffix: str = "") -> ClientResult:
     """The metrics of one client's model in a round; `suffix`: "" or `SUFFIX`."""
-    adapts = setup.method.capabilities.personalized or bool(setup.method.eval_stages(round))
+    adapts = setup.method.capabilities.personalized or bool(setup.method.eval_stages(round_number))
     is_unseen = client in setup.unseen
     where = "unseen" if is_unseen else "own"
-    own, trained_on = setup.partition.test[client], setup.partition.train[client]
+    tested_on, trained_on = setup.partition.test[client], setup.partition.train[client]
     evaluated: dict[str, SplitSums] = {}
-    if (setup.evaluation.own or is_unseen) and len(own):
-        evaluated[f"{where}{suffix}"] = model_sums(setup, params, "test", own).total
+    if (setup.evaluation.own or is_unseen) and len(tested_on):
+        evaluated[f"{where}{suffix}"] = model_sums(setup, params, "test", tested_on).total
     if setup.evaluation.train and len(trained_on):
         evaluated[f"{where}_train{suffix}"] = model_sums(setup, params, "train", trained_on).total
     if setup.evaluation.personal_on_pooled and adapts and not is_unseen:
@@ -86,14 +86,14 @@ def client_result(
 
 def personal_model(setup: Setup, state: State, server: State, model: Tree | None, ctx: Context) -> Tree:
     """A client's model at the end of the run: the method's `final_model`, else what is evaluated."""
-    own = checked_hook(setup.method.final_model)(state, server)
-    return own if own is not None else to_memory(adapted(setup, state, model, None, ctx), setup.device)
+    final_model = checked_hook(setup.method.final_model)(state, server)
+    return final_model if final_model is not None else to_memory(adapted(setup, state, model, None, ctx), setup.device)
 
 
-def own_splits(setup: Setup, found: ModelSums, clients: Sequence[int], where: str) -> list[ClientResult]:
-    """One model's metrics on the clients' own test splits, from its sums `found` on the pooled test set."""
+def own_splits(setup: Setup, pooled: ModelSums, clients: Sequence[int], where: str) -> list[ClientResult]:
+    """One model's metrics on the clients' own test splits, from its sums `pooled` on the pooled test set."""
     evaluated = np.asarray(clients)[setup.partition.test.sizes[clients] > 0].tolist()
-    return [client_result(setup, client, {where: of_client(setup, found, client)}) for client in evaluated]
+    return [client_result(setup, client, {where: of_client(setup, pooled, client)}) for client in evaluated]
 
 
 def over_clients(setup: Setup, results: Sequence[ClientResult]) -> dict[str, float | None]:
@@ -102,11 +102,11 @@ def over_clients(setup: Setup, results: Sequence[ClientResult]) -> dict[str, flo
     With `evaluation.merged` those of all metrics, and also the means of the clients' values weighted by their examples,
     as `own_weighted/...`; otherwise only those of the metrics that the report draws.
     """
-    found: dict[str, float | None] = {}
-    for where in dict.fromkeys(where for one in results for where in one.sums):
-        splits = [(one.metrics, split) for one in results if (split := one.sums.get(where)) is not None]
+    summaries: dict[str, float | None] = {}
+    for where in dict.fromkeys(where for result in results for where in result.sums):
+        splits = [(result.metrics, split) for result in results if (split := result.sums.get(where)) is not None]
         merged = values(setup, SplitSums.added([split for _, split in splits]).sums)
-        found |= {f"{where}_merged/{name}": value for name, value in merged.items()}
+        summaries |= {f"{where}_merged/{name}": value for name, value in merged.items()}
         if setup.evaluation.merged:
             weighted = [(metrics, split.num_examples) for metrics, split in splits]
             for name in dict.fromkeys(
@@ -114,8 +114,8 @@ def over_clients(setup: Setup, results: Sequence[ClientResult]) -> dict[str, flo
             ):
                 known = [(value, n) for metrics, n in weighted if (value := metrics.get(name)) is not None]
                 mean = sum(value * n for value, n in known) / sum(n for _, n in known) if known else None
-                found[f"{where}_weighted/{name.partition('/')[2]}"] = mean
-    return found
+                summaries[f"{where}_weighted/{name.partition('/')[2]}"] = mean
+    return summaries
 
 
 def means_by_retention(setup: Setup, metrics: Mapping[int, Values]) -> dict[str, float | None]:
@@ -127,12 +127,12 @@ def means_by_retention(setup: Setup, metrics: Mapping[int, Values]) -> dict[str,
     if not 2 <= len(groups) <= MOST_GROUPS:
         return {}
     ranking = {name for name, facts in setup.metric_facts.items() if facts.ranks}
-    found: dict[str, float | None] = {}
+    summaries: dict[str, float | None] = {}
     for ratio in groups:
         means = mean_over_clients(row for client, row in metrics.items() if traits(client).retention_ratio == ratio)
         ranked = {name: mean for name, mean in means.items() if name.partition("/")[2] in ranking}
-        found |= {f"{name}_at_retention_{ratio:g}": mean for name, mean in ranked.items()}
-    return found
+        summaries |= {f"{name}_at_retention_{ratio:g}": mean for name, mean in ranked.items()}
+    return summaries
 
 
 def mean_over_clients(metrics: Iterable[Values]) -> dict[str, float | None]:
@@ -154,14 +154,14 @@ def fairness_over_clients(setup: Setup, metrics: Iterable[Values]) -> dict[str, 
 
     None if no client's value is defined. Values of the training itself (`train/loss`) are left out.
     """
-    found: dict[str, float | None] = {}
+    summaries: dict[str, float | None] = {}
     for name, known in _defined(metrics).items():
         place, _, what = name.partition("/")
         facts = setup.metric_facts.get(what)
         if place in PLACES and facts is not None and facts.higher_is_better is not None:
             spread = fairness(np.array(known), facts)
-            found |= {f"{place}_{word}/{what}": spread.get(word) for word in RECORDED}
-    return found
+            summaries |= {f"{place}_{word}/{what}": spread.get(word) for word in RECORDED}
+    return summaries
 
 
 def adapted(setup: Setup, state: State, model: Tree | None, carry: Carry | None, ctx: Context) -> Tree:

@@ -49,10 +49,10 @@ from rayfl.rounds.worker_jobs import ClientOutputs, ClientResult, EvaluateTraine
 from rayfl.schedules.base import AT_ONCE, NOT_YET, Now
 
 
-def fly(round: CurrentRound) -> dict[str, Aggregate]:
+def fly(current: CurrentRound) -> dict[str, Aggregate]:
     """Simulate flights until the schedule's next update. Returns the aggregates of what arrived, by message name."""
-    before = round.run_state.air
-    window = Window(round, before.second, before.next_number, dict(before.flights))
+    before = current.run_state.air
+    window = Window(current, before.second, before.next_number, dict(before.flights))
     while True:
         due, first = window.due(), window.first(window.second)
         if first is not None and first.ends_s <= window.second <= due:
@@ -61,20 +61,22 @@ def fly(round: CurrentRound) -> dict[str, Aggregate]:
             return window.close()
 
 
-def await_replies(round: CurrentRound) -> None:
+def await_replies(current: CurrentRound) -> None:
     """Mark clients that get a reply after the update as busy until they have downloaded it."""
-    traits, air = round.setup.population.traits, round.run_state.air
-    results = sorted(round.ledger.results.items())
-    busy_s = {client: moment(air.second + reply_s(traits(client), one)) for client, one in results if one.reply_bits}
+    traits, air = current.setup.population.traits, current.run_state.air
+    results = sorted(current.ledger.results.items())
+    busy_s = {
+        client: moment(air.second + reply_s(traits(client), result)) for client, result in results if result.reply_bits
+    }
     still = {client: until for client, until in air.busy_s.items() if until > air.second}
-    round.run_state = replace(round.run_state, air=replace(air, busy_s={**still, **busy_s}))
+    current.run_state = replace(current.run_state, air=replace(air, busy_s={**still, **busy_s}))
 
 
 @dataclass
 class Window:
     """The time between two updates while it is simulated: the flights under way, and those that have ended."""
 
-    round: CurrentRound
+    current: CurrentRound
     second: float
     next_number: int
     flights: dict[int, Flight]
@@ -83,30 +85,36 @@ class Window:
     @property
     def before(self) -> Air:
         """The air at the last update."""
-        return self.round.run_state.air
+        return self.current.run_state.air
 
     @property
     def now(self) -> Now:
         """What the server knows."""
-        places = self.round.setup.population.settings.num_selected
-        return Now(self.second, self.before.second, self.round.number, len(self.flights), len(self._messages()), places)
+        places = self.current.setup.population.settings.num_selected
+        return Now(
+            self.second, self.before.second, self.current.number, len(self.flights), len(self._messages()), places
+        )
 
     def _messages(self) -> dict[int, Flight]:
         """The ended flights whose messages are used in the update, by ascending client."""
         arrived = sorted(self.ended.items())
-        return {client: one for client, one in arrived if one.result and one.result.status is ClientStatus.DELIVERED}
+        return {
+            client: flight
+            for client, flight in arrived
+            if flight.result and flight.result.status is ClientStatus.DELIVERED
+        }
 
     def _scale(self, flight: Flight) -> float | None:
         """The factor of a flight's message."""
         return checked(
-            self.round.setup.schedule.scale,
+            self.current.setup.schedule.scale,
             "a finite number, or None",
-            lambda found: found is None or np.isfinite(found),
-        )(self.round.number - flight.version)
+            lambda factor: factor is None or np.isfinite(factor),
+        )(self.current.number - flight.version)
 
     def _reachable(self) -> np.ndarray:
         """Boolean [num_clients]: whether the client is available."""
-        population = self.round.setup.population
+        population = self.current.setup.population
         return available(population.availability, len(population), population.seed, population.slot(self.second))
 
     def _idle(self) -> np.ndarray:
@@ -121,7 +129,9 @@ class Window:
 
         An update without a message is later than the update before it, so that no schedule makes them for ever.
         """
-        due = moment(checked(self.round.setup.schedule.due, "a number of seconds", lambda s: not np.isnan(s))(self.now))
+        due = moment(
+            checked(self.current.setup.schedule.due, "a number of seconds", lambda s: not np.isnan(s))(self.now)
+        )
         return due if due > self.before.second or self._messages() else NOT_YET
 
     def go_on(self) -> bool:
@@ -131,7 +141,7 @@ class Window:
         ends_s = NOT_YET if first is None else first.ends_s
         busy_s = self.before.busy_s.values() if lacks else ()
         ready_s = min((s for s in busy_s if s > self.second), default=NOT_YET)
-        opens_s = self.round.setup.population.next_slot_s(self.second) if lacks else NOT_YET
+        opens_s = self.current.setup.population.next_slot_s(self.second) if lacks else NOT_YET
         if first is None and ready_s == due == NOT_YET:
             due, opens_s = (AT_ONCE if opens_s == NOT_YET else opens_s), NOT_YET
         next_s = min(ends_s, ready_s, opens_s)
@@ -140,11 +150,11 @@ class Window:
 
     def begin(self) -> bool:
         """Let idle clients begin, as many as the schedule wants. Returns whether there were too few of them."""
-        setup, state = self.round.setup, self.round.run_state.selection
-        begins = checked(setup.schedule.begins, "a whole number", lambda found: isinstance(found, int | np.integer))
+        setup, state = self.current.setup, self.current.run_state.selection
+        begins = checked(setup.schedule.begins, "a whole number", lambda count: isinstance(count, int | np.integer))
         while (wanted := begins(self.now)) > 0 and len(idle := self._idle()):
             draws = seeding.generator(setup.seed, self.next_number, purpose="participants")
-            seen = setup.population.seen(self.round.number)
+            seen = setup.population.seen(self.current.number)
             chosen = clients_named(setup.selection.choose, state, seen, idle, wanted, draws)
             for number, client in enumerate(chosen, self.next_number):
                 status = self._status(number, client)
@@ -158,31 +168,33 @@ class Window:
 
     def _begun(self, number: int, client: int, status: ClientStatus) -> Flight:
         """A flight that begins now, with the earliest second at which it can end."""
-        setup = self.round.setup
-        flight = Flight(number, client, self.round.number, self.second, self.second, self.second)
+        setup = self.current.setup
+        flight = Flight(number, client, self.current.number, self.second, self.second, self.second)
         if status is ClientStatus.DROPPED_BEFORE_DOWNLOAD:
             return flight._replace(result=ClientResult(client, status))
-        plan, traits = self.round.inputs.plan, setup.population.traits(client)
-        result = ClientResult(client, downlink_bits=message_bits(self.round.inputs.message))
+        plan = self.current.inputs.plan
+        traits = setup.population.traits(client)
+        result = ClientResult(client, downlink_bits=message_bits(self.current.inputs.message))
         # A client that drops out after the download does no work; its state may shorten any work.
         may_be_less = setup.method.has_own_stages or setup.population.settings.sparse_speedup
         if status is not ClientStatus.DROPPED_AFTER_DOWNLOAD and not may_be_less:
-            data, share = setup.data(client), traits.work_share
+            data = setup.data(client)
+            share = traits.work_share
             task = LocalTask(client, number, setup.seed, dict, data, plan.stages, setup.device, share=share)
             work = {stage.name: task.planned(stage) for stage in plan.stages}
-            ctx = replace(setup.context(self.round.number, plan, client, "client"), work=work)
+            ctx = replace(setup.context(self.current.number, plan, client, "client"), work=work)
             result = replace(result, work=work, costs=example_costs(setup, ctx, {}))
         most_s = setup.population.settings.deadline_s or NOT_YET
         earliest_s = moment(self.second + min(most_s, arrival_s(traits, result)))
         return flight._replace(earliest_s=earliest_s, ends_s=earliest_s)
 
     def _status(self, number: int, client: int) -> ClientStatus:
-        return self.round.setup.population.drawn_statuses(number, [client])[client]
+        return self.current.setup.population.drawn_statuses(number, [client])[client]
 
     def first(self, due: float) -> Flight | None:
         """The flight that ends next, trained if it may end by `due`; None if no flight is under way."""
         while self.flights:
-            first = min(self.flights.values(), key=lambda one: (one.ends_s, one.client))
+            first = min(self.flights.values(), key=lambda flight: (flight.ends_s, flight.client))
             if first.result is not None or first.ends_s > due:
                 return first
             self._train()
@@ -190,17 +202,18 @@ class Window:
 
     def _train(self) -> None:
         """Train all flights under way that are not trained yet, of all versions in one wave."""
-        round, setup = self.round, self.round.setup
+        current, setup = self.current, self.current.setup
         jobs: list[Job] = []
-        untrained = [one for _, one in sorted(self.flights.items()) if one.result is None]
-        for version in sorted({one.version for one in untrained}):
-            numbers = {one.client: one.number for one in untrained if one.version == version}
+        untrained = [flight for _, flight in sorted(self.flights.items()) if flight.result is None]
+        for version in sorted({flight.version for flight in untrained}):
+            numbers = {flight.client: flight.number for flight in untrained if flight.version == version}
             statuses = {client: self._status(number, client) for client, number in numbers.items()}
-            jobs += train_jobs(round, statuses, numbers, self._put_inputs(version))
-        for job, answer in zip(jobs, round.run(jobs), strict=True):
+            jobs += train_jobs(current, statuses, numbers, self._put_inputs(version))
+        for job, answer in zip(jobs, current.run(jobs), strict=True):
             outputs = ClientOutputs.unpack(setup.output_slots, job.work.trained, answer.outputs)
             for result in answer.result.results:
-                flight, traits = self.flights[result.client], setup.population.traits(result.client)
+                flight = self.flights[result.client]
+                traits = setup.population.traits(result.client)
                 # A client without work may be done sooner, but its flight does not end before `earliest_s`.
                 ends_s = max(flight.ends_s, moment(flight.began_s + arrival_s(traits, result)))
                 self.flights[result.client] = flight._replace(
@@ -209,23 +222,24 @@ class Window:
 
     def _server(self, version: int) -> tree.State:
         """The server's state of a version."""
-        if version == self.round.number:
-            return self.round.run_state.server
-        return tree.to_tensors(self.round.executor.get(self.before.versions[version]))
+        if version == self.current.number:
+            return self.current.run_state.server
+        return tree.to_tensors(self.current.executor.get(self.before.versions[version]))
 
     def _put_inputs(self, version: int) -> Ref:
         """The inputs of clients that began with an older version; None for those of the round itself."""
-        setup = self.round.setup
-        if version == self.round.number:
+        setup = self.current.setup
+        if version == self.current.number:
             return None
         ctx = setup.context(version, setup.plan(version), seeding.NOBODY, "server")
         server = self._server(version)
         message, _ = broadcast(setup, server, {}, ctx)
-        return self.round.executor.put(server_inputs(setup, server, ctx, message))
+        return self.current.executor.put(server_inputs(setup, server, ctx, message))
 
     def end(self, flight: Flight) -> None:
         """End a flight: its message has arrived, or is dropped as too stale, and its state becomes the client's."""
-        result, setup = flight.result, self.round.setup
+        result = flight.result
+        setup = self.current.setup
         assert result is not None
         del self.flights[flight.client]
         if result.status is ClientStatus.DELIVERED and self._scale(flight) is None:
@@ -233,28 +247,28 @@ class Window:
         self.ended[flight.client] = flight._replace(result=result)
         if flight.outputs is not None and result.status.keeps_state:
             kept = {flight.client: flight.outputs}
-            self.round.run_state = self.round.run_state.updated(setup.memory_slots, kept)
+            self.current.run_state = self.current.run_state.updated(setup.memory_slots, kept)
 
     def close(self) -> dict[str, Aggregate]:
         """End the window with an update: fill the ledger, keep the flights under way, and return what has arrived."""
-        round, ledger, before = self.round, self.round.ledger, self.before
-        ended = [one for _, one in sorted(self.ended.items())]
-        statuses = {one.client: self._status(one.number, one.client) for one in ended}
+        current, ledger, before = self.current, self.current.ledger, self.before
+        ended = [flight for _, flight in sorted(self.ended.items())]
+        statuses = {flight.client: self._status(flight.number, flight.client) for flight in ended}
         ledger.participation = Participation(statuses, np.flatnonzero(~self._reachable()))
         ledger.results = {flight.client: flight.result for flight in ended if flight.result}
         self._evaluate(ended)
         ledger.results = {flight.client: self._timed(flight, ledger.results[flight.client]) for flight in ended}
         ledger.simulated_s = self.second - before.second
         if ledger.simulated_s:
-            times = [(max(one.began_s, before.second), one.ends_s) for one in (*ended, *self.flights.values())]
+            times = [(max(flight.began_s, before.second), flight.ends_s) for flight in (*ended, *self.flights.values())]
             flown = sum(min(ends_s, self.second) - began_s for began_s, ends_s in times)
             ledger.metrics["flight/idle_share"] = max(0.0, 1.0 - moment(flown / ledger.simulated_s / self.now.places))
         received = self._received()
-        used = sorted({one.version for one in self.flights.values()})
-        state = round.executor.put(tree.to_arrays(round.run_state.server)) if round.number in used else None
+        used = sorted({flight.version for flight in self.flights.values()})
+        state = current.executor.put(tree.to_arrays(current.run_state.server)) if current.number in used else None
         versions = {version: before.versions.get(version, state) for version in used}
         air = Air(self.second, self.next_number, self.flights, before.busy_s, versions)
-        round.run_state = replace(round.run_state, air=air)
+        current.run_state = replace(current.run_state, air=air)
         return received
 
     def _timed(self, flight: Flight, result: ClientResult) -> ClientResult:
@@ -263,14 +277,16 @@ class Window:
             "flight/version": float(flight.version),
             "flight/began_s": flight.began_s,
             "flight/ended_s": flight.ends_s,
-            "flight/staleness": float(self.round.number - flight.version),
+            "flight/staleness": float(self.current.number - flight.version),
         }
         return replace(result, metrics={**result.metrics, **times})
 
     def _evaluate(self, ended: Sequence[Flight]) -> None:
         """If this round evaluates, evaluate the models that stayed with the flights that have ended."""
-        round, models, began = self.round, dict[int, Ref](), dict[int, tuple[int, int]]()
-        for flight in ended if round.inputs.evaluated else ():
+        current = self.current
+        models = dict[int, Ref]()
+        began = dict[int, tuple[int, int]]()
+        for flight in ended if current.inputs.evaluated else ():
             if (
                 flight.result
                 and flight.result.status.keeps_state
@@ -279,28 +295,29 @@ class Window:
             ):
                 models[flight.client] = flight.outputs.model
                 began[flight.client] = (flight.version, flight.number)
-        parts = runs([*models], round.calls_per_wave)
+        parts = runs([*models], current.calls_per_wave)
         works = [EvaluateTrainedJob({client: began[client] for client in part}) for part in parts]
         jobs = [Job(work, tuple(models[client] for client in work.clients)) for work in works]
-        for answer in round.run(jobs) if jobs else ():
-            round.ledger.add(answer.result)
+        for answer in current.run(jobs) if jobs else ():
+            current.ledger.add(answer.result)
 
     def _received(self) -> dict[str, Aggregate]:
         """The aggregates of the messages, by name, with each message scaled by its staleness."""
-        round, setup, flights = self.round, self.round.setup, self._messages()
-        scales = {client: self._scale(one) or 0.0 for client, one in flights.items()}
-        messages = {client: one.outputs.message for client, one in flights.items() if one.outputs}
+        current, setup, flights = self.current, self.current.setup, self._messages()
+        scales = {client: self._scale(flight) or 0.0 for client, flight in flights.items()}
+        messages = {client: flight.outputs.message for client, flight in flights.items() if flight.outputs}
         mixes = setup.schedule.mixes_models
         if mixes and len(flights) > 1:
             raise HookError(
                 f"{setup.schedule.due.__qualname__} waits for several messages; mixes_models allows one an update"
             )
-        sums, sum_bytes = add_messages(round, messages, {} if mixes else scales)
-        received = merge_sums(round, sums, sum_bytes)
+        sums, sum_bytes = add_messages(current, messages, {} if mixes else scales)
+        received = merge_sums(current, sums, sum_bytes)
         if mixes and flights:
             ((client, flight),) = flights.items()
-            name, half = setup.method.difference, setup.server_half
-            now, then = (half.model(self._server(version)) for version in (round.number, flight.version))
+            name = setup.method.difference
+            half = setup.server_half
+            now, then = (half.model(self._server(version)) for version in (current.number, flight.version))
             delta = received[name].result
             moved = {key: value + (now[key] - then[key]) for key, value in delta.items()}
             received[name] = replace(received[name], sums=(), weights={}, known=tree.scale(moved, scales[client]))
@@ -309,7 +326,9 @@ class Window:
 
 def check(setup: Setup, name: str) -> None:
     """Reject settings that flights cannot use; `name`: of the method's class."""
-    schedule, clients, key = setup.schedule, setup.population.settings, ("schedule",)
+    schedule = setup.schedule
+    clients = setup.population.settings
+    key = ("schedule",)
     if clients.is_given("availability_s") and clients.availability is None:
         raise RayflError(
             f"={clients.availability_s:g} does nothing, as all clients are available; remove it",
@@ -332,8 +351,9 @@ def check(setup: Setup, name: str) -> None:
         raise RayflError(f"{cannot} clients.take_first, as the server does not wait for the slowest; remove it", key)
     if setup.downlink != Dense():
         raise RayflError(f"{cannot} a compressed downlink, as clients hold models of several versions; remove it", key)
-    candidates = checked(setup.selection.candidates, "clients, by their numbers", lambda found: len(found) >= 0)
-    state, everyone = checked(setup.selection.init, *A_STATE)(setup.num_clients), np.arange(setup.num_clients)
+    candidates = checked(setup.selection.candidates, "clients, by their numbers", lambda named: len(named) >= 0)
+    state = checked(setup.selection.init, *A_STATE)(setup.num_clients)
+    everyone = np.arange(setup.num_clients)
     if len(candidates(state, setup.population.seen(0), everyone, clients.num_selected, seeding.generator(setup.seed))):
         raise RayflError(f"{cannot} selection {setup.selection.name!r}, which polls clients before a round", key)
     checked(schedule.check)(clients.num_selected, setup.num_clients)

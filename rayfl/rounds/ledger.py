@@ -76,8 +76,8 @@ class RoundRecord:
     @property
     def means(self) -> dict[str, float]:
         """The round's own values by name (not those of single clients), without those that are undefined."""
-        own = [metric for metric in self.metrics if metric.client is None]
-        return {metric.name: metric.value for metric in own if metric.value is not None}
+        own_metrics = [metric for metric in self.metrics if metric.client is None]
+        return {metric.name: metric.value for metric in own_metrics if metric.value is not None}
 
 
 @dataclass
@@ -103,11 +103,11 @@ class Ledger:
 
     def add(self, later: Iterable[ClientResult]) -> None:
         """Add a later wave's results of clients: downloads are added up, metrics are joined."""
-        for one in later:
-            self.results[one.client] = self.result(one.client).joined(one)
+        for result in later:
+            self.results[result.client] = self.result(result.client).joined(result)
 
 
-def record(setup: Setup, round: int, ledger: Ledger) -> RoundRecord:
+def record(setup: Setup, round_number: int, ledger: Ledger) -> RoundRecord:
     """The rows of a round: clients that took part, their metrics, and the means over clients.
 
     A metric of the server replaces the mean over clients of the same name.
@@ -119,7 +119,7 @@ def record(setup: Setup, round: int, ledger: Ledger) -> RoundRecord:
         ledger.metrics["population/available"] = float(setup.num_clients - len(ledger.participation.unavailable))
     metrics = [MetricRow(None, name, value) for name, value in ledger.metrics.items()]
     results = [ledger.results[client] for client in sorted(ledger.results)]
-    by_client = {one.client: one.metrics for one in results}
+    by_client = {result.client: result.metrics for result in results}
     for summaries in (
         evaluation.mean_over_clients(by_client.values()),
         evaluation.over_clients(setup, results),
@@ -128,14 +128,14 @@ def record(setup: Setup, round: int, ledger: Ledger) -> RoundRecord:
     ):
         metrics += [MetricRow(None, name, value) for name, value in summaries.items() if name not in ledger.metrics]
     for name in setup.method.capabilities.metrics_with_variance:
-        if values := [value for one in results if (value := one.metrics.get(name)) is not None]:
+        if values := [value for result in results if (value := result.metrics.get(name)) is not None]:
             metrics.append(MetricRow(None, f"{name}_variance", float(np.var(values))))
     metrics += [MetricRow(None, name, float(values.mean())) for name, values in ledger.pairs.items() if values.size]
-    metrics += [MetricRow(one.client, name, value) for one in results for name, value in one.metrics.items()]
+    metrics += [MetricRow(result.client, name, value) for result in results for name, value in result.metrics.items()]
     for name, pairs in ledger.pairs.items():
         metrics += [MetricRow(client, name, float(value)) for client, row in enumerate(pairs) for value in row]
     row = RoundRow(
-        round=round,
+        round=round_number,
         selected=len(ledger.participation.selected),
         delivered=sum(row.status == ClientStatus.DELIVERED for row in rows),
         uplink_bits=sum(row.uplink_bits for row in rows),

@@ -23,12 +23,12 @@ def mask_bits(mask: tree.Tree) -> tree.PackedBits:
 
 def hamming(masks: Sequence[tree.PackedBits]) -> np.ndarray:
     """The Hamming distance of each pair, float64 [n, n] in [0, 1]."""
-    found = np.zeros((len(masks), len(masks)))
-    for first, one in enumerate(masks):
+    distances = np.zeros((len(masks), len(masks)))
+    for first, mask in enumerate(masks):
         for second, other in enumerate(masks[:first]):
-            differ = int(np.bitwise_count(one.bits ^ other.bits).sum())
-            found[first, second] = found[second, first] = differ / one.shape[0]
-    return found
+            differ = int(np.bitwise_count(mask.bits ^ other.bits).sum())
+            distances[first, second] = distances[second, first] = differ / mask.shape[0]
+    return distances
 
 
 def label_similarity(counts: np.ndarray) -> np.ndarray:

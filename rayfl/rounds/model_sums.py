@@ -77,7 +77,8 @@ def model_sums(
 
 def mean_loss(setup: Setup, params: Tree, indices: np.ndarray) -> float:
     """The task's mean loss of the model `params` on the train examples `indices`, of which there is at least one."""
-    params, task = to_device(params, setup.device), setup.method.task
+    params = to_device(params, setup.device)
+    task = setup.method.task
     parts = [torch.stack(task.losses(params, batch)).double().sum(1) for batch in batches(setup, "train", indices)]
     total, count = torch.stack(parts).sum(0).tolist()
     return total / count
@@ -101,7 +102,7 @@ def _of_batch(setup: Setup, params: Tree, batch: Batch, keep_outputs: bool) -> M
     for place, metric in enumerate(setup.metrics):
         if isinstance(metric, PerExample):
             each = metric.each(outputs, batch.labels)
-            rows[place] = torch.stack([one.double() for one in each]).cpu().numpy()
+            rows[place] = torch.stack([row.double() for row in each]).cpu().numpy()
         else:
             sums[place] = as_arrays(metric.measure(outputs, batch.labels))
     kept = outputs.float().cpu().numpy() if keep_outputs else None
@@ -123,36 +124,38 @@ def joined(parts: Sequence[ModelSums]) -> ModelSums:
     )
 
 
-def cut_up(setup: Setup, found: ModelSums, first: int) -> ModelSums:
+def cut_up(setup: Setup, pooled: ModelSums, first: int) -> ModelSums:
     """Replace the outputs of pooled test examples, the first of which has the number `first`, by the sums by client."""
-    if found.outputs is None:
-        return found
+    if pooled.outputs is None:
+        return pooled
     by_client: dict[int, SplitSums] = {}
     for client in (*setup.evaluated_clients, *setup.unseen):
         rows = setup.partition.test[client] - first
-        rows = rows[(rows >= 0) & (rows < len(found.outputs))]
+        rows = rows[(rows >= 0) & (rows < len(pooled.outputs))]
         if len(rows):
-            by_client[client] = _of_outputs(setup, found, found.outputs[rows], rows + first)
-    return found._replace(outputs=None, by_client=by_client)
+            by_client[client] = _of_outputs(setup, pooled, pooled.outputs[rows], rows + first)
+    return pooled._replace(outputs=None, by_client=by_client)
 
 
-def of_client(setup: Setup, found: ModelSums, client: int) -> SplitSums:
+def of_client(setup: Setup, pooled: ModelSums, client: int) -> SplitSums:
     """The sums over a client's own test split, from those of the pooled test set."""
     split = setup.partition.test[client]
     others = SplitSums(len(split), {})
-    if found.others.sums and found.outputs is not None:
-        others = _of_outputs(setup, found, found.outputs[split], split)
-    elif found.others.sums:
-        assert found.by_client is not None, "own splits were not measured"
-        others = found.by_client[client]
-    rows = {place: _of_rows(rows[:, split]) for place, rows in found.rows.items()}
+    if pooled.others.sums and pooled.outputs is not None:
+        others = _of_outputs(setup, pooled, pooled.outputs[split], split)
+    elif pooled.others.sums:
+        assert pooled.by_client is not None, "own splits were not measured"
+        others = pooled.by_client[client]
+    rows = {place: _of_rows(rows[:, split]) for place, rows in pooled.rows.items()}
     return SplitSums(len(split), {**rows, **others.sums})
 
 
-def _of_outputs(setup: Setup, found: ModelSums, outputs: np.ndarray, rows: np.ndarray) -> SplitSums:
+def _of_outputs(setup: Setup, pooled: ModelSums, outputs: np.ndarray, rows: np.ndarray) -> SplitSums:
     """The sums of the metrics that need the outputs [n, ...] of the pooled test examples `rows` [n]."""
     given = torch.from_numpy(outputs), torch.from_numpy(setup.dataset.test.labels[rows])
-    return SplitSums(len(rows), {place: as_arrays(setup.metrics[place].measure(*given)) for place in found.others.sums})
+    return SplitSums(
+        len(rows), {place: as_arrays(setup.metrics[place].measure(*given)) for place in pooled.others.sums}
+    )
 
 
 def values(setup: Setup, sums: Mapping[int, ArrayTree], of_client: bool = False) -> dict[str, float | None]:
@@ -160,16 +163,18 @@ def values(setup: Setup, sums: Mapping[int, ArrayTree], of_client: bool = False)
 
     A NaN made of finite sums is undefined, and becomes None; a NaN made of others says that the model has diverged.
     """
-    found: dict[str, float | None] = {}
-    for place, own in sums.items():
+    by_name: dict[str, float | None] = {}
+    for place, metric_sums in sums.items():
         metric = setup.metrics[place]
         # Without tensors the value of a mean takes a fraction of the time, which matters with many clients.
         is_mean = type(metric).value is PerExample.value
-        named = metric.value(own if is_mean else {name: torch.as_tensor(value) for name, value in own.items()})
-        if any(value != value for value in named.values()) and are_finite(own):
+        named = metric.value(
+            metric_sums if is_mean else {name: torch.as_tensor(value) for name, value in metric_sums.items()}
+        )
+        if any(value != value for value in named.values()) and are_finite(metric_sums):
             named = {name: None if value != value else value for name, value in named.items()}
-        found |= {name: value for name, value in named.items() if not (of_client and metric.drawn and "/" in name)}
-    return found
+        by_name |= {name: value for name, value in named.items() if not (of_client and metric.drawn and "/" in name)}
+    return by_name
 
 
 def as_arrays(sums: MetricSums) -> ArrayTree:

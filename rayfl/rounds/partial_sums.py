@@ -83,19 +83,22 @@ class Summing:
         self.relayed, self.device = setup.relayed, setup.device
 
     def sent(
-        self, node: SumNode, next_sent: Callable[[], FromClient | None], round: int, packets: bool = False
+        self, node: SumNode, next_sent: Callable[[], FromClient | None], round_number: int, packets: bool = False
     ) -> Sent:
         """The messages of a node's clients; `next_sent` returns the next leaf's message, or None if it has none.
 
         `packets`: return packets instead of sums if the packets are smaller. They are held until they are no longer
-        smaller, and added from then on. An error names `round` and the client.
+        smaller, and added from then on. An error names `round_number` and the client.
         """
-        held, bits, sizes = dict[int, FromClient](), 0, dict.fromkeys(self.rules, 0)
-        asked, are_smaller = node[0], packets
+        held = dict[int, FromClient]()
+        bits = 0
+        sizes = dict.fromkeys(self.rules, 0)
+        asked = node[0]
+        are_smaller = packets
         while are_smaller and asked < node[1]:
-            one = next_sent()
-            if one is not None:
-                held[asked] = one._replace(message=self._gathered(one.message))
+            from_client = next_sent()
+            if from_client is not None:
+                held[asked] = from_client._replace(message=self._gathered(from_client.message))
                 bits += message_bits(held[asked].message)
                 for name, packet in held[asked].message.items():
                     sizes[name] = self.rules[name].sum_bytes(sizes[name], packet)
@@ -103,14 +106,16 @@ class Summing:
                 are_smaller = bits < 8 * sum(sizes.values()) or not bits
             asked += 1
         if are_smaller:
-            return Packets({leaf: written(one, round) for leaf, one in held.items()}, sum(sizes.values()))
+            return Packets(
+                {leaf: written(from_client, round_number) for leaf, from_client in held.items()}, sum(sizes.values())
+            )
 
         def add(sums: NodeAggregates, leaf: int) -> NodeAggregates:
-            one = held.pop(leaf, None) if leaf < asked else next_sent()
-            if one is None:
+            from_client = held.pop(leaf, None) if leaf < asked else next_sent()
+            if from_client is None:
                 return sums
-            with naming_round_and_client(round, one.client):
-                return self._add(sums, one)
+            with naming_round_and_client(round_number, from_client.client):
+                return self._add(sums, from_client)
 
         return on_wire(self._in_memory(add_up(node, self._empty, add, merged)))
 
@@ -120,11 +125,11 @@ class Summing:
 
     def _opened(self, node: SumNode, part: Sent) -> NodeAggregates:
         if isinstance(part, Added):
-            return {name: gather.from_wire(one) for name, one in part.sums.items()}
+            return {name: gather.from_wire(aggregate) for name, aggregate in part.sums.items()}
 
         def add(sums: NodeAggregates, leaf: int) -> NodeAggregates:
-            one = part.by_leaf.get(leaf)
-            return sums if one is None else self._add(sums, one)
+            from_client = part.by_leaf.get(leaf)
+            return sums if from_client is None else self._add(sums, from_client)
 
         return add_up(node, self._empty, add, merged)
 
@@ -132,8 +137,10 @@ class Summing:
         """The sums in main memory; those on the device are copied together."""
         if self.device.type == "cpu":
             return sums
-        trees = to_memory({name: (one.sum, one.weights) for name, one in sums.items()}, self.device)
-        return {name: replace(one, sums=(trees[name][0],), weights=trees[name][1]) for name, one in sums.items()}
+        trees = to_memory({name: (aggregate.sum, aggregate.weights) for name, aggregate in sums.items()}, self.device)
+        return {
+            name: replace(aggregate, sums=(trees[name][0],), weights=trees[name][1]) for name, aggregate in sums.items()
+        }
 
     def _gathered(self, message: Message) -> Message:
         """The packets that are added up; the others are only billed, or forwarded."""
@@ -142,17 +149,17 @@ class Summing:
     def _empty(self) -> NodeAggregates:
         return {name: rule.empty() for name, rule in self.rules.items()}
 
-    def _add(self, sums: NodeAggregates, one: FromClient) -> NodeAggregates:
+    def _add(self, sums: NodeAggregates, from_client: FromClient) -> NodeAggregates:
         """Add a client's message to the sums."""
-        for name, packet in self._gathered(one.message).items():
-            sums[name] = self.rules[name].add(sums[name], packet, one.weight, one.client)
+        for name, packet in self._gathered(from_client.message).items():
+            sums[name] = self.rules[name].add(sums[name], packet, from_client.weight, from_client.client)
         return sums
 
 
-def written(one: FromClient, round: int) -> FromClient:
+def written(from_client: FromClient, round_number: int) -> FromClient:
     """The same message, with every packet encoded into its buffers."""
-    with naming_round_and_client(round, one.client):
-        return one._replace(message={name: packet.written() for name, packet in one.message.items()})
+    with naming_round_and_client(round_number, from_client.client):
+        return from_client._replace(message={name: packet.written() for name, packet in from_client.message.items()})
 
 
 def merged(a: NodeAggregates, b: NodeAggregates) -> NodeAggregates:
@@ -167,9 +174,11 @@ def joined(a: NodeAggregates, b: NodeAggregates) -> NodeAggregates:
 
 def on_wire(sums: NodeAggregates) -> Added:
     """Sums with numpy arrays in place of tensors."""
-    trees = [part for one in sums.values() for part in (one.sum, one.weights, *one.items.values())]
+    trees = [
+        part for aggregate in sums.values() for part in (aggregate.sum, aggregate.weights, *aggregate.items.values())
+    ]
     sum_bytes = sum(tensor.nbytes for part in trees if isinstance(part, dict) for tensor in part.values())
-    return Added({name: gather.to_wire(one) for name, one in sums.items()}, sum_bytes)
+    return Added({name: gather.to_wire(aggregate) for name, aggregate in sums.items()}, sum_bytes)
 
 
 def robust_slice(
@@ -180,12 +189,12 @@ def robust_slice(
         measure = checked(
             rule.measure,
             "finite numbers, in a shape that does not depend on the slice",
-            lambda found: np.isfinite(found).all() and np.shape(found) == np.shape(rule.measure(rows[:, :1])),
+            lambda measured: np.isfinite(measured).all() and np.shape(measured) == np.shape(rule.measure(rows[:, :1])),
         )
         return measure(rows), []
     combine = checked(
         rule.combine,
         f"the result's slice, {rows.shape[1]} finite numbers in float32",
-        lambda found: (found.shape, found.dtype) == (rows.shape[1:], rows.dtype) and found.isfinite().all(),
+        lambda combined: (combined.shape, combined.dtype) == (rows.shape[1:], rows.dtype) and combined.isfinite().all(),
     )
     return None, [combine(rows, decision).numpy()]

@@ -21,16 +21,16 @@ Results are freed while the new states go to the object store, so both together 
 """
 
 
-def mix(round: CurrentRound, messages: Mapping[int, Ref]) -> None:
+def mix(current: CurrentRound, messages: Mapping[int, Ref]) -> None:
     """The exchange among peers: every peer that is present reads its neighbours' messages and mixes them in.
 
     Both ends of a link are billed for it.
     """
-    setup, ledger = round.setup, round.ledger
+    setup, ledger = current.setup, current.ledger
     assert setup.topology is not None
     present = np.zeros(setup.num_clients, dtype=bool)
     present[list(messages)] = True
-    links = setup.topology.sparse(setup.num_clients, setup.seed, round.number).tocoo()
+    links = setup.topology.sparse(setup.num_clients, setup.seed, current.number).tocoo()
     counted = present[links.row] & present[links.col]
     graph = graph_of(setup.num_clients, links.row[counted], links.col[counted])
     weights = mixing_weights(graph, setup.topology.weights)
@@ -41,13 +41,14 @@ def mix(round: CurrentRound, messages: Mapping[int, Ref]) -> None:
         weights = without_diagonal(weights)
     bill(graph, messages, ledger)
     counted = [client for client, result in ledger.results.items() if result.status.keeps_state]
-    receivers = [client for client in counted if client in round.run_state.states or not setup.stateful]
-    slots, jobs = setup.state_slots, []
-    for part in in_calls(receivers, weights, round.executor.num_workers, 4 * tree.num_entries(setup.initial)):
+    receivers = [client for client in counted if client in current.run_state.states or not setup.stateful]
+    slots = setup.state_slots
+    jobs = []
+    for part in in_calls(receivers, weights, current.executor.num_workers, 4 * tree.num_entries(setup.initial)):
         work = mix_job(part, weights, present)
-        inputs = (*round.run_state.inputs(slots, part), *(messages[sender] for sender in work.senders))
+        inputs = (*current.run_state.inputs(slots, part), *(messages[sender] for sender in work.senders))
         jobs.append(Job(work, inputs, len(slots) * len(part), slots.kept(len(part)), setup.together))
-    round.keep(slots, jobs, round.run(jobs))
+    current.keep(slots, jobs, current.run(jobs))
 
 
 def bill(graph: Sparse, senders: Collection[int], ledger: Ledger) -> None:

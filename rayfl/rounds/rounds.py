@@ -71,38 +71,39 @@ def simulate(
 
 def play_round(setup: Setup, executor: Executor, run_state: RunState) -> tuple[RunState, RoundRecord]:
     """One round and its evaluation: the run state after it, and its rows for the records."""
-    round = (peer_round if setup.is_peer else server_round)(setup, executor, run_state)
-    evaluate(round)
-    return replace(round.run_state, round=round.number + 1), record(setup, round.number, round.ledger)
+    current = (peer_round if setup.is_peer else server_round)(setup, executor, run_state)
+    evaluate(current)
+    return replace(current.run_state, round=current.number + 1), record(setup, current.number, current.ledger)
 
 
 def server_round(setup: Setup, executor: Executor, run_state: RunState) -> CurrentRound:
     """A round of a server method: broadcast, local work and uploads as the schedule collects them, update, replies."""
     collector = COLLECTORS[setup.schedule.collects]
     ctx = setup.context(run_state.round, setup.plan(run_state.round), NOBODY, "server")
-    round = broadcast(setup, executor, run_state, ctx)
-    received = collector.collect(round)
-    learn(round)
-    note_downloads(round)
-    delivered = update(round, received, ctx)
-    reply(round, delivered)
-    collector.replied(round)
-    uploads = [round.ledger.results[client].num_values for client in delivered]
-    downloads = [result.num_received for result in round.ledger.results.values()]
-    round.ledger.metrics |= server_comm(uploads, downloads, setup.num_clients)
-    return round
+    current = broadcast(setup, executor, run_state, ctx)
+    received = collector.collect(current)
+    learn(current)
+    note_downloads(current)
+    delivered = update(current, received, ctx)
+    reply(current, delivered)
+    collector.replied(current)
+    uploads = [current.ledger.results[client].num_values for client in delivered]
+    downloads = [result.num_received for result in current.ledger.results.values()]
+    current.ledger.metrics |= server_comm(uploads, downloads, setup.num_clients)
+    return current
 
 
 def peer_round(setup: Setup, executor: Executor, run_state: RunState) -> CurrentRound:
     """A round of a peer method: local work, then every peer mixes in its neighbours' messages."""
-    number, plan = run_state.round, setup.plan(run_state.round)
-    participation = setup.population.sample_round(number, everyone=True)
-    inputs = RoundInputs(number, plan, evaluated=setup.evaluated(number))
-    round = CurrentRound(setup, executor, run_state, inputs, Ledger(participation))
-    _, messages = train(round, participation.statuses)
+    round_number = run_state.round
+    plan = setup.plan(run_state.round)
+    participation = setup.population.sample_round(round_number, everyone=True)
+    inputs = RoundInputs(round_number, plan, evaluated=setup.evaluated(round_number))
+    current = CurrentRound(setup, executor, run_state, inputs, Ledger(participation))
+    _, messages = train(current, participation.statuses)
     if setup.topology is not None and plan.up:
-        mix(round, messages)
-    return round
+        mix(current, messages)
+    return current
 
 
 def broadcast(setup: Setup, executor: Executor, run_state: RunState, ctx: Context) -> CurrentRound:
@@ -113,40 +114,40 @@ def broadcast(setup: Setup, executor: Executor, run_state: RunState, ctx: Contex
     return CurrentRound(setup, executor, run_state, inputs, Ledger(Participation({})))
 
 
-def note_downloads(round: CurrentRound) -> None:
+def note_downloads(current: CurrentRound) -> None:
     """Note which clients have received the broadcast; a client that was cut off while it downloaded has not."""
-    bits = message_bits(round.inputs.message)
-    whole = {client: bits + missed.bits for client, missed in round.inputs.missed.items()}
-    reached = [client for client, bits in whole.items() if round.ledger.result(client).downlink_bits >= bits > 0]
-    round.run_state = replace(round.run_state, downlink=downlinks.received(round.run_state.downlink, reached))
+    bits = message_bits(current.inputs.message)
+    whole = {client: bits + missed.bits for client, missed in current.inputs.missed.items()}
+    reached = [client for client, bits in whole.items() if current.ledger.result(client).downlink_bits >= bits > 0]
+    current.run_state = replace(current.run_state, downlink=downlinks.received(current.run_state.downlink, reached))
 
 
-def update(round: CurrentRound, received: Mapping[str, Aggregate], ctx: Context) -> list[int]:
+def update(current: CurrentRound, received: Mapping[str, Aggregate], ctx: Context) -> list[int]:
     """The server's update with what has arrived. Returns the clients that delivered, ascending."""
-    setup, server = round.setup, round.run_state.server
+    setup, server = current.setup, current.run_state.server
     delivered = sorted(
-        client for client, result in round.ledger.results.items() if result.status is ClientStatus.DELIVERED
+        client for client, result in current.ledger.results.items() if result.status is ClientStatus.DELIVERED
     )
     # Sums that were added here may have drawn, and workers decide where sums are added.
-    key(setup.seed, round.number, purpose="server update")
+    key(setup.seed, current.number, purpose="server update")
     given = HookInputs(setup.method)
     given.note("the server's state", server)
     server, metrics = checked_hook(setup.server_half.server_update)(server, received, delivered, ctx)
     given.require_unchanged()
-    round.ledger.metrics |= metrics
-    round.run_state = replace(round.run_state, server=server)
+    current.ledger.metrics |= metrics
+    current.run_state = replace(current.run_state, server=server)
     return delivered
 
 
-def reply(round: CurrentRound, delivered: Sequence[int]) -> None:
+def reply(current: CurrentRound, delivered: Sequence[int]) -> None:
     """Send the server's replies, if it makes any, to the clients that delivered, which receive them in the same
     round."""
-    if not (round.setup.server_half.overrides("reply") and round.inputs.plan.down):
+    if not (current.setup.server_half.overrides("reply") and current.inputs.plan.down):
         return
-    slots = round.setup.memory_slots
-    round.change_inputs(message={}, server=tree.to_arrays(round.run_state.server))
-    jobs = round.client_jobs(ReplyJob, delivered, slots, len(slots), kept=True)
-    answers = round.run(jobs)
+    slots = current.setup.memory_slots
+    current.change_inputs(message={}, server=tree.to_arrays(current.run_state.server))
+    jobs = current.client_jobs(ReplyJob, delivered, slots, len(slots), kept=True)
+    answers = current.run(jobs)
     for answer in answers:
-        round.ledger.add(answer.result)
-    round.keep(slots, jobs, answers)
+        current.ledger.add(answer.result)
+    current.keep(slots, jobs, answers)

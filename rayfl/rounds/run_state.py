@@ -56,8 +56,8 @@ class Air:
         return {
             "second": np.array(self.second),
             "next_number": np.array(self.next_number),
-            "flights": np.array([one[:3] for one in flights], dtype=np.int64).reshape(-1, 3),
-            "seconds": np.array([one[3:5] for one in flights], dtype=np.float64).reshape(-1, 2),
+            "flights": np.array([flight[:3] for flight in flights], dtype=np.int64).reshape(-1, 3),
+            "seconds": np.array([flight[3:5] for flight in flights], dtype=np.float64).reshape(-1, 2),
             "busy": np.array([*self.busy_s], dtype=np.int64),
             "busy_s": np.array([*self.busy_s.values()], dtype=np.float64),
         }
@@ -71,7 +71,7 @@ class Air:
             for (number, client, version), (began_s, earliest_s) in rows
         }
         busy_s = dict(zip(arrays["busy"].tolist(), arrays["busy_s"].tolist(), strict=True))
-        if {one.version for one in flights.values()} != {*versions}:
+        if {flight.version for flight in flights.values()} != {*versions}:
             raise RayflError("a version that a flight needs is missing, or has no flight")
         return cls(float(arrays["second"]), int(arrays["next_number"]), flights, busy_s, versions)
 
@@ -103,8 +103,8 @@ class RunState:
         """The run state with the new states and memories of these clients."""
         if not slots:
             return self
-        states = {client: one.state for client, one in outputs.items()} if slots.state else {}
-        memories = {client: one.memory for client, one in outputs.items()} if slots.memory else {}
+        states = {client: output.state for client, output in outputs.items()} if slots.state else {}
+        memories = {client: output.memory for client, output in outputs.items()} if slots.memory else {}
         return replace(
             self,
             states={**self.states, **states},

@@ -28,66 +28,70 @@ LOSS = "train/loss"
 """The client metric that is reported to the server."""
 
 
-def ask(round: CurrentRound) -> None:
+def ask(current: CurrentRound) -> None:
     """Choose the clients of a server round, after a poll if the selection has candidates, into the round's ledger.
 
     The bills of the poll go into the ledger, and the seconds from which polled clients can train into the inputs.
     """
-    setup, state, selection = round.setup, round.run_state.selection, round.setup.selection
-    seen = setup.population.seen(round.number)
+    setup, state, selection = current.setup, current.run_state.selection, current.setup.selection
+    seen = setup.population.seen(current.number)
 
     def choose(available: np.ndarray, wanted: int, draws: np.random.Generator) -> Sequence[int]:
         candidates = clients_named(selection.candidates, state, seen, available, wanted, draws)
-        losses = poll(round, candidates) if candidates else {}
+        losses = poll(current, candidates) if candidates else {}
         return clients_named(selection.choose, state, replace(seen, losses=losses), available, wanted, draws)
 
-    round.ledger.participation = setup.population.sample_round(round.number, choose=choose)
+    current.ledger.participation = setup.population.sample_round(current.number, choose=choose)
 
 
-def poll(round: CurrentRound, candidates: Sequence[int]) -> dict[int, float]:
+def poll(current: CurrentRound, candidates: Sequence[int]) -> dict[int, float]:
     """The losses that candidates report, by client."""
-    setup, message, server = round.setup, round.inputs.message, round.run_state.server
+    setup, message, server = current.setup, current.inputs.message, current.run_state.server
     if not (setup.method.capabilities.has_global_model and (model := checked_hook(setup.server_half.model)(server))):
         raise RayflError(
             " polls clients by the server's model, but with this method, or with [parts], no client has that model; "
             "choose another one",
             KEY,
         )
-    round.change_inputs(message={}, model=tree.to_arrays(model))
-    answers = round.run(round.client_jobs(PollJob, candidates, Slots()))
-    polled, owed = dict[int, ClientResult](), downlinks.missed(round.run_state.downlink, message, candidates)
+    current.change_inputs(message={}, model=tree.to_arrays(model))
+    answers = current.run(current.client_jobs(PollJob, candidates, Slots()))
+    polled = dict[int, ClientResult]()
+    owed = downlinks.missed(current.run_state.downlink, message, candidates)
     bits, values = message_bits(message), num_values(message)
-    for one in (one for answer in answers for one in answer.result):
-        late = owed.get(one.client, Missed())
-        polled[one.client] = replace(
-            one, billed_bits=REPORT_BITS, downlink_bits=bits + late.bits, num_received=values + late.values
+    for result in (result for answer in answers for result in answer.result):
+        late = owed.get(result.client, Missed())
+        polled[result.client] = replace(
+            result, billed_bits=REPORT_BITS, downlink_bits=bits + late.bits, num_received=values + late.values
         )
     traits = {client: setup.population.traits(client) for client in polled}
-    end = max(arrival_s(traits[client], one) for client, one in polled.items())
+    end = max(arrival_s(traits[client], result) for client, result in polled.items())
     # A polled client that trains downloads nothing more, but `arrival_s` will count its download.
-    begins = {client: end - one.downlink_bits / traits[client].downlink_bps for client, one in polled.items()}
-    round.change_inputs(message=message, model=None, begins=begins)
-    round.ledger.polled = polled
-    return {client: loss for client, one in polled.items() if (loss := one.metrics["poll/loss"]) is not None}
+    begins = {client: end - result.downlink_bits / traits[client].downlink_bps for client, result in polled.items()}
+    current.change_inputs(message=message, model=None, begins=begins)
+    current.ledger.polled = polled
+    return {client: loss for client, result in polled.items() if (loss := result.metrics["poll/loss"]) is not None}
 
 
-def learn(round: CurrentRound) -> None:
+def learn(current: CurrentRound) -> None:
     """Bill the poll and the reports of this round, and let the selection observe the selected clients."""
-    setup, ledger, selection = round.setup, round.ledger, round.setup.selection
-    for client, one in ledger.polled.items():
-        asked, traits = client in ledger.results, setup.population.traits(client)
-        ledger.results[client] = _with_poll(ledger.result(client), asked, one, traits)
+    setup, ledger, selection = current.setup, current.ledger, current.setup.selection
+    for client, polled in ledger.polled.items():
+        asked = client in ledger.results
+        traits = setup.population.traits(client)
+        ledger.results[client] = _with_poll(ledger.result(client), asked, polled, traits)
     answers: list[Answer] = []
     for client in ledger.participation.selected:
-        result, loss, traits = ledger.result(client), None, setup.population.traits(client)
+        result = ledger.result(client)
+        loss = None
+        traits = setup.population.traits(client)
         if selection.hears_losses and result.status == "delivered":
             if (loss := result.metrics.get(LOSS)) is None:
                 name = type(setup.method).__name__
                 raise RayflError(f" {selection.name!r} needs {LOSS}, which {name} does not report", KEY)
             result = ledger.results[client] = replace(result, billed_bits=result.billed_bits + REPORT_BITS)
         answers.append(Answer(client, traits.num_examples, loss, arrival_s(traits, result)))
-    observed = checked(selection.observe, *A_STATE)(round.run_state.selection, round.number, answers)
-    round.run_state = replace(round.run_state, selection=observed)
+    observed = checked(selection.observe, *A_STATE)(current.run_state.selection, current.number, answers)
+    current.run_state = replace(current.run_state, selection=observed)
 
 
 def clients_named(
@@ -99,7 +103,7 @@ def clients_named(
     draws: np.random.Generator,
 ) -> list[int]:
     """The clients that a hook names, ascending. Raise HookError unless each is available, and named once."""
-    named = checked(hook, "clients, by their numbers", lambda found: [*map(int, found)] == [*found])
+    named = checked(hook, "clients, by their numbers", lambda returned: [*map(int, returned)] == [*returned])
     clients = sorted(int(client) for client in named(state, seen, available, wanted, draws))
     if len({*clients}) < len(clients) or not np.isin(np.array(clients, np.int64), available, kind="table").all():
         raise HookError(f"{hook.__qualname__} names clients {clients}; name available clients, each once")

@@ -201,8 +201,8 @@ class Setup:
             return (Loss(),)
         targets = tree.tensor_over(self.dataset.train.labels)
         return tuple(
-            one.for_data(task.task, targets).with_names(self.dataset.classes)
-            for one in self.evaluation.metrics or task.task.default_metrics()
+            metric.for_data(task.task, targets).with_names(self.dataset.classes)
+            for metric in self.evaluation.metrics or task.task.default_metrics()
         )
 
     @cached_property
@@ -328,7 +328,7 @@ class Setup:
         stacked = self.num_clients if client < self.num_clients else len(self.partition.train)
         return ClientData(self.dataset, self.partition, client, self.device_data, stacked)
 
-    def context(self, round: int, plan: Plan, client: int, purpose: str, key: int | None = None) -> Context:
+    def context(self, round_number: int, plan: Plan, client: int, purpose: str, key: int | None = None) -> Context:
         """The context that a method gets in this round for this client (`seeding.NOBODY`: for the server).
 
         key: the number of the client's flight, by which it draws instead of by the round.
@@ -336,7 +336,7 @@ class Setup:
         traits: Traits | None = None if client == seeding.NOBODY else self.population.traits(client)
         sees_graph = client == seeding.NOBODY and self.method.capabilities.uses_graph
         return Context(
-            round=round,
+            round=round_number,
             plan=plan,
             client=traits,
             num_clients=self.num_clients,
@@ -344,9 +344,9 @@ class Setup:
             initial=self.initial,
             uplink=self.uplink if traits is None else self.uplink_of(traits),
             downlink=self.downlink,
-            draws=seeding.LazyGenerator(self.seed, round if key is None else key, client, purpose),
+            draws=seeding.LazyGenerator(self.seed, round_number if key is None else key, client, purpose),
             coin=partial(seeding.coin, self.seed),
-            links=self.links(round) if sees_graph else None,
+            links=self.links(round_number) if sees_graph else None,
             retention_given=self.population.settings.retention_ratio is not None,
             least_ratio=min(self.population.retention_groups, default=1.0),
             num_selected=self.population.settings.num_selected,
@@ -358,17 +358,19 @@ class Setup:
             return self.uplink
         return self.uplink.keeping(client.retention_ratio) or self.uplink
 
-    def links(self, round: int) -> np.ndarray:
+    def links(self, round_number: int) -> np.ndarray:
         """The weights of a round's graph among all clients, [num_clients, num_clients]."""
         assert self.topology is not None
-        return link_weights(self.topology.sparse(self.num_clients, self.seed, round), self.topology.weights).toarray()
+        return link_weights(
+            self.topology.sparse(self.num_clients, self.seed, round_number), self.topology.weights
+        ).toarray()
 
-    def plan(self, round: int) -> Plan:
+    def plan(self, round_number: int) -> Plan:
         """The method's plan for a round, made with the round's shared coin."""
-        with keyed(self.seed, round, purpose="plan"):
-            return checked_hook(self.method.plan)(round, seeding.coin(self.seed, round))
+        with keyed(self.seed, round_number, purpose="plan"):
+            return checked_hook(self.method.plan)(round_number, seeding.coin(self.seed, round_number))
 
-    def evaluated(self, round: int) -> bool:
+    def evaluated(self, round_number: int) -> bool:
         """Whether models are evaluated at the end of this round."""
         every = self.evaluation.every
-        return round == self.rounds - 1 or (every > 0 and (round + 1) % every == 0)
+        return round_number == self.rounds - 1 or (every > 0 and (round_number + 1) % every == 0)

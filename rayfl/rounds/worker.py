@@ -78,7 +78,8 @@ class Worker:
         self.method = setup.method
         self.summing = Summing(setup)
         self._on_client = on_client
-        self._draws, self._given = setup.method.task.stochastic, HookInputs(setup.method)
+        self._draws = setup.method.task.stochastic
+        self._given = HookInputs(setup.method)
         if setup.device.type == "cuda" and torch.cuda.is_available():
             # A generator that a watched job finds only when it is under way may have drawn.
             torch.cuda.init()
@@ -104,12 +105,12 @@ class Worker:
         self._require_unchanged(round_inputs.round)
         return done
 
-    def _require_unchanged(self, round: int) -> None:
+    def _require_unchanged(self, round_number: int) -> None:
         given, self._given = self._given, HookInputs(self.method)
         try:
             given.require_unchanged()
         except HookError as error:
-            raise MethodError(f"round {round}: {error}") from None
+            raise MethodError(f"round {round_number}: {error}") from None
 
     @singledispatchmethod
     def by_class(self, job: WorkerJob, round_inputs: RoundInputs, inputs: Sequence[Any]) -> tuple[Any, Iterable[Any]]:
@@ -139,7 +140,7 @@ class Worker:
         sent = [self.summing.sent(node, next_sent, round_inputs.round, job.packets) for node in job.nodes]
         if self.setup.keeps_messages:
             return Trained(tuple(results)), outputs
-        return Trained(tuple(results), sum(one.sum_bytes for one in sent)), outputs + sent
+        return Trained(tuple(results), sum(part.sum_bytes for part in sent)), outputs + sent
 
     def _trained(
         self,
@@ -164,20 +165,22 @@ class Worker:
                 memory = self._server_memory(client, kept[client])
                 participant = Participant(client, statuses[client], state, memory, numbers.get(client))
                 client_rounds.append(ClientRound(self.setup, call_inputs, participant))
-            untrained = {one.client: ended for one in client_rounds if (ended := one.untrained()) is not None}
-            tasks = [one.local_task() for one in client_rounds if one.client not in untrained]
+            untrained = {client_round.client: client_round.untrained() for client_round in client_rounds}
+            tasks = [
+                client_round.local_task() for client_round in client_rounds if untrained[client_round.client] is None
+            ]
             trained = self.setup.engine(self.method, tasks, width)
             # Not before: until now the previous engine has kept its client's model.
             if tree.num_bytes(self.setup.initial_arrays) > HUGE_BYTES:
                 trim()
-            for one in client_rounds:
+            for client_round in client_rounds:
                 # No variable holds the result, so that its memory is free before the next client trains.
-                yield one, untrained.get(one.client) or self._finished(one, trained)
+                yield client_round, untrained[client_round.client] or self._finished(client_round, trained)
 
-    def _finished(self, one: ClientRound, trained: Iterator[tuple[Carry, dict[str, Work]]]) -> Ended:
+    def _finished(self, client_round: ClientRound, trained: Iterator[tuple[Carry, dict[str, Work]]]) -> Ended:
         """End a client's round after its training."""
-        with naming_round_and_client(one.round, one.client):
-            return one.finish(*next(trained))
+        with naming_round_and_client(client_round.round, client_round.client):
+            return client_round.finish(*next(trained))
 
     @by_class.register
     def add(self, job: AddJob, round_inputs: RoundInputs, inputs: Sequence[Any]) -> tuple[Trained, list[Any]]:
@@ -188,7 +191,7 @@ class Worker:
             for client, sent, scale in zip(job.clients, inputs, scales, strict=True)
         )
         sent = [self.summing.sent(node, lambda: next(senders), round_inputs.round) for node in job.nodes]
-        return Trained(sum_bytes=sum(one.sum_bytes for one in sent)), [*sent]
+        return Trained(sum_bytes=sum(part.sum_bytes for part in sent)), [*sent]
 
     @by_class.register
     def merge(self, job: MergeJob, round_inputs: RoundInputs, inputs: Sequence[Any]) -> tuple[None, list[Any]]:
@@ -245,8 +248,8 @@ class Worker:
     def _mixed(self, round_inputs: RoundInputs, job: MixJob, inputs: Sequence[Any]) -> Iterator[Any]:
         slots, receivers = self.setup.state_slots, tuple(job.rows)
         gathered = gather_rows(self.method.gather, job, dict(zip(job.senders, inputs[len(receivers) :], strict=True)))
-        for name, one in ((name, one) for row in gathered.values() for name, one in row.items()):
-            self._given.note(f"what arrived as {name!r}", one.known or {})
+        for name, aggregate in ((name, aggregate) for row in gathered.values() for name, aggregate in row.items()):
+            self._given.note(f"what arrived as {name!r}", aggregate.known or {})
         for client, kept in ClientOutputs.unpack(slots, receivers, inputs).items():
             with naming_round_and_client(round_inputs.round, client):
                 ctx = self.setup.context(round_inputs.round, round_inputs.plan, client, "mix")
@@ -288,8 +291,8 @@ class Worker:
         model = self._shared("the model", round_inputs.model)
         statuses = dict.fromkeys(job.clients, ClientStatus.NOT_SELECTED)
         results: list[ClientResult] = []
-        for one, ended in self._trained(round_inputs, statuses, dict.fromkeys(statuses, ClientOutputs()), {}):
-            result = self._evaluated(round_inputs, one.client, ended.outputs, model)
+        for client_round, ended in self._trained(round_inputs, statuses, dict.fromkeys(statuses, ClientOutputs()), {}):
+            result = self._evaluated(round_inputs, client_round.client, ended.outputs, model)
             results.append(result if ended.evaluated is None else ended.evaluated.joined(result))
         return tuple(results), []
 
@@ -299,11 +302,11 @@ class Worker:
     ) -> tuple[tuple[ClientResult, ...], list[Any]]:
         """Evaluate the models with which flights have ended."""
         results: list[ClientResult] = []
-        for (client, (round, number)), arrays in zip(job.flights.items(), inputs, strict=True):
-            with naming_round_and_client(round, client):
+        for (client, (round_number, number)), arrays in zip(job.flights.items(), inputs, strict=True):
+            with naming_round_and_client(round_number, client):
                 key(self.setup.seed, number, client, evaluation.AFTER_TRAINING)
-                params = self._shared(f"the model of client {client}", arrays)
-                results.append(evaluation.evaluate_model(self.setup, params or {}, client, round, evaluation.SUFFIX))
+                params = self._shared(f"the model of client {client}", arrays) or {}
+                results.append(evaluation.evaluate_model(self.setup, params, client, round_number, evaluation.SUFFIX))
             self._on_client()
         return tuple(results), []
 
@@ -314,7 +317,8 @@ class Worker:
         """Compute the loss of the server's model on train examples of every client: all of them, or one batch."""
         model, setup = self._shared("the model", round_inputs.model), self.setup
         assert model is not None
-        most, found = setup.selection.polled_examples(), list[ClientResult]()
+        most = setup.selection.polled_examples()
+        results = list[ClientResult]()
         for client in job.clients:
             rows = setup.partition.train[client]
             if most != "all" and most < len(rows):
@@ -323,8 +327,8 @@ class Worker:
                 key(setup.seed, round_inputs.round, client, "poll")
                 loss = mean_loss(setup, model, rows) if len(rows) else 0.0
             done, costs = {"poll": Work(0, len(rows))}, {"poll": FORWARD}
-            found.append(ClientResult(client, work=done, costs=costs, metrics={"poll/loss": loss}))
-        return tuple(found), []
+            results.append(ClientResult(client, work=done, costs=costs, metrics={"poll/loss": loss}))
+        return tuple(results), []
 
     @by_class.register
     def personal_models(
@@ -338,8 +342,8 @@ class Worker:
             with naming_round_and_client(round_inputs.round, client):
                 ctx = self.setup.context(round_inputs.round, round_inputs.plan, client, "judge")
                 key(*ctx.draws.key)
-                own = evaluation.personal_model(self.setup, self._state(client, kept), server or {}, model, ctx)
-            models.append(tree.to_arrays(own))
+                params = evaluation.personal_model(self.setup, self._state(client, kept), server or {}, model, ctx)
+            models.append(tree.to_arrays(params))
         return None, models
 
     @by_class.register
@@ -349,8 +353,8 @@ class Worker:
         for client, kept in ClientOutputs.unpack(self.setup.state_slots, job.clients, inputs).items():
             ctx = self.setup.context(round_inputs.round, round_inputs.plan, client, "judge")
             key(*ctx.draws.key)
-            own = checked_hook(self.method.eval_begin)(self._state(client, kept), None, None, ctx)["params"]
-            total = tree.add(total, own) if total else own
+            client_model = checked_hook(self.method.eval_begin)(self._state(client, kept), None, None, ctx)["params"]
+            total = tree.add(total, client_model) if total else client_model
         return None, [tree.to_arrays(tree.scale(total, 1.0 / len(job.clients)))]
 
     @by_class.register
@@ -368,12 +372,12 @@ class Worker:
         self, job: MaskJob, round_inputs: RoundInputs, inputs: Sequence[Any]
     ) -> tuple[dict[int, tree.PackedBits], list[Any]]:
         """Return every client's mask, by client."""
-        found: dict[int, tree.PackedBits] = {}
+        masks: dict[int, tree.PackedBits] = {}
         for client, kept in ClientOutputs.unpack(self.setup.state_slots, job.clients, inputs).items():
             mask = self.method.mask(self._state(client, kept))
             assert mask is not None, "check_setup.py refuses a method without masks"
-            found[client] = mask_bits(mask)
-        return found, []
+            masks[client] = mask_bits(mask)
+        return masks, []
 
     # Any: a state's tensors, or a model's.
     def _shared(self, what: str, arrays: tree.ArrayTree | None) -> dict[str, Any] | None:

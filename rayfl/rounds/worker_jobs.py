@@ -206,15 +206,15 @@ class SplitSums(NamedTuple):
 
     def only(self, places: Collection[int]) -> "SplitSums":
         """The sums of some metrics."""
-        return SplitSums(self.num_examples, {place: one for place, one in self.sums.items() if place in places})
+        return SplitSums(self.num_examples, {place: sums for place, sums in self.sums.items() if place in places})
 
     @staticmethod
     def added(parts: Sequence["SplitSums"]) -> "SplitSums":
         """The sums of all parts, added in their order."""
-        total = {place: {name: value.copy() for name, value in one.items()} for place, one in parts[0].sums.items()}
+        total = {place: {name: value.copy() for name, value in sums.items()} for place, sums in parts[0].sums.items()}
         for part in parts[1:]:
-            for place, one in part.sums.items():
-                for name, value in one.items():
+            for place, sums in part.sums.items():
+                for name, value in sums.items():
                     total[place][name] += value
         return SplitSums(sum(part.num_examples for part in parts), total)
 
