@@ -35,7 +35,7 @@ NO_PLACE = {
     "hook",
     "num_clients",
     "plan",
-    "round",
+    "round_number",
     "seed",
     "stage",
     "topology",
