@@ -33,7 +33,7 @@ class Bare:
         self.net = work.network()
         self.parameters = list(self.net.parameters())
 
-    def share(self, round: int, model: list[Tensor], total: list[Tensor]) -> list[int]:
+    def share(self, round_number: int, model: list[Tensor], total: list[Tensor]) -> list[int]:
         """Do this process's share of a round, and write its weighted sum of models into `total`.
 
         Return the numbers of its clients, of their examples, of the examples of their local work, and of its steps.
@@ -41,7 +41,7 @@ class Bare:
         for each in total:
             each.zero_()
         counts = [0, 0, 0, 0]
-        for client in self.work.selected[round].tolist()[self.rank :: self.world]:
+        for client in self.work.selected[round_number].tolist()[self.rank :: self.world]:
             with torch.no_grad():
                 for own, received in zip(self.parameters, model, strict=True):
                     own.copy_(received)
@@ -58,9 +58,9 @@ class Bare:
 def run(bare: Bare, model: list[Tensor], totals: list[list[Tensor]]) -> None:
     """Play all rounds in one process. Rank 0 averages, measures the times and reports."""
     tally = Tally(bare.work)
-    for round in range(bare.work.plan.rounds):
+    for round_number in range(bare.work.plan.rounds):
         begun = time.perf_counter()
-        counts = torch.tensor(bare.share(round, model, totals[bare.rank]))
+        counts = torch.tensor(bare.share(round_number, model, totals[bare.rank]))
         if bare.world > 1:
             torch.distributed.all_reduce(counts)
         clients, examples, examples, steps = counts.tolist()
