@@ -47,14 +47,14 @@ def measured(name: str) -> tuple[tuple[Sent, ...], frozenset[str]]:
     records, _ = play(setup)
     seen: dict[tuple[str, str], dict[int, int]] = {}
     for record in records:
-        round = record.row.round
-        down = [log.broadcasts.get(round, {}), *log.down.get((round, 0), [])]
-        messages = [("up", log.up.get((round, 0), {})), *(("down", message) for message in down)]
+        round_number = record.row.round
+        down = [log.broadcasts.get(round_number, {}), *log.down.get((round_number, 0), [])]
+        messages = [("up", log.up.get((round_number, 0), {})), *(("down", message) for message in down)]
         for direction, message in messages:
             for word, packet in message.items():
                 key = (re.sub(r" \d+$", " N", word), "to each neighbour" if issubclass(kind, PeerHalf) else direction)
                 sizes = seen.setdefault(key, {})
-                sizes[round] = sizes.get(round, 0) + buffer_bits({word: packet}) // 8
+                sizes[round_number] = sizes.get(round_number, 0) + buffer_bits({word: packet}) // 8
     sent = [Sent(*key, tuple(sizes.values()), tuple(sizes)) for key, sizes in seen.items()]
     return tuple(sent), frozenset(metric.name for record in records for metric in record.metrics)
 
