@@ -29,6 +29,7 @@ from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
 import pytest  # noqa: E402
+from _pytest.terminal import TerminalReporter  # noqa: E402
 
 # Ray gives its workers the least priority but four, and the other test processes would keep actors from starting.
 os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 (so Ray spells it)
@@ -99,7 +100,7 @@ def pytest_xdist_make_scheduler(config: Any, log: Any) -> Any:
     return FilesAndRay(config, log)
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
     """Say what a further method costs: under xdist this process has the reports of all others."""
     reports = (one for kind in terminalreporter.stats.values() for one in kind if isinstance(one, pytest.TestReport))
     if line := method_seconds.summary(method_seconds.seconds_of_methods(reports, method_seconds.method_names())):
