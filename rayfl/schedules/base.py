@@ -37,6 +37,8 @@ class Schedule(Choice):
     label = "schedule"
     package = "rayfl.schedules"
     renamed = {"in_rounds": "collects"}
+    # Declared, as older pydantic would else refuse it in words of its own.
+    in_rounds: ClassVar[bool]
     collects: ClassVar[Literal["rounds", "flights"]] = "flights"
     """How messages are collected: in rounds, in which the server waits for all selected clients and calls no hook of
     the schedule, or from flights, of which each ends at its own time."""
