@@ -162,6 +162,7 @@ class ClientRound:
             device=self.setup.device,
             share=self.ctx.traits.work_share,
             on_device=self.setup.hooks_on_device,
+            is_flight=self.number is not None,
         )
 
     def begin(self) -> Carry:

@@ -45,6 +45,9 @@ class LocalTask:
     """Share of the steps that the client does in every stage on its train split; it measures on all examples."""
     on_device: bool = False
     """Whether the trained carry stays on the device (`Setup.hooks_on_device`)."""
+    is_flight: bool = False
+    """Whether other clients may be in the stack when this work is done again: a resumed run trains again only the
+    flights that are still under way."""
 
     def planned(self, stage: Stage) -> Work:
         """The amount of work in a stage; none in a free one."""
@@ -162,9 +165,13 @@ def _together(
 
 
 def stage_batches(tasks: Sequence[LocalTask], stage: Stage, orders: Sequence[Order], width: int) -> StackBatches:
-    """The batches of a stage for a stack; their size does not depend on the clients in the stack."""
+    """The batches of a stage for a stack; their size does not depend on the clients in the stack, but for full batches
+    in rounds, whose stacks are always the same."""
     data = tasks[0].data
-    size = stage.batch_size and min(stage.batch_size, stage.num_examples(data.most_examples(stage.split)))
+    most = stage.num_examples(data.most_examples(stage.split))
+    size = min(stage.batch_size, most) if stage.batch_size else None
+    if size is None and tasks[0].is_flight:
+        size = most
     group = stage.batches_per_step
     return StackBatches(data.store, stage.split, orders, width=width, size=size, batches_per_step=group)
 

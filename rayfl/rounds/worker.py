@@ -300,9 +300,10 @@ class Worker:
     def evaluate_trained(
         self, job: EvaluateTrainedJob, round_inputs: RoundInputs, inputs: Sequence[Any]
     ) -> tuple[tuple[ClientResult, ...], list[Any]]:
-        """Evaluate the models with which flights have ended."""
+        """Evaluate the models with which flights have ended. No model is kept of a client that is not evaluated."""
         results: list[ClientResult] = []
-        for (client, (round_number, number)), arrays in zip(job.flights.items(), inputs, strict=True):
+        flights = zip(job.flights.items(), inputs, strict=True)
+        for (client, (round_number, number)), arrays in (flight for flight in flights if flight[1] is not None):
             with naming_round_and_client(round_number, client):
                 key(self.setup.seed, number, client, evaluation.AFTER_TRAINING)
                 params = self._shared(f"the model of client {client}", arrays) or {}

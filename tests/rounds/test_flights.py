@@ -97,3 +97,40 @@ def test_a_resumed_run_evaluates_the_flights_that_were_under_way(method: str, tm
         rest, _ = play(setup, run_state=checkpoint.load(tmp_path, executor))
         assert rows(rest) == rows(records[number + 1 :])
     assert rows(play(setup, Shuffled(setup))[0]) == rows(records)
+
+
+@pytest.mark.parametrize("schedule", ["buffered", "semi-synchronous"])
+def test_flights_of_clients_that_are_not_evaluated_leave_no_model(schedule: str):
+    chosen = experiment(
+        "fedavg",
+        schedule={"name": schedule} | ({"buffer": 2} if schedule == "buffered" else {}),
+        clients={"count": 6, **SPEEDS},
+        rounds=6,
+        evaluation={"every": 2, "clients": 2},
+    )
+    setup = prepare(chosen)
+    records, _ = play(setup)
+    named = {metric.client for record in records for metric in record.metrics if "_after_training/" in metric.name}
+    assert named <= {None, *setup.evaluated_clients}
+    assert rows(play(setup, Shuffled(setup))[0]) == rows(records)
+
+
+def test_full_batches_in_stacks_do_not_depend_on_who_is_still_under_way(tmp_path: Path):
+    chosen = experiment(
+        "fedpse",
+        method={"name": "fedpse", "batch_size": 0},
+        schedule={"name": "buffered", "buffer": 3},
+        partition={"name": "dirichlet-sizes"},
+        model={"name": "mlp"},
+        clients={"count": 5, "per_round": 4},
+        rounds=8,
+        seed=417,
+        runtime={"executor": "inline", "engine": "vmap"},
+    )
+    setup = prepare(chosen)
+    records, run_states = play(setup)
+    executor = InlineExecutor(setup)
+    for number, run_state in enumerate(run_states[:-1]):
+        checkpoint.save(tmp_path, run_state, executor)
+        rest, _ = play(setup, run_state=checkpoint.load(tmp_path, executor))
+        assert rows(rest) == rows(records[number + 1 :])
