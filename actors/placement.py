@@ -246,9 +246,12 @@ def _notices(placement: Placement, runtime: Runtime, fitting: int, most_calls: i
     notices = []
     wanted = placement.num_actors
     if wanted > most_calls:
+        stacks = runtime.engine == "vmap" or (runtime.engine == "auto" and runtime.num_gpus > 0)
         notices.append(
             f"runtime.actors={shown(runtime.actors)}: a round has work for {most_calls} at once, so "
             f"{wanted - most_calls} of {wanted} actors idle while clients train"
+            + "; where clients train in stacks, a smaller runtime.stack_width gives more of them work"
+            * stacks
         )
     if placement.most is not None and not fitting:
         notices.append(

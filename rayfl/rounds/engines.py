@@ -6,7 +6,7 @@ compute the same up to rounding. A stack always has its full width, and a batch 
 do not depend on the other clients of its stack. Full-batch training is the exception: batches are padded to the largest
 one in the stack.
 
-`choose` decides which engine a run has, and `width` how many clients a stack has.
+`choose` decides which engine a run has, and `width` how many clients a stack has at most.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -270,14 +270,11 @@ def choose(name: str, method: Method, device: torch.device, params: tree.Tree) -
     return run_vmap if name == "vmap" or stacks else run_loop
 
 
-def width(given: int | None, method: Method, device: torch.device, params: tree.Tree) -> int:
-    """Return the number of clients in a stack: `given`, or a number that depends only on the model and the device.
+def width(method: Method, device: torch.device, params: tree.Tree) -> int:
+    """The most clients in a stack, which depends only on the model and the device.
 
-    On a GPU: as many clients as `MOST_ENTRIES` parameters allow, from 2 to `MOST_STACKED`. On a CPU: `ON_CPU`. The
-    participants and the number of workers do not matter, so they cannot change a bit.
+    On a GPU: as many clients as `MOST_ENTRIES` parameters allow, from 2 to `MOST_STACKED`. On a CPU: `ON_CPU`.
     """
-    if given is not None:
-        return given
     return max(2, _fits(method, params)) if device.type == "cuda" else ON_CPU
 
 

@@ -296,20 +296,25 @@ class Setup:
 
     @cached_property
     def work_width(self) -> int:
-        """Number of clients trained together: a stack under vmap, one in the loop."""
+        """Number of clients trained together: a stack under vmap, one in the loop.
+
+        By default at most the clients that the settings let train in a round. How many come never matters.
+        """
         if self.engine is not engines.run_vmap:
             return 1
-        return engines.width(self.stack_width, self.method, self.device, self.initial)
+        return self.stack_width or min(engines.width(self.method, self.device, self.initial), self.num_trainers)
+
+    @property
+    def num_trainers(self) -> int:
+        """Clients that train in a round if nobody is away: all without a server or if the method says so, else those
+        that are selected (under Poisson sampling as many as are expected), or may be under way at once."""
+        everyone = self.is_peer or self.plan(0).trainers == "all"
+        return self.num_clients if everyone else self.population.settings.num_selected
 
     @property
     def most_actors(self) -> int:
-        """The largest number of actors that a round can use: one per client that trains, or per stack of clients.
-
-        Without a server, or if the method says so, all clients train.
-        """
-        everyone = self.is_peer or self.plan(0).trainers == "all"
-        clients = self.num_clients if everyone else self.population.settings.num_selected
-        return -(-clients // self.work_width)
+        """The largest number of actors that a round can use: one per client that trains, or per stack of clients."""
+        return -(-self.num_trainers // self.work_width)
 
     def first_state(self, client: int) -> tree.State:
         """A client's state before its first round."""

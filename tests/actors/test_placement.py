@@ -86,6 +86,8 @@ def test_there_are_as_many_actors_as_a_round_can_use(actors, expected: int, noti
     assert len(placement.notices) == (notice is not None)
     if notice:
         check_sentence(placement.notices[0], notice)
+        stacked = place(Runtime(actors=actors, engine="vmap"), BIG, most_calls=10)
+        assert "runtime.stack_width" in stacked.notices[0] and "runtime.stack_width" not in placement.notices[0]
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from rayfl.models.convolutional import VGG11, AlexNetMCEPL, ConvNet2, ResNet18, 
 from rayfl.models.dense import MLP, Logistic
 from rayfl.rounds.engines import MOST_STACKED, choose, convolution_flops, run_loop, run_vmap, width
 from rayfl.rounds.errors import SMALLER, ClientError
+from rayfl.schedules.asynchronous import Buffered
 from rayfl.task import NetworkTask
 from rayfl.testing.executors import Shuffled, assert_same_bits, contents, play
 from tests.bound_tasks import classification
@@ -73,11 +74,10 @@ def test_the_width_follows_from_the_model(model: Architecture, shape: tuple[int,
     task = classification(model.builder(shape, 10), shape)
     method, params = method_of(task), task.init(0)
     engine = choose("auto", method, CUDA, params)
-    assert (width(None, method, CUDA, params) if engine is run_vmap else 1) == wanted <= MOST_STACKED
-    assert width(5, method, CUDA, params) == 5
-    assert width(None, method, CPU, params) == 16
+    assert (width(method, CUDA, params) if engine is run_vmap else 1) == wanted <= MOST_STACKED
+    assert width(method, CPU, params) == 16
     # Asked for by name, a stack is one.
-    assert width(None, method, CUDA, params) >= 2
+    assert width(method, CUDA, params) >= 2
 
 
 def test_convolutions_are_counted_and_linear_layers_are_not():
@@ -86,13 +86,38 @@ def test_convolutions_are_counted_and_linear_layers_are_not():
     assert convolution_flops(method_of(task), task.init(0)) == 2 * (24 * 24 * 50 + 8 * 8 * 150)
 
 
-def test_the_width_is_no_matter_of_participants_or_workers():
-    made = [setup_of("fedavg", {"batch_size": 4}, sizes=(4,) * count, rounds=1) for count in (5, 21)]
-    few, many = (replace(here, engine_name="vmap") for here in made)
-    assert few.work_width == many.work_width == 16
-    alone, shared = replace(many), Shuffled(many)
-    (_, (one,)), (_, (other,)) = play(alone), play(many, shared)
-    assert_same_bits(contents(shared, one), contents(shared, other))
+@pytest.mark.parametrize(
+    ("method", "clients", "schedule", "expected"),
+    [
+        ("fedavg", {}, None, 16),
+        ("fedavg", {"per_round": 5}, None, 5),
+        ("fedavg", {"per_round": 20}, None, 16),
+        ("fedavg", {"fraction": 0.3}, Buffered(), 6),
+        # All train, whoever is selected.
+        ("pfedme", {"per_round": 5}, None, 16),
+        ("dpsgd", {}, None, 16),
+        # A stack of one is no stack.
+        ("fedavg", {"per_round": 1}, None, 1),
+    ],
+)
+def test_a_stack_is_as_wide_as_the_settings_of_a_round(
+    method: str, clients: dict[str, Any], schedule: Buffered | None, expected: int
+):
+    made = setup_of(method, {"batch_size": 4}, sizes=(4,) * 21, rounds=1, clients=clients)
+    here = replace(made, engine_name="vmap", schedule=schedule or made.schedule)
+    assert here.work_width == expected
+    assert replace(here, stack_width=30).work_width == 30
+
+
+def test_who_comes_and_on_how_many_workers_does_not_change_the_width_or_a_bit():
+    clients = {"per_round": 8, "dropout_before_download": 0.4}
+    made = setup_of("fedavg", {"batch_size": 4}, sizes=(4,) * 21, rounds=2, clients=clients)
+    here = replace(made, engine_name="vmap")
+    shared = Shuffled(here)
+    (records, (*_, last)), (_, (*_, other)) = play(replace(here)), play(here, shared)
+    came = [row.status for record in records for row in record.clients].count("delivered")
+    assert here.work_width == 8 and came < 2 * 8
+    assert_same_bits(contents(shared, last), contents(shared, other))
 
 
 class Hungry(FedAvg):

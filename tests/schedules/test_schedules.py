@@ -219,14 +219,17 @@ def test_every_schedule_under_the_engine(schedule: Any, method: str, clients: di
         assert_same_bits(contents(executor, run_states[-1]), contents(executor, rest_states[-1]))
 
 
-def test_stacks_have_the_bits_of_any_other_stacks(tmp_path: Path):
-    """A resumed run trains those under way in other stacks than before."""
-    made = here({"name": "buffered", "buffer": 2}, runtime={"engine": "vmap", "stack_width": 2})
+@pytest.mark.parametrize("width", [2, None])
+def test_stacks_have_the_bits_of_any_other_stacks(width: int | None, tmp_path: Path):
+    """A run that is resumed after any update trains those under way in other stacks than before."""
+    made = here({"name": "buffered", "buffer": 2}, runtime={"engine": "vmap", "stack_width": width})
     records, run_states = play(made)
     executor = InlineExecutor(made)
-    checkpoint.save(tmp_path, run_states[2], executor)
-    rest, _ = play(made, run_state=checkpoint.load(tmp_path, executor))
-    assert rows(records[3:]) == rows(rest)
+    assert made.work_width == width or (width is None and made.work_width == made.num_trainers)
+    for index, state in enumerate(run_states[:-1]):
+        checkpoint.save(tmp_path, state, executor)
+        rest, _ = play(made, run_state=checkpoint.load(tmp_path, executor))
+        assert rows(records[index + 1 :]) == rows(rest)
 
 
 def test_faults_of_flights():
