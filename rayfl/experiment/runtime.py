@@ -49,7 +49,7 @@ class Runtime(Settings):
     stack_width: int | None = Field(
         default=None,
         ge=1,
-        description="clients that the engine vmap trains at once; default: those of a round, at most 16 (CPU), 64 (GPU)",
+        description="clients that the engine vmap trains at once; default: those of a round, up to 16 (CPU), 64 (GPU)",
         json_schema_extra=unused_with(engine=["loop"]),
     )
     precision: ArithmeticPrecision = Field(
