@@ -125,9 +125,12 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The end of a sentence about an unknown `name`: the closest known name, or all known names (as many as
     fit into a sentence).
 
-    A name without its table is closest to the key in a table: lr to method.lr.
+    A name without its table is closest to the key in a table: lr to method.lr. Of a family, all are named.
     """
     known = sorted(known)
+    family = [key for key in known if name and key.startswith(f"{name}-")]
+    if len(family) > 1:
+        return f"did you mean {', '.join(map(repr, family[:-1]))} or {family[-1]!r}?"
     inside_table = [key for key in known if key.rpartition(".")[2] == name]
     if close := inside_table or difflib.get_close_matches(name, known, n=1, cutoff=0.5):
         return f"did you mean {close[0]!r}?"

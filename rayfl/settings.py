@@ -164,12 +164,18 @@ def explained_mistake(error: ValidationError, model: type[BaseModel], values: Se
     kind = first["type"] if len(first["loc"]) == 1 or chosen else "wrong value"
     if kind == "extra_forbidden":
         return UnknownKey((key,), model.model_fields)
-    if kind == "missing":
-        return RayflError(" is missing", (key,))
     if kind == "value_error":
         return _refused(first, model)
     assert field is not None
     allowed = describe(field.annotation, field.metadata)
+    if kind == "missing":
+        try:
+            model(**{**values, key: {}})
+        except RayflError as error:
+            # A table that needs a name says which names there are.
+            if error.key == (key, "name"):
+                return error
+        return RayflError(f" is missing; it must be {allowed}", (key,))
     return RayflError(f"={shown(values.get(key, first['input']))} is not allowed; it must be {allowed}", (key,))
 
 
