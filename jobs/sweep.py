@@ -36,9 +36,10 @@ from rayfl.experiment.prepare import prepare
 from rayfl.experiment.sweep import Combination
 from rayfl.experiment.table import absolute
 from rayfl.report.pivot import check_tables
+from rayfl.run_directory.disk import write_json
 from rayfl.run_directory.object_storage import Storage
 from rayfl.run_directory.outputs import REPORT, require_replaceable
-from rayfl.run_directory.record import Run, read_run
+from rayfl.run_directory.record import ORDER, Run, read_order, read_run
 from rayfl.run_directory.run_folder import RunFolder, require_free
 from rayfl.settings import Settings, shown
 
@@ -138,8 +139,8 @@ def run_all(
     settings = [combination.experiment.as_dict() for combination in combinations]
     require_settings(settings, first.report.best_over)
     check_tables(first.report.tables, settings)
-    outcomes = _play(combinations, directory, parallel, overwrite, audience)
     order = {combination.directory: number for number, combination in enumerate(combinations)}
+    outcomes = _play(combinations, directory, parallel, overwrite, audience)
     outcomes.sort(key=lambda outcome: order[outcome.combination.directory])
     swept = Swept(directory, outcomes)
     if finished := [outcome.directory for outcome in swept.with_status("finished", "skipped")]:
@@ -165,6 +166,9 @@ def _play(
             combination.directory: _most_actors(combination, directory, parallel, overwrite)
             for combination in combinations
         }
+        names = dict.fromkeys([*most_actors, *read_order(directory)])
+        directory.mkdir(parents=True, exist_ok=True)
+        write_json(directory / ORDER, {"runs": [*names]})
         outcomes = [
             Outcome(combination, directory / combination.directory, "skipped")
             for combination in combinations

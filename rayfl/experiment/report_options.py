@@ -16,6 +16,9 @@ Names = Annotated[
 """Names; as text with commas between them."""
 
 
+Color = Annotated[str, Field(pattern="^#[0-9A-Fa-f]{6}$")]
+
+
 class TableOptions(Settings):
     """A `[[report.tables]]` table: numbers by the items of one swept setting, or of two.
 
@@ -49,6 +52,12 @@ class ReportOptions(Settings):
     )
     note: str | None = Field(
         default=None, description="sentence at the top of the page, such as how the runs' settings were chosen"
+    )
+    order: Names = Field(
+        default=(), description="labels of runs, in the order of tables, legends and colours; default: the sweep's"
+    )
+    colors: Mapping[str, Color] | None = Field(
+        default=None, description="colours of runs on all pages, by their labels, such as {fedavg = '#0072B2'}"
     )
 
     tables: tuple[TableOptions, ...] = Field(

@@ -4,8 +4,10 @@ a page, light and dark, which its tables show beside the runs.
 Rows of data hold lists (a row per line), which Vega-Lite flattens: that takes a third of the bytes of a row per point.
 """
 
+import json
 import re
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +18,8 @@ Spec = dict[str, Json]
 
 _DASHES = ([1, 0], [6, 6], [2, 4], [10, 4, 2, 4])
 _SHAPES = ("circle", "square", "triangle-up", "diamond")
+_ROW_LETTERS = 24
+"""The most letters of a line of a label beside a row."""
 MOST_POINTS = 400
 """The most points of a line."""
 _MOST_DOTS = 300
@@ -178,16 +182,23 @@ def _points(y: str, against: Sequence[str], percent: bool, few: bool) -> Spec:
 
 
 def _series(labels: Sequence[str], shown: Sequence[str], kinds: Sequence[object] = (), **legend: object) -> Spec:
-    """The colour of each label, or its dash or shape (`kinds`), which changes after every `NUM_COLORS` labels."""
+    """The colour of each label, or its dash or shape (`kinds`): no two of 28 labels have both alike."""
     scale: Spec = {"domain": list(labels)}
     if kinds:
-        scale["range"] = [kinds[index // NUM_COLORS % len(kinds)] for index in range(len(labels))]
+        scale["range"] = [kinds[index % len(kinds)] for index in range(len(labels))]
     return {
         "field": "series",
         "type": "nominal",
         "scale": scale,
-        "legend": {"title": None, "values": list(shown), **legend} if len(shown) > 1 else None,
+        "legend": {"title": None, "values": list(shown), "labelExpr": _in_lines(shown, 34), **legend}
+        if len(shown) > 1
+        else None,
     }
+
+
+def _in_lines(labels: Sequence[str], width: int) -> str:
+    """Vega's expression for a label in lines of at most `width` letters, so that the narrowest page cuts none."""
+    return f"{json.dumps({label: textwrap.wrap(label, width) for label in labels})}[datum.label]"
 
 
 def _number(field: str, title: str | None, scale: Spec) -> Spec:
@@ -213,7 +224,7 @@ def strips_chart(strips: Mapping[str, np.ndarray], x: str, labels: Sequence[str]
     return {
         **data(rows, most * len(rows)),
         "width": "container",
-        "height": 34 * len(strips),
+        "height": _height(strips),
         "transform": [
             {"flatten": ["value"]},
             {"window": [{"op": "row_number", "as": "number"}]},
@@ -221,7 +232,7 @@ def strips_chart(strips: Mapping[str, np.ndarray], x: str, labels: Sequence[str]
         ],
         "encoding": {
             "x": _axis("value", x, percent),
-            "y": {"field": "series", "type": "nominal", "title": None, "sort": None},
+            "y": _rows(strips),
             "color": _series(labels, []),
         },
         "layer": [
@@ -237,6 +248,17 @@ def strips_chart(strips: Mapping[str, np.ndarray], x: str, labels: Sequence[str]
     }
 
 
+def _rows(labels: Iterable[str]) -> Spec:
+    """The y axis with a row per label."""
+    axis = {"labelExpr": _in_lines([*labels], _ROW_LETTERS)}
+    return {"field": "series", "type": "nominal", "title": None, "sort": None, "axis": axis}
+
+
+def _height(labels: Iterable[str]) -> int:
+    """The height of a chart with a row per label."""
+    return sum(max(34, 16 * len(textwrap.wrap(label, _ROW_LETTERS)) + 6) for label in labels)
+
+
 def ranks_chart(ranks: Mapping[str, float], critical: float) -> Spec:
     """A dot per method at its average rank, the best on top, with a bar of the width `critical` around it."""
     title = "Average rank (1: the best)"
@@ -247,9 +269,9 @@ def ranks_chart(ranks: Mapping[str, float], critical: float) -> Spec:
     return {
         **data(rows, len(rows)),
         "width": "container",
-        "height": 34 * len(rows),
+        "height": _height(ranks),
         "encoding": {
-            "y": {"field": "series", "type": "nominal", "title": None, "sort": None},
+            "y": _rows(ranks),
             "tooltip": [told("series", "Run"), told("rank", "Average rank")],
         },
         "layer": [
@@ -375,7 +397,7 @@ class Key(NamedTuple):
 
 def key(label: str, style: int) -> Key:
     """The label, colour and border of the run with the number `style` on the page."""
-    return Key(f"var(--c{style % NUM_COLORS})", _BORDERS[style // NUM_COLORS % len(_BORDERS)], label)
+    return Key(f"var(--c{style % NUM_COLORS})", _BORDERS[style % len(_BORDERS)], label)
 
 
 def config(colors: Mapping[str, str]) -> dict[str, Json]:

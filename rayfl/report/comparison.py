@@ -7,7 +7,7 @@ from rayfl.errors import RayflError, did_you_mean
 from rayfl.experiment.identity import require_settings
 from rayfl.experiment.report_options import ReportOptions, require_clients, require_targets
 from rayfl.report import wording
-from rayfl.report.groups import Group, compared, facts_of, group_runs, has_seeds, ranked_names
+from rayfl.report.groups import Group, best_first, compared, facts_of, group_runs, has_seeds, ranked_names
 from rayfl.report.numbers import cost_to_target, further_columns, number, target_words
 from rayfl.report.page_tables import (
     Column,
@@ -63,8 +63,9 @@ def comparison(runs: Sequence[Run], options: ReportOptions) -> list[tuple[str, T
     from rayfl.report.pivot import tables_or_problems
 
     every = group_runs(runs)
-    groups, names, _ = compared(every, options)
+    shown, names, _ = compared(every, options)
     metric = names[0] if names else None
+    groups = best_first(shown, metric, options.last)
     columns = [
         *run_columns(groups),
         *work_columns(groups),

@@ -28,7 +28,8 @@ _QUANTILES = "half of the clients lie in the dark band, 8 of 10 in the light one
 def sections(
     groups: Sequence[Group], names: Sequence[str], tables: Sequence[Pivot] = (), clients: Sequence[int] = ()
 ) -> list[Section]:
-    """All charts of a page, the metrics that rank runs in the order of `names`; sections without data are left out.
+    """All charts of a page, the metrics that rank runs in the order of `names`, the first one before all else; sections
+    without data are left out.
 
     tables: those of the page, of which numbers are drawn against settings. clients: those whose masks are drawn.
     """
@@ -44,14 +45,17 @@ def sections(
     for match in filter(None, map(_OF_CLASS.fullmatch, others)):
         by_class.setdefault(match[1], {})[float(match[2])] = match[0]
     clients_note = f"Lines are means over clients; {_QUANTILES}" if len(groups) == 1 else ""
+    of_metrics = _metrics_of_one(groups, names, note) if len(groups) == 1 else _metrics(groups, names, note)
     everything = [
+        *of_metrics[:1],
         Section(
             "Against swept settings",
             f"The numbers of the tables above. {note}".strip(),
             [figure for table in tables for figure in _against(table)],
         ),
         *(Section(f"Average ranks: {ranks.title}", "", _ranks(ranks)) for table in tables for ranks in table.ranks),
-        *(_metrics_of_one(groups, names, note) if len(groups) == 1 else _metrics(groups, names, note)),
+        *([_tradeoff(groups, names[0])] if len(groups) > 1 and names else []),
+        *of_metrics[1:],
         drawn_section(groups),
         Section(
             "Clients",
@@ -107,8 +111,8 @@ def _metrics_of_one(groups: Sequence[Group], names: Sequence[str], note: str) ->
 
 
 def _metrics(groups: Sequence[Group], names: Sequence[str], note: str) -> list[Section]:
-    """A chart of the first metric's final value over the bytes sent up, then a chart per metric."""
-    charts = [
+    """A chart per metric."""
+    return [
         Section(
             title(name, facts),
             f"{metric(name, facts).meaning} {note}".strip(),
@@ -117,7 +121,6 @@ def _metrics(groups: Sequence[Group], names: Sequence[str], note: str) -> list[S
         for name in names
         for facts in [facts_of(groups, name)]
     ]
-    return [_tradeoff(groups, names[0]), *charts] if names else []
 
 
 def _figure(
@@ -132,6 +135,16 @@ def _figure(
     """A chart of a metric's lines; none without lines."""
     chart = lines_chart(lines, axis_title(facts), labels, percent=facts.is_percent, marked=marked) if lines else {}
     return [Figure(heading, caption, chart, wide)] if lines else []
+
+
+def _constant(heading: str, caption: str, lines: Sequence[Line], facts: Facts) -> list[Figure]:
+    """A figure without a chart, whose caption has the numbers, if no line changes over several points."""
+    if not lines or any(len(line.y) < 2 or np.ptp(line.y) or np.isnan(line.y).any() for line in lines):
+        return []
+    values = {line.label: facts.words(float(line.y[0])) for line in lines}
+    alike = len({*values.values()}) == 1
+    numbers = next(iter(values.values())) if alike else "; ".join(f"{label} {words}" for label, words in values.items())
+    return [Figure(heading, f"{numbers}, the same at all times. {caption}", {})]
 
 
 def _tradeoff(groups: Sequence[Group], name: str) -> Section:
@@ -301,13 +314,12 @@ def _communication(groups: Sequence[Group]) -> list[Figure]:
         labels = ["Up (clients to server or peers)", "Down"]
         lines = [line._replace(label=label) for line, label in zip([*up, *down], labels, strict=True)]
         figures = [("Up and down", "sent and received", lines)]
+    captions = [f"The megabytes that all clients together {verb} in each round." for _, verb, _ in figures]
     return [
-        Figure(
-            heading,
-            f"The megabytes that all clients together {verb} in each round.",
-            lines_chart(lines, "MB per round", labels, from_zero=True),
-        )
-        for heading, verb, lines in figures
+        figure
+        for (heading, _, lines), caption in zip(figures, captions, strict=True)
+        for figure in _constant(heading, caption, lines, Facts(title=heading, unit="MB per round"))
+        or [Figure(heading, caption, lines_chart(lines, "MB per round", labels, from_zero=True))]
     ]
 
 
@@ -330,4 +342,6 @@ def _measured(groups: Sequence[Group], name: str) -> list[Figure]:
         lines = [lines[0]._replace(bands=_quantile_bands(clients.quantiles))]
     words = metric(name, facts if facts.title != name else None)
     axis = Facts(title=words.unit or words.title, unit="%" if facts.is_percent else "")
-    return _figure(words.title, words.meaning, lines, axis, _labels(groups))
+    return _constant(words.title, words.meaning, lines, facts.model_copy(update={"unit": words.unit})) or _figure(
+        words.title, words.meaning, lines, axis, _labels(groups)
+    )

@@ -231,22 +231,27 @@ class TunedGroups(NamedTuple):
 
 
 def compared(groups: Sequence[Group], options: ReportOptions) -> tuple[list[Group], list[str], list[TunedGroups]]:
-    """The groups that a comparison shows, the best first; the metrics, of which the first one decides; and the
+    """The groups that a comparison shows, in their order; the metrics, of which the first one ranks them; and the
     choices by which tuned groups were left out.
 
-    Seeds without any evaluation are left out, unless their group has no other. Equal groups are sorted by their labels.
+    Seeds without any evaluation are left out, unless their group has no other. Groups that `options.order` names come
+    first, in its order.
     """
+    order = {label: position for position, label in enumerate(options.order)}
+    groups = sorted(groups, key=lambda group: order.get(group.label, len(order)))
     measured = [tuple(run for run in group.runs if run.metrics.num_rows) for group in groups]
     groups = [group._replace(runs=runs or group.runs) for group, runs in zip(groups, measured, strict=True)]
     names = ranked_names(groups, options.metric)
     choices = choose(groups, options.best_over, names[0], options.last) if names and options.best_over else []
-    shown = [choice.winner for choice in choices] or groups
-    if names:
-        facts = facts_of(groups, names[0])
-        shown = sorted(
-            shown, key=lambda group: (-rank_value(smoothed(group, names[0], options.last), facts), group.label)
-        )
-    return shown, names, choices
+    return [choice.winner for choice in choices] or groups, names, choices
+
+
+def best_first(groups: Sequence[Group], name: str | None, last: int) -> list[Group]:
+    """The groups by the mean of the last evaluations of `name`; equal groups by their labels."""
+    if name is None:
+        return list(groups)
+    facts = facts_of(groups, name)
+    return sorted(groups, key=lambda group: (-rank_value(smoothed(group, name, last), facts), group.label))
 
 
 def choose(groups: Sequence[Group], tuned: Sequence[str], name: str, last: int) -> list[TunedGroups]:

@@ -16,10 +16,14 @@
     const scheme = dark.matches ? "dark" : "light";
     // A legend has as many columns as there is room for.
     const longest = Math.max(0, ...(spec.encoding?.color?.legend?.values ?? []).map((label) => label.length));
-    const columns = Math.max(1, Math.floor(place.clientWidth / (8 * longest + 45)));
+    // The button of the menu takes some of it.
+    const columns = Math.max(1, Math.floor((place.clientWidth - 40) / (8 * longest + 45)));
     const config = structuredClone(page.config[scheme]);
-    Object.assign(config.legend, { columns, labelLimit: place.clientWidth / columns - 40 });
+    Object.assign(config.legend, { columns, labelLimit: Math.max(place.clientWidth / columns - 40, 340) });
     config.axis.labelLimit = 0.42 * place.clientWidth;
+    const series = spec.encoding?.color?.scale?.domain;
+    const colors = config.range.category;
+    if (series) config.range.category = series.map((label, index) => page.colors[label] ?? colors[index % colors.length]);
     const options = {
       actions: { export: true, source: false, compiled: false, editor: false },
       downloadFileName: `${document.title} ${place.parentElement.dataset.title}`.replace(/[^\w.-]+/g, "-").slice(0, 90),
@@ -68,6 +72,22 @@
   };
   const quoted = (value) => (typeof value === "string" ? `"${value.replaceAll('"', '""')}"` : value ?? "");
   const csv = (rows) => rows.map((row) => row.map(quoted).join(",") + "\r\n").join("");
+  // "50.0 +- 2.8 % (2)" becomes columns of the value, its deviation and its count; the unit is in the heading.
+  const CELL = /^([+-]?[\d,]*\.?\d+(?:e[+-]?\d+)?)(?: \u00b1 ([\d.,]+(?:e[+-]?\d+)?))?(?: ([^\d\s(]+))?(?: \((\d+)\))?$/;
+  const inNumbers = ([heads, ...body]) => {
+    const columns = heads.flatMap((head, at) => {
+      const cells = body.map((row) => row[at]);
+      const fields = cells.map((cell) => CELL.exec(cell) ?? []);
+      const units = [...new Set(fields.map((field) => field[3]).filter(Boolean))];
+      const isText = cells.some((cell, row) => !fields[row].length && cell !== "\u2013");
+      if (isText || units.length > 1) return [[head, ...cells]];
+      const names = [[1, [head, ...units].join(", ")], [2, `${head}, sd`], [4, `${head}, n`]];
+      return names
+        .filter(([group]) => group === 1 || fields.some((field) => field[group]))
+        .map(([group, name]) => [name, ...fields.map((field) => field[group] && Number(field[group].replaceAll(",", "")))]);
+    });
+    return columns[0].map((_, row) => columns.map((column) => column[row]));
+  };
   const LATEX = {
     "\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}", "<": "$<$", ">": "$>$",
     "\u00b1": "$\\pm$", "\u2212": "$-$", "\u2013": "--",
@@ -84,7 +104,7 @@
     return [head, `|${" --- |".repeat(rows[0].length)}\n`, ...body].join("");
   };
   const FORMATS = {
-    CSV: [csv, "csv", "text/csv"],
+    CSV: [(rows) => csv(inNumbers(rows)), "csv", "text/csv"],
     LaTeX: [latex, "tex", "application/x-tex"],
     Markdown: [markdown, "md", "text/markdown"],
   };

@@ -27,10 +27,10 @@ from rayfl.errors import RayflError
 from rayfl.experiment.report_options import ReportOptions, agreed_options
 from rayfl.limits.regular_files import expanded, read_text
 from rayfl.report import wording
-from rayfl.report.charts import DARK, LIGHT, MOST_POINTS, Figure, Spec, config
+from rayfl.report.charts import DARK, LIGHT, MOST_POINTS, NUM_COLORS, Figure, Spec, config
 from rayfl.report.comparison import comparison
 from rayfl.report.figures import sections
-from rayfl.report.groups import Group, compared, group_runs, tuning
+from rayfl.report.groups import Group, compared, group_runs, has_seeds, tuning
 from rayfl.report.numbers import further_columns, targets
 from rayfl.report.page_tables import (
     differences,
@@ -57,6 +57,12 @@ import base64, json, sys, vl_convert
 both = [[vl_convert.vegalite_to_svg(one), vl_convert.vegalite_to_pdf(one)] for one in json.load(sys.stdin)]
 print(json.dumps([[svg, base64.b64encode(pdf).decode()] for svg, pdf in both]))
 """
+
+_CELL = (
+    rf"^(?P<value>[+-]?[\d,]*\.?\d+(?:e[+-]?\d+)?)(?: {wording.PLUS_MINUS} (?P<sd>[\d.,]+(?:e[+-]?\d+)?))?"
+    r"(?: (?P<unit>[^\d\s(]+))?(?: \((?P<n>\d+)\))?$"
+)
+"""A cell of a table that is a number: value, deviation, unit and count."""
 
 MOST_LETTERS = 150
 """The length of a figure's file name, beside the checksum and the ending; most systems allow 255."""
@@ -94,8 +100,9 @@ def _rendered(shown: Mapping[str, Anything]) -> str:
         f"chart{outer}-{inner}": figure.chart
         for outer, section in enumerate(shown["sections"], 1)
         for inner, figure in enumerate(section.figures, 1)
+        if figure.chart
     }
-    drawing = {"config": {"light": config(LIGHT), "dark": config(DARK)}, "charts": charts}
+    drawing = {"config": {"light": config(LIGHT), "dark": config(DARK)}, "charts": charts, "colors": shown["colors"]}
     return template.render(
         shown,
         light=LIGHT,
@@ -119,13 +126,16 @@ def write_figures(runs: Sequence[Run], folder: Path, options: ReportOptions, ove
         f"{section.title} {figure.title}": figure
         for section in page(every, options)["sections"]
         for figure in section.figures
+        if figure.chart
     }
-    both = json.loads(converted(_STILL, json.dumps([*map(_still, figures.values())]).encode()))
+    stills = [_still(figure, options.colors or {}) for figure in figures.values()]
+    both = json.loads(converted(_STILL, json.dumps(stills).encode()))
     for title, (svg, pdf) in zip(figures, both, strict=True):
         files |= {f"{title}.svg": svg.encode(), f"{title}.pdf": b64decode(pdf)}
     for title, table in comparison(runs, options):
         text = pd.DataFrame(table.rows, columns=pd.Index(table.heads))
-        files |= {f"{title}.csv": text.to_csv(index=False).encode(), f"{title}.tex": latex(text).encode()}
+        numbers = in_numbers(text).to_csv(index=False)
+        files |= {f"{title}.csv": numbers.encode(), f"{title}.tex": latex(text).encode()}
     for table in tables_or_problems(every, options)[0]:
         files |= {f"{table.title}.csv": table.to_csv().encode(), f"{table.title}.tex": table.to_latex().encode()}
     folder.mkdir(parents=True, exist_ok=True)
@@ -135,19 +145,43 @@ def write_figures(runs: Sequence[Run], folder: Path, options: ReportOptions, ove
     return paths
 
 
+def in_numbers(text: pd.DataFrame) -> pd.DataFrame:
+    """A table of text with numbers for cells such as "50.0 +- 2.8 % (2)": the value, its deviation "sd" and its count
+    "n" are columns, and the unit is in the heading. A column with other words, or with two units, stays as it is."""
+    columns: dict[str, pd.Series] = {}
+    for head, cells in text.items():
+        fields = cells.str.extract(_CELL)
+        units = fields["unit"].dropna().unique()
+        if fields["value"].isna().ne(cells == wording.NONE).any() or fields["value"].isna().all() or len(units) > 1:
+            columns[str(head)] = cells
+            continue
+        names = {"value": ", ".join([str(head), *units]), "sd": f"{head}, sd", "n": f"{head}, n"}
+        columns |= {
+            names[name]: pd.to_numeric(fields[name].str.replace(",", ""))
+            for name in names
+            if fields[name].notna().any()
+        }
+    return pd.DataFrame(columns)
+
+
 def _file_name(title: str) -> str:
     """A title with its ending as a file's name; of a long one the beginning, and a checksum of the whole."""
-    stem, _, ending = re.sub(r"[^\w.]+", "-", title).rpartition(".")
+    name, _, ending = title.rpartition(".")
+    stem = re.sub(r"[^\w.]+", "-", name).strip("-")
     short = stem if len(stem) <= MOST_LETTERS else f"{stem[:MOST_LETTERS]}-{crc32(stem.encode()):08x}"
     return f"{short}.{ending}"
 
 
-def _still(figure: Figure) -> Spec:
+def _still(figure: Figure, colors: Mapping[str, str]) -> Spec:
     """The chart for a file: with a width in pixels, and as many columns of the legend as there is room for."""
     width = 640 if figure.wide else 360
     color = figure.chart.get("encoding", {}).get("color", {})
     labels = (color.get("legend") or {}).get("values", [""])
     style = config(LIGHT)
+    of_series = style["range"]["category"]
+    every = color.get("scale", {}).get("domain", [])
+    named = [colors.get(label, of_series[index % NUM_COLORS]) for index, label in enumerate(every)]
+    style["range"]["category"] = named or of_series
     style["legend"]["columns"] = max(1, width // (8 * max(map(len, labels)) + 45))
     return {**figure.chart, "width": width, "config": style}
 
@@ -172,6 +206,9 @@ def page(groups: Sequence[Group], options: ReportOptions) -> dict[str, Anything]
         "cards": [] if several else _cards(runs[0], names),
         "targets": [targets(groups, names[0], target, options.last) for target in options.targets if several and names],
         "tuning": tuning(choices, options.best_over, names[0], options.last, groups) if several and choices else None,
+        "with_seeds": has_seeds(groups),
+        "colors": options.colors or {},
+        "lead": bool(names),
         "ranking": ranking(groups, names, options.last, more) if several else None,
         "work": sortable(groups, work_columns(groups), "") if several else None,
         "fairness": fairness_tables(groups, names),

@@ -173,7 +173,8 @@ def fairness_of(run: Run) -> dict[str, dict[str, float]]:
 def fairness_tables(groups: Sequence[Group], first: Sequence[str], others: bool = True) -> list[dict[str, Anything]]:
     """Metrics over clients, means over seeds: first those named in `first`, then, with `others`, all others.
 
-    One table for one group, else a table of each value; parts of a metric come after the others, and are `folded`.
+    One table for one group, else a table of each value, of which all but the first are `folded`; parts of a metric come
+    after the others, and are `folded`, too.
     """
     seeds = [[fairness_of(run) for run in group.runs] for group in groups]
     known = dict.fromkeys(name for every in seeds for spread in every for name in spread)
@@ -185,13 +186,18 @@ def fairness_tables(groups: Sequence[Group], first: Sequence[str], others: bool 
         for name in names
         for metric_facts in (facts_of(groups, name),)
     }
-    shown = [(titles[name], rows[name], name in parts) for name in [*metrics, *parts[:MOST_PARTS]]]
+    shown = [(titles[name], rows[name], position > 0) for position, name in enumerate([*metrics, *parts[:MOST_PARTS]])]
     if len(groups) == 1:
         few = parts[:MOST_PARTS]
         kinds = [("", metrics)] * bool(metrics) + [(f"Parts of metrics, {len(few)} of {len(parts)}", few)] * bool(few)
         shown = [(kind, [(titles[name], rows[name][0][1]) for name in some], bool(kind)) for kind, some in kinds]
     head = ["Metric" if len(groups) == 1 else "Run", *_OVER_CLIENTS.values()]
-    return [{"title": title, "head": head, "rows": some, "folded": folded} for title, some, folded in shown]
+    # The last column says how many clients were left out, if any were.
+    ends = [None if any(cells[-1] != "0" for _, cells in rows) else -1 for _, rows, _ in shown]
+    return [
+        {"title": title, "head": head[:end], "rows": [(row, cells[:end]) for row, cells in rows], "folded": folded}
+        for (title, rows, folded), end in zip(shown, ends, strict=True)
+    ]
 
 
 def _fairness_rows(groups: Sequence[Group], seeds: Sequence[Spreads], name: str) -> list[tuple[Key, list[str]]]:

@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from itertools import product
 from typing import NamedTuple
 
@@ -177,6 +178,10 @@ class Pivot:
         ranks = [f"\n{ranks.frame.to_string(index=False)}\n{ranks.note}" for ranks in self.ranks]
         return "\n".join([self.title, self.flat().to_string(index=False), self.note, *ranks])
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return f"<p>{escape(self.title)}</p>{self.flat().to_html(index=False)}<p>{escape(self.note)}</p>"
+
     def to_csv(self) -> str:
         """`frame` as CSV."""
         return self.frame.to_csv(index=False)
@@ -216,7 +221,6 @@ def as_number(item: str) -> float:
 def pivots(every: Sequence[Group], options: ReportOptions) -> list[Pivot]:
     """The tables of `[report]`, or those that fit the sweep. Raise RayflError as `pivot` does."""
     groups, names, _ = compared(every, options)
-    groups = sorted(groups, key=lambda group: [group_of_all.label for group_of_all in every].index(group.label))
     tables = options.tables or (default_tables(groups, options.best_over) if names else [])
     return [pivot(groups, table, names[0] if names else None, options.last) for table in tables]
 

@@ -234,13 +234,18 @@ class RunResults(Recorded):
         require_copies(self.settings, table, self.directory)
         return resolve(Architecture, table["model"])
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        numbers = {name: value for name, value in self.summary.items() if not isinstance(value, dict)}
+        return pd.Series(self.summary["final"] | numbers).to_frame().to_html(header=False)
+
     def __repr__(self) -> str:
         planned = "" if self.finished else f" of {self.settings.get('rounds')}"
         return one_line(f"<run of {len(self.arrow.rounds)}{planned} rounds in {self.directory}>")
 
 
 class SweepResults(Recorded):
-    """The runs of a sweep, in its order; loaded runs are in the order of their directories' names."""
+    """The runs of a sweep, in its order."""
 
     def __init__(self, directory: Path, runs: Sequence[RunResults]) -> None:
         self.directory = directory
@@ -308,6 +313,10 @@ class SweepResults(Recorded):
 
     def __len__(self) -> int:
         return len(self.runs)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return self.summary.to_html(index=False)
 
     def __repr__(self) -> str:
         finished = sum(run.finished for run in self.runs)

@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 
 from rayfl.errors import RayflError, reason
 from rayfl.limits import memory
+from rayfl.limits.json_files import read_json
 from rayfl.limits.regular_files import Unopened, require_regular
 from rayfl.metrics.facts import RECORDED_BEFORE, Facts
 from rayfl.run_directory.description import is_run, read_experiment, read_metric_facts, read_platform
@@ -103,11 +104,26 @@ def read_run(directory: Path, leave_out: Collection[str] = ()) -> Run:
     )
 
 
+ORDER = "order.json"
+"""The file of a sweep's directory that has the names of its runs, in the order of the sweep's file."""
+
+
 def run_directories(directory: Path) -> list[Path]:
-    """The run directories of a sweep, sorted by name. Any other directory is returned as the only one."""
+    """The run directories of a sweep, in the order of its file, others after them by name. Any other directory is
+    returned as the only one."""
     if is_run(directory) or not directory.is_dir():
         return [directory]
-    return sorted(path for path in directory.iterdir() if is_run(path)) or [directory]
+    order = {name: position for position, name in enumerate(read_order(directory))}
+    runs = sorted(path for path in directory.iterdir() if is_run(path))
+    return sorted(runs, key=lambda path: order.get(path.name, len(order))) or [directory]
+
+
+def read_order(directory: Path) -> list[str]:
+    """The names of a sweep's run directories in the order of its file; empty if they are not written there."""
+    with suppress(RayflError):
+        names = read_json(directory / ORDER).get("runs") if (directory / ORDER).is_file() else []
+        return [str(name) for name in names] if isinstance(names, list) else []
+    return []
 
 
 class Recorder(AbstractContextManager["Recorder"]):

@@ -250,7 +250,9 @@ def test_a_table_of_runs_with_seeds_is_whole_at_1280_pixels_and_can_be_saved(bro
     assert rows[0][:3] == ["Run", "Seeds", "Rounds"] and {row[0] for row in rows[1:]} == {
         "FedAvg & co", "FedPSE (keep 10_%)", "local|alone",
     }  # fmt: skip
-    assert rows[1][1:5] == ["1, 2, 3", "3", "40.0 \u00b1 10.0 % (3)", "60.0 \u00b1 10.0 % (3)"]
+    head = "Final, smoothed: Accuracy: Shared model, pooled test set"
+    assert rows[0][3:6] == [f"{head}, %", f"{head}, sd", f"{head}, n"]
+    assert rows[1][1:7] == ["1, 2, 3", "3", "40", "10", "3", "60"]
     lines = saved["LaTeX"].splitlines()
     assert lines[0] == "\\begin{tabular}{lrrrrrrrrrr}" and lines[-1] == "\\end{tabular}" and len(lines) == 9
     assert "FedPSE (keep 10\\_\\%) & 1, 2, 3 & 3 & 40.0 $\\pm$ 10.0 \\% (3) &" in saved["LaTeX"]

@@ -6,15 +6,17 @@ from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from rayfl.experiment.report_options import ReportOptions
 from rayfl.report import wording
-from rayfl.report.page import report, vega_javascript
+from rayfl.report.groups import group_runs
+from rayfl.report.page import in_numbers, page, report, vega_javascript, write_figures
 from rayfl.report.summary import summary
 from rayfl.rounds.ledger import ClientRow, MetricRow, RoundRow
 from rayfl.run_directory.description import Description
-from rayfl.run_directory.record import Recorder, read_run
+from rayfl.run_directory.record import ORDER, Recorder, read_run, run_directories
 from rayfl.run_directory.run_folder import create_run_directory
 from tests.hand_written import heading
 from tests.refusals import line_with, mentions, refused
@@ -166,8 +168,9 @@ def test_the_page_of_one_run_shows_its_numbers_and_settings(tmp_path):
     assert page.row("platform") == ["torch 2.13.0"]
     # The one warning is for browsers without JavaScript.
     assert page.attributes.count(("class", "warning")) == 1
-    # Accuracy, spread and end of own accuracy, bytes, two other metrics.
-    assert page.tags.count("figure") == page.tags.count("figcaption") == len(charts(html)) == 6
+    # Accuracy, spread and end of own accuracy, bytes, two other metrics, of which one never changes.
+    assert page.tags.count("figure") == page.tags.count("figcaption") == 6 == len(charts(html)) + 1
+    assert text.count("the same at all times") == 1
 
 
 def test_what_did_not_happen_is_not_plotted(tmp_path):
@@ -206,7 +209,7 @@ def test_several_runs_are_ranked_grouped_by_seed_and_told_what_they_spent(tmp_pa
     smoothed, last = "41.7 \u00b1 0.5 % (2)", "50.0 \u00b1 2.8 % (2)"
     assert ranking[0] == ["fast", "1, 2", "3", smoothed, last, last, *spent]
     assert ranking[1] == ["slow", "1", "3", "25.0 % (1)", "45.0 % (1)", "45.0 % (1)", *spent]
-    assert work == [["fast", "2", "2", "10"], ["slow", "2", "2", "10"]]
+    assert work == [["slow", "2", "2", "10"], ["fast", "2", "2", "10"]]
     # Both seeds of fast pass the target in round 0, slow in round 2; a round costs 1.5 MB, 1 MB of it up, and 4 s.
     assert mentions(heading(html, "target"), "23 %")
     assert prices[0] == [
@@ -220,10 +223,10 @@ def test_several_runs_are_ranked_grouped_by_seed_and_told_what_they_spent(tmp_pa
     ]
     assert prices[1] == ["slow", "yes", "3 (1)", "3.00 MB (1)", "4.50 MB (1)", "12.0 s (1)", "25.0 % (1)"]
     assert "(n = 1 to 2)" in " ".join(page.text)
-    assert page.row("training.lr") == ["0.1", "0.01"]
+    assert page.row("training.lr") == ["0.01", "0.1"]
     # Final accuracy over bytes, two accuracies, the clients' end, up, down, loss, correlation distance.
     assert page.tags.count("figure") == 8
-    options = against(charts(html)["chart2-1"])
+    options = against(charts(html)["chart1-1"])
     assert options[0] == "Round" and len(options) == 4
 
 
@@ -256,7 +259,7 @@ def test_a_table_can_be_sorted_by_its_headings(tmp_path):
     assert html.count('title="Sort by this"') == 17 and ("aria-sort", "ascending") in page.attributes
     # Both reach the target at once, and the final accuracy, the sixth, puts high first.
     places = re.findall(r'data-places="([^"]*)"><th[^>]*><span[^>]*></span>(\w+)<', html)[:2]
-    assert [(found.split()[5], name) for found, name in places] == [("0", "high"), ("1", "low")]
+    assert [(found.split()[5], name) for found, name in places] == [("1", "low"), ("0", "high")]
 
 
 def test_the_page_loads_nothing(tmp_path):
@@ -365,3 +368,55 @@ def test_refusals(tmp_path):
     with refused(names=[tmp_path, "experiment.json"]):
         report([tmp_path], tmp_path / "report.html")
     assert not (tmp_path / "report.html").exists()
+
+
+def test_order_and_colours_are_those_of_the_sweep_or_of_the_options(tmp_path):
+    sweep = tmp_path / "sweep"
+    sweep.mkdir()
+    for name, last in (("a", 0.3), ("b", 0.5), ("c", 0.9)):
+        record(sweep / name, [0.1, last], training={"lr": last})
+    (sweep / ORDER).write_text('{"runs": ["c", "a"]}', encoding="utf-8")
+    directories = run_directories(sweep)
+    assert [directory.name for directory in directories] == ["c", "a", "b"]
+    options = ReportOptions(order=("b",), colors={"a": "#ff00ff"})
+    path = report(directories, tmp_path / "page.html", options)
+    html = path.read_text(encoding="utf-8")
+    chart = charts(html)["chart1-1"]
+    # The curve of the metric that ranks the runs comes first.
+    assert html.index('id="section1"') < html.index('id="runs"')
+    assert chart["encoding"]["color"]["scale"]["domain"] == ["b", "c", "a"]
+    assert len({*map(str, chart["layer"][-2]["encoding"]["strokeDash"]["scale"]["range"])}) == 3
+    keys = dict(re.findall(r'border-color: ([^"]+)"></span>(\w+)<', html))
+    assert keys == {"var(--c0)": "b", "var(--c1)": "c", "#ff00ff": "a"}
+    # A damaged file of the order is none.
+    (sweep / ORDER).write_text('{"runs": 3', encoding="utf-8")
+    assert [directory.name for directory in run_directories(sweep)] == ["a", "b", "c"]
+
+
+def test_what_never_changes_is_a_number_and_files_have_numbers(tmp_path):
+    runs = [
+        record(tmp_path / name, values, training={"lr": values[0]})
+        for name, values in (("low", [0.1, 0.45]), ("high", [0.2, 0.9]))
+    ]
+    shown = page(group_runs([*map(read_run, runs)]), ReportOptions())
+    figures = [figure for section in shown["sections"] for figure in section.figures]
+    (up,) = [figure for figure in figures if figure.title == "Up"]
+    assert up.chart == {} and up.caption.startswith("1 MB per round, the same at all times.")
+    paths = write_figures([*map(read_run, runs)], tmp_path / "files", ReportOptions())
+    assert not any(path.stem.startswith("-") or path.stem.endswith("-") for path in paths)
+    (table,) = [path for path in paths if path.stem.endswith("best-first") and path.suffix == ".csv"]
+    frame = pd.read_csv(table)
+    assert frame["Final, %"].tolist() == [90, 45] and frame["Up, MB"].tolist() == [2, 2]
+
+
+def test_numbers_in_words_become_columns_of_numbers():
+    words = {
+        "Run": ["a", "b"],
+        "Final": ["50.0 \u00b1 2.8 % (2)", wording.NONE],
+        "Time": ["1,234.5 s", "2 min"],
+        "Up": ["1,234.5 MB", "0.3 MB"],
+    }
+    numbers = in_numbers(pd.DataFrame(words))
+    assert [*numbers] == ["Run", "Final, %", "Final, sd", "Final, n", "Time", "Up, MB"]
+    assert numbers.iloc[0].tolist() == ["a", 50.0, 2.8, 2, "1,234.5 s", 1234.5]
+    assert numbers["Final, %"].isna().tolist() == [False, True]

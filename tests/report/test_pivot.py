@@ -252,7 +252,7 @@ def test_settings_with_three_numbers_are_drawn_where_there_are_not_two(tmp_path,
     one = [run for run in runs if run.experiment["swept"]["case"] == "prox"]
     (table,) = pivots(group_runs(one), ReportOptions())
     assert (table.options.rows, table.options.columns) == (("method.mu",), ())
-    figure = sections(group_runs(one), [ACCURACY], [table])[0].figures[0]
+    figure = sections(group_runs(one), [ACCURACY], [table])[1].figures[0]
     (row,) = figure.chart["data"]["values"]
     assert row["mu"] == [0.1, 2.0, 10.0]
     assert row["value"] == pytest.approx([np.mean(VALUES["prox", mu]) for mu in row["mu"]])
@@ -261,11 +261,11 @@ def test_settings_with_three_numbers_are_drawn_where_there_are_not_two(tmp_path,
 
 
 def test_lines_are_the_items_of_the_other_axis_and_large_spans_are_logarithmic(runs):
-    figure = sections(group_runs(runs), [ACCURACY], [table_of(runs)])[0].figures[0]
+    figure = sections(group_runs(runs), [ACCURACY], [table_of(runs)])[1].figures[0]
     assert [row["series"] for row in figure.chart["data"]["values"]] == ["plain", "prox"]
     assert {one["name"]: one["value"] for one in figure.chart["params"]}["log_x"]
     turned = table_of(runs, rows="method.mu", columns="case")
-    assert sections(group_runs(runs), [ACCURACY], [turned])[0].figures[0] == figure
+    assert sections(group_runs(runs), [ACCURACY], [turned])[1].figures[0] == figure
     few = [run for run in runs if run.experiment["swept"]["method.mu"] != "10.0"]
     assert all(one.title != "Against swept settings" for one in sections(group_runs(few), [ACCURACY], [table_of(few)]))
 
