@@ -8,6 +8,8 @@ nobody defined. Datasets, transforms and models need none of them, so their sche
 import functools
 import importlib
 import importlib.util
+import sys
+from importlib.abc import MetaPathFinder
 from pathlib import Path
 from types import ModuleType
 
@@ -17,6 +19,16 @@ from rayfl.errors import RayflError
 
 OPERATORS = ("nms", "qnms")
 """Operators that torchvision's Python side needs at import."""
+
+
+class DefineOperators(MetaPathFinder):
+    """Defines the operators when anybody imports torchvision: a user's file, a model's factory, another package."""
+
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> None:
+        """Find nothing: the finders after this one do."""
+        if fullname == "torchvision":
+            sys.meta_path.remove(self)
+            define_operators()
 
 
 @functools.cache
@@ -29,7 +41,7 @@ def torchvision() -> ModuleType:
 
 @functools.cache
 def define_operators() -> bool:
-    """Make `import torchvision` possible, also for others that do it; returns whether it is installed."""
+    """Make `import torchvision` possible; returns whether it is installed."""
     spec = importlib.util.find_spec("torchvision")
     if spec is None or spec.origin is None:
         return False
@@ -49,3 +61,7 @@ def _operators_load(folder: Path) -> bool:
     except OSError:
         return False
     return bool(libraries)
+
+
+if "torchvision" not in sys.modules:
+    sys.meta_path.insert(0, DefineOperators())

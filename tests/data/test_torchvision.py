@@ -47,3 +47,16 @@ def test_a_library_that_does_not_load_is_noticed(tmp_path):
     assert not _operators_load(tmp_path)
     (tmp_path / "_C.so").write_bytes(b"not a library")
     assert not _operators_load(tmp_path)
+
+
+def test_a_users_file_imports_it_at_its_top(tmp_path):
+    (tmp_path / "mine.py").write_text("from torchvision.models import resnet18 as net")
+    program = f"""
+import sys
+from rayfl.choices.kinds import resolve
+from rayfl.models.base import Architecture
+assert "torchvision" not in sys.modules
+for name in ("{tmp_path}/mine.py:net", "torchvision.models:resnet18"):
+    print(resolve(Architecture, {{"name": name, "weights": None}}).build((3, 32, 32), 7).fc.out_features)
+"""
+    assert in_a_fresh_process(program) == "7\n7"
