@@ -18,7 +18,7 @@ from rayfl.models.base import MemoryFormat, laid_out
 
 _MADE = (
     *("module", "rows", "slots", "frozen_slots", "buffer_slots", "constant_slots", "moving_slots"),
-    *("buffers", "placed_on"),
+    *("buffers", "placed_on", "stored_names"),
 )
 """Attributes that every process makes for itself, and that are not pickled."""
 
@@ -35,6 +35,7 @@ class Network:
     outputs stay float32.
 
     constants: tensors that the module uses beside the parameters, by name; never trained, sent or counted.
+    stored_names: the names in the module's state_dict, each with that of the weight in `params`.
     local: initial values of the tensors that clients keep, by name: the parameters in `personal`, and buffers that
     training changes. stochastic: whether `observe` has seen it draw random numbers. vmappable: whether it can run under
     torch.vmap.
@@ -122,11 +123,12 @@ class Network:
             if after.get(name) is not buffer or not torch.allclose(buffer, value, rtol=0, atol=0, equal_nan=True)
         )
 
-    def observe(self, params: tree.Tree, inputs: Tensor) -> Tensor:
-        """The outputs in evaluation mode. Notes whether a training or an evaluation pass draws from global generators.
+    def observe(self, params: tree.Tree, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """The outputs in training and in evaluation mode. Notes whether a pass draws from global generators.
 
         Raise RayflError if a pass gives other outputs when it is repeated with the same draws.
         """
+        in_mode: list[Tensor] = []
         for training in (True, False):
             outputs, generators = drawn_by(lambda mode=training: self(params, inputs, mode))
             self.stochastic |= bool(generators)
@@ -139,7 +141,8 @@ class Network:
                     "next, or draws from a generator of its own, and each actor has another one; draw from torch's, "
                     "numpy's or Python's global generator, which rayfl seeds for each client and round"
                 )
-        return outputs
+            in_mode.append(outputs)
+        return in_mode[0], in_mode[1]
 
     def __call__(self, params: tree.Tree, inputs: Tensor, training: bool = True) -> Tensor:
         """The outputs [batch, ...] for inputs [batch, *input_shape]; dropout drops only in training."""
@@ -265,6 +268,11 @@ class Network:
             for name, buffer in owner._buffers.items()
             if buffer is not None
         ]
+        self.stored_names = {
+            key: names[id(tensor)]
+            for key, tensor in self.module.state_dict(keep_vars=True).items()
+            if id(tensor) in names
+        }
         self.constant_slots = self.buffer_slots
         self.moving_slots = []
         self.rows = batch_norm.Rows()

@@ -10,32 +10,42 @@ from safetensors.torch import load_file
 
 from rayfl.errors import RayflError, did_you_mean, log
 from rayfl.limits.regular_files import reading, require_regular
-from rayfl.models.adapters import plain_names
+from rayfl.models.adapters import BASE, plain_names
 from rayfl.tree import Tree
 
 
-def read_weights(path: Path, expected: Tree, model: str) -> Tree:
-    """The weights in a safetensors file, in the dtypes of `expected`.
+def read_weights(path: Path, expected: Tree, model: str, stored: Mapping[str, str] | None = None) -> Tree:
+    """The weights in a file, in the dtypes of `expected`.
 
-    If their names or shapes are not those of `expected`, RayflError names the file and the first weight that differs.
+    stored: the names in the module's state_dict, where tied weights have several, each with the name of its weight in
+    `expected`. The others (non-persistent buffers) may be missing: they stay as they are. If names or shapes in the
+    file are others, RayflError names the file and the first weight that differs.
     """
-    loaded = _weights(path)
-    wrong = _misfit(loaded, expected)
+    loaded = _renamed(path, _weights(path), stored or {})
+    needed = {name: tensor for name, tensor in expected.items() if name in loaded or _is_stored(name, stored)}
+    wrong = _misfit(loaded, needed)
     if wrong is not None:
         raise RayflError(f"{path} does not fit model {model!r}: {wrong}")
-    return _copied(loaded, {name: (name, tensor) for name, tensor in expected.items()})
+    return {**expected, **_copied(loaded, {name: (name, tensor) for name, tensor in needed.items()})}
 
 
-def read_backbone(path: Path, weights: Tree, trained: Collection[str], model: str) -> Tree:
+def read_backbone(
+    path: Path, weights: Tree, trained: Collection[str], model: str, stored: Mapping[str, str] | None = None
+) -> Tree:
     """`weights` with those that a file has replaced; names in the file are the model's own, without adapters.
 
     The file may have other weights too, and may lack the parameters in `trained`; the log names both. Raise RayflError
-    if it lacks a frozen weight, or if a shape differs.
+    if it lacks a frozen weight, or if a shape differs. stored: as for `read_weights`, of the model with adapters.
     """
-    loaded = _weights(path)
+    plain = {name.replace(BASE, "."): weight.replace(BASE, ".") for name, weight in (stored or {}).items()}
+    loaded = _renamed(path, _weights(path), plain)
     names = plain_names(weights)
     missing = [name for name in names if name not in loaded and names[name] in trained]
-    expected = {name: weights[full] for name, full in names.items() if name not in missing}
+    expected = {
+        name: weights[full]
+        for name, full in names.items()
+        if name in loaded or (name not in missing and _is_stored(full, stored))
+    }
     left = sorted(loaded.keys() - expected.keys())
     wrong = _misfit({name: tensor for name, tensor in loaded.items() if name in expected}, expected)
     if wrong is not None:
@@ -44,6 +54,24 @@ def read_backbone(path: Path, weights: Tree, trained: Collection[str], model: st
         if some:
             log.warning("model.start=%s: %s %s", path, ", ".join(some), what)
     return {**weights, **_copied(loaded, {names[name]: (name, tensor) for name, tensor in expected.items()})}
+
+
+def _is_stored(name: str, stored: Mapping[str, str] | None) -> bool:
+    return stored is None or name in stored.values()
+
+
+def _renamed(path: Path, loaded: dict[str, torch.Tensor], stored: Mapping[str, str]) -> dict[str, torch.Tensor]:
+    """The tensors by the names of the model's weights. Raise RayflError for tied weights that differ."""
+    renamed: dict[str, torch.Tensor] = {}
+    for name, tensor in loaded.items():
+        weight = stored.get(name, name)
+        if weight in renamed and not torch.equal(renamed[weight], tensor):
+            raise RayflError(
+                f"{path} has two different tensors for {weight!r}, one of them as {name!r}, and the model has one for "
+                "both; correct the file, or do not tie them"
+            )
+        renamed[weight] = tensor
+    return renamed
 
 
 def _weights(path: Path) -> dict[str, torch.Tensor]:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import nn
 
 from rayfl.experiment.experiment import read
 from rayfl.experiment.prepare import prepare
@@ -123,3 +124,38 @@ def test_a_method_with_weights_of_its_own_refuses_others(home: Path) -> None:
     with refused(names=["mcepl", "remove", "model.start"]):
         prepare(read(home / "started.toml", settings))
     prepare(read(home / "started.toml", ["method=mcepl", "topology=ring"]))
+
+
+class Tied(nn.Module):
+    """A layer under two names, a buffer that its state_dict leaves out, and an embedding that is the head's weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(64, 64)
+        self.second = self.first
+        self.head = nn.Linear(64, 10)
+        self.rows = nn.Embedding(10, 64)
+        self.rows.weight = self.head.weight
+        self.register_buffer("scale", torch.ones(64), persistent=False)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.relu(self.second(torch.relu(self.first(self.scale * images.flatten(1))))))
+
+
+def test_the_state_dict_of_the_very_class_fits(home: Path, tmp_path: Path) -> None:
+    states = {name: tensor.clone() for name, tensor in Tied().state_dict().items()}
+    assert {"second.weight", "rows.weight"} < states.keys() and "scale" not in states
+    settings = [f"model={{name = '{__file__}:Tied', start = '{tmp_path}/w.pt'}}"]
+    torch.save(states, tmp_path / "w.pt")
+    setup = prepare(read(home / "started.toml", settings))
+    assert {"first.weight", "first.bias", "head.bias"} < setup.initial.keys() and len(setup.initial) == 4
+    assert torch.equal(setup.initial["first.weight"], states["second.weight"])
+    # Of tied weights one name is enough, as safetensors writes them, and an older file may have the buffer.
+    less = {name: tensor for name, tensor in states.items() if name not in ("first.weight", "rows.weight")}
+    torch.save({**less, "scale": torch.full((64,), 2.0)}, tmp_path / "w.pt")
+    setup = prepare(read(home / "started.toml", settings))
+    assert torch.equal(setup.initial["first.weight"], states["second.weight"])
+    assert setup.method.task.constants["scale"].tolist() == [2.0] * 64
+    torch.save({**states, "second.weight": torch.zeros(64, 64)}, tmp_path / "w.pt")
+    with refused(names=["first.weight", "second.weight", "two different"]):
+        prepare(read(home / "started.toml", settings))
