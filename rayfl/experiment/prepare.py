@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor, nn
 
 from rayfl import tree
 from rayfl.choices import plugins
@@ -38,8 +37,8 @@ from rayfl.run_directory.trackers.tracker import require_installed
 from rayfl.settings import Settings, shown
 from rayfl.settings_read import ThirdPartySetting, class_id, is_ours
 from rayfl.task import NetworkTask
-from rayfl.tasks.check import check_task
 from rayfl.tasks.supervised import task_for
+from rayfl.tasks.trial import Trial
 from rayfl.topology.graphs import SparseTopology
 
 EVALUATED_RATIO = 0.2
@@ -75,10 +74,10 @@ def prepare(experiment: Experiment) -> Setup:
         topology = None if experiment.topology is None else experiment.topology.read(experiment.clients.num_seen)
         weights = task.network.first_weights(task.network.seed)
         if model.start is not None and experiment.adapters is None:
-            weights = read_weights(Path(model.start), weights, model.name)
+            weights = read_weights(Path(model.start), weights, model.name, task.network.stored_names)
         elif model.start is not None:
             trained = {name for _, _, name in task.network.slots}
-            weights = read_backbone(Path(model.start), weights, trained, model.name)
+            weights = read_backbone(Path(model.start), weights, trained, model.name, task.network.stored_names)
         params = split_weights(experiment.parts, model.name, task.network, weights, dataset)
         if task.network.local:
             method = with_parts(method, experiment.parts)
@@ -186,7 +185,7 @@ def split_weights(parts: Parts, model: str, network: Network, weights: tree.Tree
     moving = frozenset[str]()
     personal = chosen(parts.personal, network.module, model)
     if network.buffer_slots:
-        # A model that does not run is refused by `check_outputs`.
+        # A model that does not run is refused by `Trial.check`.
         with suppress(Exception):
             moving = network.changed_buffers(first_two(dataset).inputs)
     if parts.buffers != "average" and not moving:
@@ -197,61 +196,9 @@ def split_weights(parts: Parts, model: str, network: Network, weights: tree.Tree
     return network.keep_constants(weights, personal, moving, frozen=parts.buffers == "frozen")
 
 
-def check_inputs(task: NetworkTask, model: str, dataset: Dataset) -> None:
-    """Raise RayflError if the data are tokens and the model does not embed all of them, or if only the model has
-    tokens.
-    """
-    layers = (nn.Embedding, nn.EmbeddingBag)
-    embedded = [layer.num_embeddings for layer in task.network.module.modules() if isinstance(layer, layers)]
-    if dataset.kind == "text" and not embedded:
-        # Whole numbers in somebody's file are taken for tokens.
-        cure = ", or give data.kind='vector' if these are numbers" if dataset.name == "arrays" else ""
-        shape = task.task.output_shape(dataset)
-        raise RayflError(
-            f"model {model!r} takes numbers, and dataset {dataset.name!r} has tokens; choose a text model, for example "
-            f"""{"char-lstm with predicts='all'" if len(shape) > 1 else "char-lstm or mean-embedding"}{cure}"""
-        )
-    if dataset.kind != "text" and embedded:
-        raise RayflError(
-            f"model {model!r} takes tokens, and dataset {dataset.name!r} is not text; choose a model for numbers"
-        )
-    if embedded and min(embedded) < dataset.num_tokens:
-        raise RayflError(
-            f"model {model!r} embeds {min(embedded)} tokens, and dataset {dataset.name!r} has {dataset.num_tokens}; "
-            f"set model.vocabulary={dataset.num_tokens}"
-        )
-
-
-def check_outputs(task: NetworkTask, model: str, dataset: Dataset, params: tree.Tree) -> None:
-    """Raise RayflError unless the model returns outputs for two train examples, and the task losses for these.
-
-    It runs in training and in evaluation mode, and the network notes whether it draws random numbers.
-    """
-    batch = first_two(dataset)
-    wanted = [len(batch.inputs), *task.task.output_shape(dataset)]
-    shape = list(batch.inputs.shape)
-    given = f"model {model!r} gets inputs {shape}, {shape[0]} examples of dataset {dataset.name!r}"
-    try:
-        with torch.no_grad():
-            outputs = task.network.observe(params, batch.inputs)
-    except (KeyboardInterrupt, RayflError):
-        raise
-    except BaseException as error:
-        raise RayflError(f"{given}, and raises {error_text(error)}; it must return outputs {wanted}") from error
-    is_tensor = isinstance(outputs, Tensor)
-    if not is_tensor or list(outputs.shape) != wanted or not outputs.is_floating_point():
-        what = f"values of type {outputs.dtype} {list(outputs.shape)}" if is_tensor else f"a {type(outputs).__name__}"
-        cure = f" (model.predicts={'all' if len(wanted) > 2 else 'last'!r})" if model == "char-lstm" else ""
-        raise RayflError(
-            f"{given}, and returns {what}; it must return outputs {wanted} for task {task.task.name!r}{cure}"
-        )
-    check_task(task.task, outputs, batch.labels)
-
-
 def check(setup: Setup, experiment: Experiment, task: NetworkTask) -> None:
     """Raise RayflError if data, model, method, engine and machine do not fit each other."""
-    check_inputs(task, experiment.model.name, setup.dataset)
-    check_outputs(task, experiment.model.name, setup.dataset, setup.first_model)
+    Trial(task.network, task.task, setup.dataset, experiment.model, setup.first_model).check()
     uses_graph = setup.method.capabilities.uses_graph
     if setup.topology is not None and (uses_graph or not isinstance(setup.topology, SparseTopology)):
         peers = setup.num_clients

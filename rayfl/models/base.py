@@ -9,8 +9,8 @@ from typing import Annotated, Any, ClassVar, Literal, cast, get_args
 from pydantic import Field
 from torch import Tensor, nn
 
+import rayfl.data.torchvision  # noqa: F401 (so that a file or a factory can import torchvision)
 from rayfl.choices.kinds import Choice, reference
-from rayfl.data.torchvision import define_operators
 from rayfl.errors import RayflError, UnknownKey
 
 Width = Annotated[int, Field(ge=1)]
@@ -45,6 +45,12 @@ class Architecture(Choice):
     def builder(self, input_shape: tuple[int, ...], num_classes: int) -> Callable[[], nn.Module]:
         """`build` with its arguments bound, which pickles."""
         return partial(self.build, tuple(input_shape), num_classes)
+
+    @property
+    # Any: options as the user wrote them, or their defaults.
+    def settable(self) -> Mapping[str, Any]:
+        """The options that a user can set, with their values."""
+        return dict(self)
 
     @classmethod
     def adopts(cls, component: object) -> bool:
@@ -85,8 +91,8 @@ SHAPES = ("input_shape", "num_classes")
 class FromFactory(Architecture):
     """A model that a user's class of torch modules, or function, makes: `factory(input_shape, num_classes, ...)`.
 
-    `input_shape` and `num_classes` are passed by name if the factory has such parameters; `options` are always passed,
-    `start` never.
+    `input_shape` and `num_classes` are passed by name if the factory has such parameters, or takes any option
+    (`**options`); `options` are always passed, `start` never.
     """
 
     # Any: a class or a function.
@@ -105,6 +111,13 @@ class FromFactory(Architecture):
         return {"name": reference(self.factory), **self.options, **start}
 
     @property
+    # Any: see `Architecture.settable`.
+    def settable(self) -> Mapping[str, Any]:
+        parameters = inspect.signature(self.factory).parameters
+        defaults = {name: parameter.default for name, parameter in parameters.items() if name not in SHAPES}
+        return {**defaults, **self.options}
+
+    @property
     def memory_format(self) -> MemoryFormat:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The factory's attribute of this name; contiguous if it has none. Raise RayflError for an unknown value."""
         layout = getattr(self.factory, "memory_format", "contiguous")
@@ -115,13 +128,8 @@ class FromFactory(Architecture):
         return cast(MemoryFormat, layout)
 
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-        # A factory with `**options` gets options that way, but no facts about the data.
-        facts = zip(SHAPES, (input_shape, num_classes), strict=True)
-        arguments = {name: fact for name, fact in facts if name in inspect.signature(self.factory).parameters}
-        # The factory may import torchvision, as transformers does.
-        define_operators()
         try:
-            module = self.factory(**arguments, **self.options)
+            module = self._made(dict(zip(SHAPES, (input_shape, num_classes), strict=True)))
         except KeyboardInterrupt:
             raise
         except BaseException as error:
@@ -134,6 +142,23 @@ class FromFactory(Architecture):
         if not isinstance(module, nn.Module):
             raise RayflError(f"model {self.name!r} makes a {type(module).__name__}; it must return a torch.nn.Module")
         return module
+
+    # Any: what the factory returns.
+    def _made(self, facts: Mapping[str, object]) -> Any:
+        """What the factory makes of the options and of those `facts` about the data that it takes.
+
+        A factory with `**options` may hand them on to one that does not take all facts, and raises TypeError then.
+        """
+        parameters = inspect.signature(self.factory).parameters
+        arguments = {name: fact for name, fact in facts.items() if name in parameters or _takes_all(parameters)}
+        while True:
+            try:
+                return self.factory(**arguments, **self.options)
+            except TypeError as error:
+                untaken = [name for name in arguments if name not in parameters and f"argument '{name}'" in str(error)]
+                if not untaken:
+                    raise
+                del arguments[untaken[0]]
 
 
 def laid_out(images: Tensor, memory_format: MemoryFormat) -> Tensor:
@@ -157,11 +182,18 @@ def checked_options(factory: Callable[..., object], options: Mapping[str, Any]) 
         for name, parameter in parameters.items()
         if parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD) and name not in SHAPES
     ]
-    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    takes_all = _takes_all(parameters)
     for name in options:
+        if name in SHAPES and takes_all:
+            raise RayflError(" is given by rayfl, from the data; remove it", (name,))
         if name in SHAPES or (name not in settable and not takes_all):
             raise UnknownKey((name,), settable)
     for name in settable:
         if parameters[name].default is inspect.Parameter.empty and name not in options:
             raise RayflError(" is missing", (name,))
     return dict(options)
+
+
+def _takes_all(parameters: Mapping[str, inspect.Parameter]) -> bool:
+    """Whether a function has a parameter such as `**options`."""
+    return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())

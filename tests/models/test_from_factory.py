@@ -37,6 +37,18 @@ def number(input_shape, num_classes, **options):
     return 3
 
 
+def handing(width=4, **options):
+    return net(width=width, **options)
+
+
+def swallowing(**options):
+    return Net(**options)
+
+
+def naming(**options):
+    return net(num_classes=10, **options)
+
+
 class Fixed(nn.Sequential):
     def __init__(self):
         super().__init__(nn.Flatten(), nn.Linear(64, 10))
@@ -57,6 +69,9 @@ def file(tmp_path: Path) -> str:
         ("Net", {}, [(8, 64), (8,), (10, 8), (10,)]),
         ("net", {"width": 3}, [(3, 64), (3,), (10, 3), (10,)]),
         ("Fixed", {}, [(10, 64), (10,)]),
+        ("handing", {}, [(4, 64), (4,), (10, 4), (10,)]),
+        ("swallowing", {"hidden": 5}, [(5, 64), (5,), (10, 5), (10,)]),
+        ("naming", {"width": 2}, [(2, 64), (2,), (10, 2), (10,)]),
     ],
 )
 def test_what_is_made_is_what_the_class_makes(file: str, name: str, options: dict, shapes: list):
@@ -72,6 +87,7 @@ def test_what_is_made_is_what_the_class_makes(file: str, name: str, options: dic
     [
         ({"name": "Net", "hiden": 5}, ["hiden", "hidden"]),
         ({"name": "Net", "num_classes": 5}, ["num_classes", "deep, hidden"]),
+        ({"name": "swallowing", "num_classes": 5}, ["num_classes", "remove"]),
         ({"name": "net"}, ["width", "missing"]),
         ({"name": "net", "width": 3, "input_shape": [1]}, ["input_shape", "width"]),
     ],

@@ -10,12 +10,13 @@ import torch
 from rayfl.data.datasets import Dataset, Examples
 from rayfl.data.sources.imdb import IMDB
 from rayfl.experiment.experiment import Experiment
-from rayfl.experiment.prepare import check_inputs, prepare
+from rayfl.experiment.prepare import prepare
 from rayfl.models.text import CharLSTM, MeanEmbedding
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.ledger import RoundRecord
 from rayfl.rounds.rounds import RunState, simulate
 from rayfl.rounds.setup import Setup
+from rayfl.tasks.trial import Trial
 from tests.bound_tasks import classification
 from tests.data.files import write_tff
 from tests.refusals import refused
@@ -107,7 +108,7 @@ def texts(largest: int, vocabulary: int | None = None) -> Dataset:
 
 def checked(model: CharLSTM | MeanEmbedding, dataset: Dataset) -> None:
     task = classification(model.builder(dataset.input_shape, dataset.num_classes), dataset.input_shape)
-    check_inputs(task, model.name, dataset)
+    Trial(task.network, task.task, dataset, model, task.init(0)).check()
 
 
 def test_a_vocabulary_that_is_too_small_is_refused():

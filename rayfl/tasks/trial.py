@@ -1,0 +1,175 @@
+"""Tries a model before anything starts: passes in both modes and a step with gradients, on batches of two and of one.
+
+What a run would meet in its first rounds is met here, and told in one sentence.
+"""
+
+import math
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rayfl.data.batches import Batch, first_two
+from rayfl.data.datasets import Dataset
+from rayfl.errors import RayflError, one_line, plugin_line
+from rayfl.models.base import Architecture
+from rayfl.network import Network
+from rayfl.tasks.base import Task
+from rayfl.tasks.check import check_task
+from rayfl.tree import Tree
+
+MOST_COLUMNS = 32
+"""Vectors of at most this number of inputs are tried on the examples with each input's smallest and largest value."""
+EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """A model with its first parameters, and the task and the data of an experiment."""
+
+    network: Network
+    task: Task
+    dataset: Dataset
+    architecture: Architecture
+    params: Tree
+
+    def check(self) -> None:
+        """Raise RayflError unless the model can be trained and evaluated on the data with the task.
+
+        The network notes whether it draws random numbers.
+        """
+        batch = first_two(self.dataset)
+        with self._naming(batch), torch.no_grad():
+            both = self.network.observe(self.params, batch.inputs)
+        self._check_passes(batch, *both)
+        # The last batch of an epoch may have one example.
+        batch = Batch(batch.inputs[:1], batch.labels[:1])
+        with self._naming(batch), torch.no_grad():
+            both = [self.network(self.params, batch.inputs, training) for training in (True, False)]
+        self._check_passes(batch, *both)
+        for inputs in self._extremes():
+            with self._naming(Batch(inputs, inputs)), torch.no_grad():
+                self.network(self.params, inputs, training=False)
+
+    def _check_passes(self, batch: Batch, in_training: Tensor, in_evaluation: Tensor) -> None:
+        """Check the outputs in both modes, and take the gradient of a training step."""
+        self._check_outputs(batch, in_training, " in training")
+        self._check_outputs(batch, in_evaluation, "")
+        check_task(self.task, in_evaluation, batch.labels)
+        names = {name for _, _, name in self.network.slots}
+        leaves = {name: tensor.detach().requires_grad_() for name, tensor in self.params.items() if name in names}
+        with self._naming(batch, " in a training step"), torch.enable_grad():
+            outputs = self.network({**self.params, **leaves}, batch.inputs)
+            loss = self.task.mean_loss(outputs, batch.labels)
+            gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+        for name, gradient in zip(leaves, gradients, strict=True):
+            if gradient is not None and gradient.layout is not torch.strided:
+                raise RayflError(
+                    f"the gradient of {name!r} in model {self.architecture.name!r} is sparse; make its layer without "
+                    "sparse=True"
+                )
+
+    def _check_outputs(self, batch: Batch, outputs: Tensor, where: str) -> None:
+        wanted = self._wanted(batch)
+        is_tensor = isinstance(outputs, Tensor)
+        if is_tensor and list(outputs.shape) == wanted and outputs.is_floating_point():
+            return
+        what = f"values of type {outputs.dtype} {list(outputs.shape)}" if is_tensor else f"a {type(outputs).__name__}"
+        name = self.architecture.name
+        cure = f" (model.predicts={'all' if len(wanted) > 2 else 'last'!r})" if name == "char-lstm" else ""
+        raise RayflError(
+            f"{self._given(batch)}, and returns {what}{where}; it must return outputs {wanted} for task "
+            f"{self.task.name!r}{cure}"
+        )
+
+    def _extremes(self) -> Iterator[Tensor]:
+        """Inputs with the largest token of each split, or with the extremes of each column: tables of embeddings must
+        have a row for them."""
+        for examples in (self.dataset.train, self.dataset.test):
+            raw = examples.inputs
+            if self.dataset.kind == "text":
+                row, place = divmod(int(raw.argmax()), math.prod(raw.shape[1:]))
+                extreme = raw[row : row + 1].copy()
+                # A source's own number of tokens may be larger.
+                extreme.reshape(-1)[place] = max(self.dataset.num_tokens - 1, 0)
+                yield self.dataset.prepare(extreme)
+            elif raw.ndim == 2 and raw.shape[1] <= MOST_COLUMNS:
+                yield self.dataset.prepare(raw[np.unique([raw.argmin(axis=0), raw.argmax(axis=0)])])
+
+    def _wanted(self, batch: Batch) -> list[int]:
+        return [len(batch.inputs), *self.task.output_shape(self.dataset)]
+
+    def _given(self, batch: Batch) -> str:
+        count = len(batch.inputs)
+        examples = "1 example" if count == 1 else f"{count} examples"
+        inputs = f"inputs {list(batch.inputs.shape)}, {examples} of dataset {self.dataset.name!r}"
+        return f"model {self.architecture.name!r} gets {inputs}"
+
+    @contextmanager
+    def _naming(self, batch: Batch, where: str = "") -> Iterator[None]:
+        """Turn what a pass raises into a sentence with its cause."""
+        try:
+            yield
+        except (KeyboardInterrupt, RayflError):
+            raise
+        except BaseException as error:
+            text = one_line(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}{plugin_line(error)}")
+            cure = f"it must return outputs {self._wanted(batch)}"
+            if len(batch.inputs) == 1:
+                cure = f"the last batch of an epoch may have one example: {cure}"
+            sentence = self._cause(error, batch.inputs) or f"{self._given(batch)}, and raises {text}{where}; {cure}"
+            raise RayflError(sentence) from error
+
+    def _cause(self, error: BaseException, inputs: Tensor) -> str | None:
+        """The sentence for an error with a known cause, in a pass over `inputs`."""
+        name, dataset = f"model {self.architecture.name!r}", self.dataset
+        layers = {layer: key for key, layer in self.network.module.named_modules() if isinstance(layer, EMBEDDINGS)}
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        if any(frame.f_code.co_filename.endswith("checkpoint.py") for frame in frames):
+            return (
+                f"{name} uses gradient checkpointing (torch.utils.checkpoint), which runs layers again in the backward "
+                "pass, when the parameters are no longer theirs; switch it off"
+            )
+        lookups = [frame.f_locals for frame in frames if isinstance(frame.f_locals.get("self"), EMBEDDINGS)]
+        if isinstance(error, IndexError) and lookups:
+            layer, looked_up = lookups[-1]["self"], lookups[-1]["input"]
+            are_tokens = dataset.kind == "text" and looked_up.equal(inputs)
+            return self._too_few_rows(layers[layer], layer, looked_up, are_tokens)
+        if dataset.kind == "text" and not layers and "Long" in str(error):
+            # Whole numbers in somebody's file are taken for tokens.
+            cure = ", or give data.kind='vector' if these are numbers" if dataset.name == "arrays" else ""
+            models = "char-lstm or mean-embedding"
+            if len(self.task.output_shape(dataset)) > 1:
+                models = "char-lstm with predicts='all'"
+            return (
+                f"{name} takes numbers, and dataset {dataset.name!r} has tokens; choose a text model, for example "
+                f"{models}{cure}"
+            )
+        if dataset.kind != "text" and lookups and "indices" in str(error):
+            return (
+                f"{name} takes tokens, and dataset {dataset.name!r} is not text; choose a model for numbers, or change "
+                "numbers to whole ones (x.long()) before they are embedded"
+            )
+        return None
+
+    def _too_few_rows(
+        self, key: str, layer: nn.Embedding | nn.EmbeddingBag, looked_up: Tensor, are_tokens: bool
+    ) -> str:
+        """The sentence for a number that an embedding has no row for."""
+        rows, architecture, dataset = layer.num_embeddings, self.architecture, self.dataset
+        number = int(looked_up.min() if looked_up.min() < 0 else looked_up.max())
+        needed = dataset.num_tokens if are_tokens else number + 1
+        fitting = [option for option in architecture.settable if are_tokens and "vocab" in option]
+        fitting += [option for option, value in architecture.settable.items() if type(value) is int and value == rows]
+        cure = f"set model.{fitting[0]}={needed}" if fitting else f"give it at least {needed} rows"
+        what = f"layer {key!r} of model {architecture.name!r}"
+        if are_tokens:
+            return f"{what} embeds {rows} tokens, and dataset {dataset.name!r} has {dataset.num_tokens}; {cure}"
+        return (
+            f"{what} has {rows} rows, for the numbers 0 to {rows - 1}, and looks up {number} for examples of dataset "
+            f"{dataset.name!r}; {cure if number >= 0 else 'give numbers from 0'}"
+        )
