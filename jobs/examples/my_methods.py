@@ -1,13 +1,15 @@
-"""FedExP: Jhunjhunwala, Wang, Joshi, FedExP: Speeding Up Federated Averaging via Extrapolation, ICLR 2023, Algorithm 1.
+"""FullLength, an example of a method of your own: FedAvg whose server goes as far along the mean as its clients went.
 
 FedAvg's server moves to the mean of the clients' models. If clients' changes have different directions, their mean is
-shorter than each of them, and FedExP takes a longer step along it: x <- x - eta_g sum_i p_i delta_i with
+shorter than each of them. FullLength keeps the direction of the mean and the length of the changes:
+x <- x - eta_g sum_i p_i delta_i with
 
-eta_g = max(1, sum_i p_i ||delta_i||^2 / (2 (||sum_i p_i delta_i||^2 + epsilon))).
+eta_g = min(most, sqrt(sum_i p_i ||delta_i||^2) / ||sum_i p_i delta_i||).
 
-A client sends ||delta_i||^2 in addition to delta_i, in 4 bytes. The paper evaluates the mean of the last two x; we
-evaluate the last x.
+A client sends ||delta_i||^2 in addition to delta_i, in 4 bytes.
 """
+
+import math
 
 from rayfl.methods.base import (
     Capabilities,
@@ -27,17 +29,16 @@ from rayfl.methods.server.fedavg import FedAvg
 from rayfl.methods.shared.local_training import LocalCarry, LocalTraining
 
 
-class FedExPHyper(LocalTraining):
-    """The settings of local training, and epsilon."""
+class FullLengthHyper(LocalTraining):
+    """The settings of local training, and a bound on the server's steps."""
 
-    epsilon: float = Field(default=1e-3, gt=0, description="added to the squared norm of the mean")
+    most: float = Field(default=3.0, ge=1, description="largest learning rate of the server")
 
 
-class FedExP(FedAvg):
-    """FedAvg whose server extrapolates."""
+class FullLength(FedAvg):
+    """FedAvg whose server takes steps as long as those of its clients."""
 
-    hyper: FedExPHyper
-    paper = "Jhunjhunwala et al., ICLR 2023"
+    hyper: FullLengthHyper
     # The number beside the tree is sent as a packet that the method makes itself.
     capabilities = Capabilities(hands_over_trees=False)
     gather = {"delta": WeightedMean(), "square": WeightedMean()}
@@ -54,5 +55,5 @@ class FedExP(FedAvg):
         if not mean:
             return server, {}
         square = float(received["square"].result["square"])
-        server_lr = max(1.0, square / (2 * (tree.norm(mean) ** 2 + self.hyper.epsilon)))
-        return {"params": tree.add(server["params"], mean, -server_lr)}, {"fedexp/server_lr": server_lr}
+        server_lr = min(self.hyper.most, math.sqrt(square) / max(tree.norm(mean), 1e-12))
+        return {"params": tree.add(server["params"], mean, -server_lr)}, {"full_length/server_lr": server_lr}

@@ -1,8 +1,8 @@
 """Loads code from outside the package by the name that an experiment file gives.
 
-- `my_methods.py:FedExP`: a class in a file.
-- `my_package.methods:FedExP`: a class in a module that Python can import.
-- `fedexp`: an entry point `fedexp = "my_package.methods:FedExP"` of an installed package, in the group
+- `my_methods.py:FullLength`: a class in a file.
+- `my_package.methods:FullLength`: a class in a module that Python can import.
+- `full_length`: an entry point `full_length = "my_package.methods:FullLength"` of an installed package, in the group
   `rayfl.plugins`.
 
 A file runs once per process, as a module whose name has a digest of the content, so a copy of the file is the same

@@ -29,7 +29,7 @@ _OPEN = (
     *("data", "partition", "model", "task", "method", "uplink", "downlink", "topology", "evaluation"),
     *("selection", "schedule", "wrap"),
 )
-"""The tables in which a name may refer to a plugin file: my_methods.py:FedExP."""
+"""The tables in which a name may refer to a plugin file: my_methods.py:FullLength."""
 LONGEST_NAME = 200
 """The most letters of a name: file names have at most 255, and some files are named after it."""
 _MOST_DOTS = 1_000

@@ -25,7 +25,7 @@ def method(request: pytest.FixtureRequest) -> type[Method]:
     if not name and (request.config.getoption("--experiment") or request.config.getoption("--metric")):
         pytest.skip("no --method is named")
     if not name:
-        raise pytest.UsageError("name a method: pytest --pyargs rayfl.testing --method my_methods.py:FedExP")
+        raise pytest.UsageError("name a method: pytest --pyargs rayfl.testing --method my_methods.py:FullLength")
     try:
         return find(Method, name)
     except RayflError as error:

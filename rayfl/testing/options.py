@@ -9,7 +9,7 @@ import pytest
 def pytest_addoption(parser: pytest.Parser) -> None:
     """--method, --set, --experiment and --metric."""
     group = parser.getgroup("rayfl")
-    group.addoption("--method", help="the method under contract, such as my_methods.py:FedExP")
+    group.addoption("--method", help="the method under contract, such as my_methods.py:FullLength")
     group.addoption("--metric", help="the metric under contract, such as my_metrics.py:Brier")
     group.addoption("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting, as lr=0.1")
     group.addoption("--experiment", metavar="FILE", help="an experiment under contract: its task and all else in it")

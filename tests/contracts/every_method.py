@@ -143,6 +143,8 @@ VARIANTS: Mapping[str, tuple[str, Options]] = {
     "par_weipru soft": ("par_weipru", {"lr": 0.1, "hard": False}),
     "mcepl as its authors' code": ("mcepl", {"fc_retention_ratio": 0.9, "fil": 0, "lasso": 0.0, "weight_decay": 5e-4}),
     **{f"perfedavg {v}": ("perfedavg", {"batch_size": 2, "steps": 3, "variant": v}) for v in ("fo", "exact")},
+    "fedspeed of both gradients": ("fedspeed", {"alpha": 0.4, "rho": 0.5, "batch_size": 2}),
+    "mimelite adam": ("mimelite", {"statistics": "adam", "epsilon": 0.1, "batch_size": 2}),
     "scaffold option I": ("scaffold", {"option": "I", "batch_size": 2, "weighting": "samples"}),
 }
 """Settings, on quadratics, in which a method does something else than by default."""

@@ -1,4 +1,4 @@
-"""The examples run by the command that the documentation gives, and FedExP is the paper's."""
+"""The examples run by the command that the documentation gives, and FullLength is as its docstring says."""
 
 import shutil
 from pathlib import Path
@@ -17,10 +17,10 @@ from tests.jobs.commands import rayfl
 from tests.refusals import refused
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "jobs" / "examples"
-FEDEXP = f"{EXAMPLES}/my_methods.py:FedExP"
+FULL_LENGTH = f"{EXAMPLES}/my_methods.py:FullLength"
 
 
-@pytest.mark.parametrize(("name", "accuracy"), [("fedexp", 0.8), ("model", 0.8), ("data", 0.9), ("metric", 0.8)])
+@pytest.mark.parametrize(("name", "accuracy"), [("own_method", 0.8), ("model", 0.8), ("data", 0.9), ("metric", 0.8)])
 def test_an_example_runs_and_learns(name: str, accuracy: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     shutil.copytree(EXAMPLES, tmp_path / "examples")
     monkeypatch.chdir(tmp_path)
@@ -102,8 +102,8 @@ def softmax_gradient(inputs: np.ndarray, labels: np.ndarray, weight: np.ndarray,
 
 
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
-def test_fedexp_by_hand(weighting: str):
-    lr, epsilon = 0.3, 1e-4
+def test_full_length_by_hand(weighting: str):
+    lr = 0.3
     tables: dict[str, Any] = {
         "rounds": 3,
         "data": "digits",
@@ -111,7 +111,7 @@ def test_fedexp_by_hand(weighting: str):
         "model": "logistic",
         "clients": {"count": 6},
         "method": {
-            "name": FEDEXP, "lr": lr, "steps": 2, "batch_size": 0, "epsilon": epsilon, "weighting": weighting
+            "name": FULL_LENGTH, "lr": lr, "steps": 2, "batch_size": 0, "weighting": weighting
         },
     }  # fmt: skip
     here = prepare(Experiment(**tables))
@@ -132,16 +132,16 @@ def test_fedexp_by_hand(weighting: str):
             deltas.append([a - b for a, b in zip(x, now, strict=True)])
             squares[client] = sum((part**2).sum() for part in deltas[-1])
         mean = [np.sum([p[i] * deltas[i][k] for i in range(6)], axis=0) for k in range(len(names))]
-        server_lr = max(1.0, p @ squares / (2 * (sum((part**2).sum() for part in mean) + epsilon)))
-        assert server_lr > 1
+        server_lr = np.sqrt(p @ squares / sum((part**2).sum() for part in mean))
+        assert 1 < server_lr < 3
         x = [part - server_lr * step for part, step in zip(x, mean, strict=True)]
-        found = next(one.value for one in record.metrics if one.name == "fedexp/server_lr")
+        found = next(one.value for one in record.metrics if one.name == "full_length/server_lr")
         assert found == pytest.approx(server_lr, rel=1e-4)
         for name, part in zip(names, x, strict=True):
             np.testing.assert_allclose(run_state.server["params"][name].numpy(), part, rtol=0, atol=1e-5)
 
 
-def test_fedexp_is_fedavg_where_it_does_not_extrapolate():
+def test_full_length_is_fedavg_where_its_steps_may_not_be_longer():
     def final(name: str, **settings: float) -> np.ndarray:
         tables: dict[str, Any] = {
             "rounds": 2,
@@ -154,4 +154,4 @@ def test_fedexp_is_fedavg_where_it_does_not_extrapolate():
         params = play(prepare(Experiment(**tables)))[1][-1].server["params"]
         return np.concatenate([params[name].numpy().ravel() for name in sorted(params)])
 
-    np.testing.assert_allclose(final(FEDEXP, epsilon=1e3), final("fedavg"), rtol=0, atol=1e-6)
+    np.testing.assert_allclose(final(FULL_LENGTH, most=1.0), final("fedavg"), rtol=0, atol=1e-6)

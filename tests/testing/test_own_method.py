@@ -69,9 +69,9 @@ def contract(given: str, folder: Path, *options: str, option: str = "--method") 
 
 
 @pytest.mark.slow
-def test_fedexp_keeps_the_contract(tmp_path: Path) -> None:
+def test_the_example_keeps_the_contract(tmp_path: Path) -> None:
     (tmp_path / "my_methods.py").write_text((ROOT / "jobs" / "examples" / "my_methods.py").read_text())
-    done = contract("my_methods.py:FedExP", tmp_path, "--set", "momentum=0.5")
+    done = contract("my_methods.py:FullLength", tmp_path, "--set", "momentum=0.5")
     assert done.returncode == 0 and "9 passed" in done.stdout, done.stdout + done.stderr
 
 

@@ -71,6 +71,11 @@ class FedDyn(GradientMethod, ModelServer):
     capabilities = Capabilities(on_device=True, keeps_parts=True)
     gather = {"shift": WeightedMean()}
 
+    @property
+    def strength(self) -> float:
+        """What multiplies the regularization."""
+        return self.hyper.alpha
+
     def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> ShiftState:
         return {"shift": tree.zeros_like(params)}
 
@@ -79,7 +84,7 @@ class FedDyn(GradientMethod, ModelServer):
 
     def direction(self, carry: FedDynCarry, gradient: Tree) -> Tree:
         pull = tree.sub(tree.sub(carry["params"], carry["received"]), carry["shift"])
-        return tree.add(gradient, pull, self.hyper.alpha)
+        return tree.add(gradient, pull, self.strength)
 
     def finish(self, state: ShiftState, carry: FedDynCarry, ctx: Context) -> Finished:
         message, state = compressed(state, {"shift": self.progress(carry)}, ctx)
