@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cached_property
 from statistics import median
 from typing import Any
@@ -100,7 +100,7 @@ class DrySetup(Setup):
 def foresee(experiment: Experiment, shown: display.Display) -> None:
     """Print the predicted steps, bytes, time and memory of a run."""
     shown.stage("playing the rounds without training")
-    plain = prepare(experiment)
+    plain = replace(prepare(experiment), stop=None)
     setup = DrySetup(**{field.name: getattr(plain, field.name) for field in fields(Setup)})
     sums = Counter[str]()
     walls = list[float]()
@@ -155,5 +155,6 @@ def foresee(experiment: Experiment, shown: display.Display) -> None:
         ],
     ]
     shown.close()
-    title = f"{experiment.name}: {wording.counted(setup.rounds, 'round')}; nothing was written"
+    most = "at most " if experiment.stop else ""
+    title = f"{experiment.name}: {most}{wording.counted(setup.rounds, 'round')}; nothing was written"
     display.print_table(reporting.rich_table(title, comparison.TextTable(["what", "value", "how"], rows)))

@@ -189,6 +189,7 @@ def result_table(numbers: Summary) -> Table:
         ["updates delivered", f"{numbers['delivered']} of {numbers['selected']}"],
         ["simulated time", f"{numbers['simulated_s']:.1f} s"],
         ["real time", f"{numbers['wall_s']:.1f} s"],
+        *([["ended early", numbers["early_stop"]]] if numbers["early_stop"] else []),
     ]
     # Tables, records and pages number rounds from 0; the progress counts rounds that are done.
     called = f", 0 to {numbers['rounds'] - 1}" if numbers["rounds"] > 1 else ""

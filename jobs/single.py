@@ -21,7 +21,7 @@ from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.identity import described, identity
 from rayfl.experiment.prepare import prepare, with_task
 from rayfl.experiment.report_options import ReportOptions
-from rayfl.report.summary import summary
+from rayfl.report.summary import early_end, summary
 from rayfl.rounds.errors import MethodError
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.ledger import RoundRow
@@ -116,9 +116,11 @@ def go_on(before: Run, experiment: Experiment, audience: Audience | None = None)
     supervision.tell_parent(run=str(before.directory))
     require_no_links(before.directory)
     folder = RunFolder.at(before.directory, experiment.output.directory)
-    if before.finished and experiment.rounds == len(before.rounds):
+    ended = early_end(before)
+    if before.finished and (ended or experiment.rounds == len(before.rounds)):
         if not finish_up(folder, experiment.output.report, audience):
-            raise RayflError(f"{folder.directory} is finished; to continue it, give --rounds above {experiment.rounds}")
+            more = f"[stop] ended it: {ended}" if ended else f"to continue it, give --rounds above {experiment.rounds}"
+            raise RayflError(f"{folder.directory} is finished; {more}")
         return folder.directory
     folder.require_writable_copy(may_hold_run=True)
     if experiment.output.report:

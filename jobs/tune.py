@@ -29,7 +29,7 @@ from rayfl.errors import RayflError
 from rayfl.experiment import identity, prepare, report_options, table
 from rayfl.experiment import sweep as sweeps
 from rayfl.experiment.experiment import Experiment
-from rayfl.metrics import facts, fairness
+from rayfl.metrics import comparable, facts
 from rayfl.report import groups, series
 from rayfl.rounds import errors
 from rayfl.run_directory import disk, record, run_folder
@@ -179,10 +179,8 @@ def tune(tuning: Tuning, budget: int, directory: Path | None, audience: console.
     experiments = [tuning.trial(label, {}).experiment for label in tuning.cases]
     known, *_ = [prepare.prepare(experiment).metric_facts for experiment in experiments]
     options = experiments[0].report
-    ranks = next((name for name, metric_facts in known.items() if metric_facts.ranks), "loss")
-    metric = options.metric or f"{'own' if experiments[0].evaluation.own else 'pooled'}/{ranks}"
-    evaluated_model, _, what = metric.partition("/")
-    goal = metric, fairness.facts_over_clients(evaluated_model, known.get(what, facts.LOSS)).sign, options.last
+    metric = options.metric or comparable.default_metric(known, experiments[0].evaluation.own)
+    goal = metric, comparable.comparable(known).get(metric, facts.LOSS).sign, options.last
     named = run_folder.RunFolder.named(f"{tuning.name}-tune", experiments[0].output.directory).next_free().directory
     home = directory or named
     studies = {label: _study(tuning, label, budget) for label in tuning.cases}

@@ -27,6 +27,7 @@ from rayfl.metrics.base import Metric
 from rayfl.models.adapters import Adapters
 from rayfl.models.base import Architecture
 from rayfl.population.sampling import Clients
+from rayfl.rounds.early_stop import EarlyStop
 from rayfl.rounds.setup import Evaluation
 from rayfl.run_directory.checkpoint import Checkpoints
 from rayfl.run_directory.object_storage import is_url, require_url
@@ -173,6 +174,7 @@ class Experiment(Settings):
     parts: Parts = Field(default_factory=Parts)
     splits: Splits = Field(default_factory=Splits)
     evaluation: Evaluation = Field(default_factory=Evaluation)
+    stop: EarlyStop | None = None
     runtime: Runtime = Field(default_factory=Runtime)
     checkpoint: Checkpoints = Field(default_factory=Checkpoints)
     output: Output = Field(default_factory=Output)
@@ -205,9 +207,11 @@ class Experiment(Settings):
     @model_validator(mode="after")
     def _fits(self) -> "Experiment":
         """Refuse settings that do not fit the number of rounds, and two settings for the same thing."""
-        self.method.hyper.for_num_rounds(self.rounds)
         hyper = self.method.hyper
         can = self.method.kind.capabilities
+        fitted = hyper.for_num_rounds(self.rounds)
+        if self.stop is not None:
+            self._require_free_end(fitted)
         ratios = [f"method.{name}={shown(getattr(hyper, name))}" for name in can.own_retention if hyper.is_given(name)]
         uplink = {} if can.honours_retention else dotted(self.uplink.to_table())
         ratios += [
@@ -216,6 +220,25 @@ class Experiment(Settings):
         if ratios and self.clients.retention_ratio is not None:
             raise RayflError(f"{ratios[0]} and clients.retention_ratio are both given; give one of them")
         return self
+
+    def _require_free_end(self, fitted: HyperParameters) -> None:
+        """Refuse an early stop if the method depends on the number of rounds. fitted: its settings for that number."""
+        method = self.method
+        earlier = method.hyper.for_num_rounds(max(1, self.rounds - 1))
+        follows = [name for name, value in fitted if value != getattr(earlier, name)]
+        if follows or method.kind.capabilities.depends_on_num_rounds:
+            what = f"method.{follows[0]}" if follows else "its rounds"
+            raise RayflError(
+                f" may end the run before rounds={self.rounds}, and with method {method.name!r} {what} "
+                f"{'follows' if follows else 'follow'} from that number; remove it"
+                + (f", or give {what}" if follows else ""),
+                ("stop",),
+            )
+        if self.evaluation.every == 0:
+            raise RayflError(
+                " counts evaluations, and evaluation.every=0 evaluates only after the last round; raise it",
+                ("stop",),
+            )
 
     @field_validator("wrap")
     @classmethod

@@ -30,7 +30,7 @@ from rayfl.models.part_names import chosen
 from rayfl.network import Network
 from rayfl.population.sampling import Population, attackers
 from rayfl.rounds.check_hooks import checked, checked_hook
-from rayfl.rounds.check_setup import check_setup
+from rayfl.rounds.check_setup import check_setup, checked_stop
 from rayfl.rounds.errors import HookError, error_text, out_of_memory
 from rayfl.rounds.setup import Setup
 from rayfl.run_directory.trackers.tracker import require_installed
@@ -108,7 +108,8 @@ def prepare(experiment: Experiment) -> Setup:
         precision=runtime.precision,
     )
     check(setup, experiment, task)
-    return replace(setup, unread=[setting for setting in given_elsewhere(experiment) if not setting.is_read])
+    stop = None if experiment.stop is None else checked_stop(experiment.stop, setup)
+    return replace(setup, stop=stop, unread=[setting for setting in given_elsewhere(experiment) if not setting.is_read])
 
 
 def with_task(table: Mapping[str, object], dataset: Dataset) -> dict[str, object]:

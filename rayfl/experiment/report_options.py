@@ -6,8 +6,8 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field
 
 from rayfl.errors import RayflError, did_you_mean
-from rayfl.metrics.facts import PLACES, Facts
-from rayfl.metrics.fairness import OVER_CLIENTS, facts_over_clients
+from rayfl.metrics.comparable import comparable, default_metric
+from rayfl.metrics.facts import Facts
 from rayfl.settings import Settings
 
 Names = Annotated[
@@ -96,19 +96,15 @@ def check_report(options: ReportOptions, known: Mapping[str, Facts], num_clients
     known: the facts of the experiment's values, without their places.
     """
     require_clients(options.mask_clients, num_clients)
-    ways = {name: facts for name, facts in known.items() if facts.higher_is_better is not None}
-    evaluations = [*PLACES, *(f"{evaluation}_{word}" for word in OVER_CLIENTS for evaluation in PLACES)]
-    names = [f"{evaluation}/{name}" for name in ways for evaluation in [*evaluations, *["train"] * (name == "loss")]]
-    evaluation, _, what = (options.metric or "").partition("/")
+    names = comparable(known)
     if options.metric not in (None, *names):
         raise RayflError(
             f"={options.metric!r} is not a metric of this experiment; {did_you_mean(str(options.metric), names)}",
             ("report", "metric"),
         )
-    # Without a metric, the first one ranks the runs.
-    name = what or next((name for name, facts in ways.items() if facts.ranks), None)
-    if name is not None:
-        require_targets(options.targets, name, facts_over_clients(evaluation, ways[name]))
+    name = options.metric or default_metric(known, by_client=True)
+    if name in names:
+        require_targets(options.targets, name.partition("/")[2], names[name])
 
 
 def agreed_options(

@@ -36,6 +36,9 @@ OTHER_WORDS: Mapping[str, str] = {
         "runtime.actors": "num_actors workers num_workers",
         "runtime.num_gpus": "gpus gpu gpus_per_client num_gpus_per_client",
         "output.directory": "output_dir save_dir log_dir results_dir",
+        "stop": "early_stop early_stopping earlystopping early_stopper",
+        "stop.patience": "patience early_stopping_patience",
+        "stop.target": "target_accuracy target_acc goal",
         "model.hidden": "hidden_size hidden_sizes hidden_dim",
     }.items()
     for word in words.split()

@@ -101,7 +101,8 @@ class Context:
 
     `plan` is the round's; in a client's own hooks it has the client's stages (`Method.stages`). `client` is None on the
     server. `num_clients` does not count the unseen clients, whose numbers follow. `num_rounds`,
-    T, is the length of the experiment, for schedules over all of it. `coin` is the shared coin of any round, in [0, 1).
+    T, is the length of the experiment, for schedules over all of it; `may_be_last`: whether the run may end with this
+    round, as with an early stop after any evaluation. `coin` is the shared coin of any round, in [0, 1).
     `links` [num_clients, num_clients] are the weights a_kl of the round's graph, for the server of a method that
     `uses_graph`. `retention_given`: whether the experiment gives each client a retention ratio, of which `least_ratio`
     is the smallest. `initial` are the parameters of round 0. `work` is filled, by stage name, when `finish` is called.
@@ -128,6 +129,7 @@ class Context:
     sends: bool = True
     num_selected: int = 0
     outgoing: Callable[[Trees], Trees] = dict
+    may_be_last: bool = False
 
     @property
     def seed(self) -> int:

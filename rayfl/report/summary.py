@@ -1,17 +1,22 @@
 """A run in numbers, as they are printed at its end, and the state of each run in a folder. Nothing here draws, and
 nothing in a folder is changed."""
 
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Literal, TypedDict
 
+import pyarrow.compute as pc
+
 from rayfl.errors import RayflError
 from rayfl.report.comparison import TextTable
 from rayfl.report.page_tables import fairness_of
 from rayfl.report.series import MEGABYTE_BITS, facts, ranking_names, run_name, series, work_done
+from rayfl.rounds.early_stop import EarlyStop, stop_rule
 from rayfl.run_directory.disk import is_locked
 from rayfl.run_directory.record import Run, read_run
+from rayfl.settings import dotted
 
 RunStatus = Literal["finished", "running", "stopped", "unfinished", "damaged"]
 """`unfinished`: a copy in object storage, which does not say whether a process is continuing the run."""
@@ -54,6 +59,18 @@ def state_of(run: Run) -> RunStatus:
     return "running" if is_locked(run.directory) else "finished" if run.finished else "stopped"
 
 
+def early_end(run: Run) -> str:
+    """Why a run ended before its last round, by its `[stop]` table and its records; "" if it did not."""
+    stop = run.experiment.get("stop")
+    if not isinstance(stop, Mapping):
+        return ""
+    rule = stop_rule(EarlyStop(**stop), run.facts, bool(dotted(run.experiment).get("evaluation.own", True)))
+    state = {}
+    for value in run.metrics.filter((pc.field("name") == rule.metric) & pc.field("client").is_null())["value"]:
+        state = rule.after(state, value.as_py())
+    return rule.reason(state)
+
+
 def _last_change(directory: Path) -> float:
     """When the records or the description of a run last changed, in seconds since 1970; 0 if there are none."""
     changed = [0.0]
@@ -71,13 +88,14 @@ class Summary(TypedDict):
     of the metrics that rank runs, `fairness` (`metrics.fairness.fairness` at the last evaluation) by those of all
     values of single clients; `privacy` has epsilon of all rounds, and delta. Megabytes are totals over clients and
     rounds; kilobytes are means over the clients and rounds that sent (received) anything, steps and examples over
-    those that worked, in all stages; 1 MB = 1e6 B.
+    those that worked, in all stages; 1 MB = 1e6 B. `early_stop`: why a `[stop]` table ended the run, or "".
     """
 
     name: str
     directory: str
     finished: bool
     rounds: int
+    early_stop: str
     final: dict[str, float]
     best: dict[str, dict[str, float]]
     units: dict[str, str]
@@ -110,6 +128,7 @@ def summary(run: Run) -> Summary:
         "directory": str(run.directory.absolute()),
         "finished": run.finished,
         "rounds": len(run.rounds),
+        "early_stop": early_end(run),
         "final": {name: values.final for name, values in ranked.items()},
         "best": {name: {"value": value, "round": round_number} for name, value, round_number in best},
         "units": {name: facts(run, name).unit for name in ranked},

@@ -7,6 +7,7 @@ from rayfl.methods.base import Method, Stage
 from rayfl.population.sampling import DROPOUTS, Clients
 from rayfl.rounds.check_hooks import checked_hook
 from rayfl.rounds.collect import COLLECTORS
+from rayfl.rounds.early_stop import EarlyStop, StopRule, stop_rule
 from rayfl.rounds.setup import Setup
 from rayfl.tasks.supervised import Classification
 from rayfl.topology.graphs import Topology, is_symmetric, mixing_weights
@@ -131,6 +132,24 @@ def check_evaluation(setup: Setup) -> None:
         raise RayflError(
             " are given, and no model is evaluated: set evaluation.own=true, or remove them", ("evaluation", "metrics")
         )
+
+
+def checked_stop(stop: EarlyStop, setup: Setup) -> StopRule:
+    """The rule of an early stop. Raise RayflError if its metric does not exist, or is not evaluated here."""
+    here = setup.evaluation
+    rule = stop_rule(stop, setup.metric_facts, here.own)
+    needs = {
+        "pooled": (here.pooled and not setup.is_peer, "evaluation.pooled=true and a method with one model for all"),
+        "own": (here.own, "evaluation.own=true"),
+        "unseen": (bool(setup.unseen), "clients.unseen"),
+        "personal_pooled": (here.personal_on_pooled, "evaluation.personal_on_pooled=true"),
+        **{f"{place}_train": (here.train, "evaluation.train=true") for place in ("pooled", "own", "unseen")},
+    }
+    place = max((place for place in needs if rule.metric.startswith(place)), key=len, default="own")
+    is_evaluated, need = needs[place]
+    if not is_evaluated:
+        raise RayflError(f"={rule.metric!r} needs {need}; set that, or choose another metric", ("stop", "metric"))
+    return rule
 
 
 def check_unseen(setup: Setup, name: str) -> None:

@@ -57,8 +57,6 @@ def evaluate(current: CurrentRound) -> None:
             ledger.add(answer.result)
     if setup.unseen:
         evaluate_unseen(current, pooled)
-    if settings.masks and current.number == setup.rounds - 1:
-        compare_masks(current)
 
 
 def evaluate_unseen(current: CurrentRound, pooled: ModelSums | None) -> None:
@@ -135,7 +133,7 @@ def personal_models(setup: Setup, executor: Executor, run_state: RunState) -> It
 
     A client that keeps a model of its own and was never selected is left out.
     """
-    round_number = setup.rounds - 1
+    round_number = run_state.round - 1
     inputs = RoundInputs(round_number, setup.plan(round_number))
     current = CurrentRound(setup, executor, run_state, inputs, Ledger(setup.population.sample_round(round_number)))
     keeps_own = setup.method.capabilities.personalized and setup.stateful

@@ -115,9 +115,10 @@ def record(setup: Setup, round_number: int, ledger: Ledger) -> RoundRecord:
     worked = {client for client, result in ledger.results.items() if result.work}
     took_part = sorted({*ledger.participation.selected, *worked})
     rows = [client_row(setup.population.traits(client), ledger.result(client)) for client in took_part]
+    values = dict(ledger.metrics)
     if setup.population.availability is not None:
-        ledger.metrics["population/available"] = float(setup.num_clients - len(ledger.participation.unavailable))
-    metrics = [MetricRow(None, name, value) for name, value in ledger.metrics.items()]
+        values["population/available"] = float(setup.num_clients - len(ledger.participation.unavailable))
+    metrics = [MetricRow(None, name, value) for name, value in values.items()]
     results = [ledger.results[client] for client in sorted(ledger.results)]
     by_client = {result.client: result.metrics for result in results}
     for summaries in (
@@ -126,7 +127,7 @@ def record(setup: Setup, round_number: int, ledger: Ledger) -> RoundRecord:
         evaluation.fairness_over_clients(setup, by_client.values()),
         evaluation.means_by_retention(setup, by_client),
     ):
-        metrics += [MetricRow(None, name, value) for name, value in summaries.items() if name not in ledger.metrics]
+        metrics += [MetricRow(None, name, value) for name, value in summaries.items() if name not in values]
     for name in setup.method.capabilities.metrics_with_variance:
         if values := [value for result in results if (value := result.metrics.get(name)) is not None]:
             metrics.append(MetricRow(None, f"{name}_variance", float(np.var(values))))

@@ -15,6 +15,7 @@ from rayfl.compress.base import message_bits
 from rayfl.determinism.global_draws import key, keyed, preserved
 from rayfl.determinism.seeding import NOBODY
 from rayfl.determinism.torch_flags import fixed
+from rayfl.errors import RayflError, did_you_mean
 from rayfl.gather import Aggregate
 from rayfl.methods.base import Context
 from rayfl.population.client import ClientStatus
@@ -22,8 +23,9 @@ from rayfl.population.sampling import Participation
 from rayfl.rounds import downlinks
 from rayfl.rounds.check_hooks import A_STATE, HookInputs, checked, checked_hook
 from rayfl.rounds.collect import COLLECTORS
+from rayfl.rounds.early_stop import StopRule
 from rayfl.rounds.errors import naming_round
-from rayfl.rounds.evaluate_round import evaluate
+from rayfl.rounds.evaluate_round import compare_masks, evaluate
 from rayfl.rounds.executor import Executor
 from rayfl.rounds.ledger import Ledger, RoundRecord, record, server_comm
 from rayfl.rounds.peer_exchange import mix
@@ -57,7 +59,7 @@ def simulate(
         # After a resume it is not known which settings the earlier rounds have read.
         unread = setup.unread if run_state is None else ()
         run_state = run_state or first_run_state(setup)
-        while run_state.round < (setup.rounds if rounds is None else rounds):
+        while not is_over(setup, run_state) and (rounds is None or run_state.round < rounds):
             begun = time.perf_counter()
             with naming_round(run_state.round), keyed(setup.seed, run_state.round, purpose="round"):
                 run_state, recorded = play_round(setup, executor, run_state)
@@ -73,7 +75,33 @@ def play_round(setup: Setup, executor: Executor, run_state: RunState) -> tuple[R
     """One round and its evaluation: the run state after it, and its rows for the records."""
     current = (peer_round if setup.is_peer else server_round)(setup, executor, run_state)
     evaluate(current)
-    return replace(current.run_state, round=current.number + 1), record(setup, current.number, current.ledger)
+    recorded = record(setup, current.number, current.ledger)
+    run_state = replace(current.run_state, round=current.number + 1)
+    if setup.stop is not None and current.inputs.evaluated:
+        run_state = replace(run_state, stop=stop_state(setup.stop, run_state.stop, recorded))
+    if setup.evaluation.masks and is_over(setup, run_state):
+        compare_masks(current)
+        recorded = record(setup, current.number, current.ledger)
+    return run_state, recorded
+
+
+def is_over(setup: Setup, run_state: RunState) -> bool:
+    """Whether all rounds are played, or an early stop has ended the run."""
+    return run_state.round >= setup.rounds or (setup.stop is not None and setup.stop.reason(run_state.stop) != "")
+
+
+def stop_state(stop: StopRule, before: tree.ArrayTree, recorded: RoundRecord) -> tree.ArrayTree:
+    """The state of an early stop after a round that was evaluated; `before` if the round has no value of its metric.
+
+    Raise RayflError if the first one has none.
+    """
+    values = {row.name: row.value for row in recorded.metrics if row.client is None}
+    if stop.metric in values:
+        return stop.after(before, values[stop.metric])
+    if not before:
+        known = did_you_mean(stop.metric, [name for name in values if name.partition("/")[2]])
+        raise RayflError(f"={stop.metric!r} is not recorded in this experiment; {known}", ("stop", "metric"))
+    return before
 
 
 def server_round(setup: Setup, executor: Executor, run_state: RunState) -> CurrentRound:

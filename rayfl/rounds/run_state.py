@@ -78,8 +78,9 @@ class Air:
 
 @dataclass(frozen=True)
 class RunState:
-    """What is kept from one round to the next: the next round's number, the states of the server, the selection and a
-    compressed downlink, references to clients' states and to the server's memories of them, and the flights under way.
+    """What is kept from one round to the next: the next round's number, the states of the server, the selection, a
+    compressed downlink and the early stop, references to clients' states and to the server's memories of them, and the
+    flights under way.
 
     A client that has not taken part yet is in neither `states` nor `server_memories`. `changed`: by client, the round
     in which they last changed; clients that have not changed since the run was started or resumed may be missing.
@@ -89,6 +90,7 @@ class RunState:
     server: State = field(default_factory=dict)
     selection: State = field(default_factory=dict)
     downlink: State = field(default_factory=dict)
+    stop: tree.ArrayTree = field(default_factory=dict)
     states: Mapping[int, Ref] = field(default_factory=dict)
     server_memories: Mapping[int, Ref] = field(default_factory=dict)
     air: Air = field(default_factory=Air)

@@ -32,6 +32,7 @@ from rayfl.models import flops
 from rayfl.population.sampling import Population
 from rayfl.rounds import engines
 from rayfl.rounds.check_hooks import checked_hook
+from rayfl.rounds.early_stop import StopRule
 from rayfl.rounds.worker_jobs import OBJECT_BYTES, Slots
 from rayfl.schedules.base import Schedule
 from rayfl.schedules.synchronous import Synchronous
@@ -111,6 +112,7 @@ class Setup:
     evaluation: Evaluation = field(default_factory=Evaluation)
     selection: Selection = field(default_factory=Uniform)
     schedule: Schedule = field(default_factory=Synchronous)
+    stop: StopRule | None = None
     engine_name: str = "auto"
     stack_width: int | None = None
     """Number of clients in a stack; None: `engines.width` chooses it."""
@@ -346,6 +348,7 @@ class Setup:
             client=traits,
             num_clients=self.num_clients,
             num_rounds=self.rounds,
+            may_be_last=self.may_be_last(round_number),
             initial=self.initial,
             uplink=self.uplink if traits is None else self.uplink_of(traits),
             downlink=self.downlink,
@@ -374,6 +377,10 @@ class Setup:
         """The method's plan for a round, made with the round's shared coin."""
         with keyed(self.seed, round_number, purpose="plan"):
             return checked_hook(self.method.plan)(round_number, seeding.coin(self.seed, round_number))
+
+    def may_be_last(self, round_number: int) -> bool:
+        """Whether the run may end with this round: the last one, or one that is evaluated if there is an early stop."""
+        return round_number == self.rounds - 1 or (self.stop is not None and self.evaluated(round_number))
 
     def evaluated(self, round_number: int) -> bool:
         """Whether models are evaluated at the end of this round."""

@@ -170,6 +170,7 @@ def _write_states(folder: Path, run_state: RunState, executor: Executor, shared:
     others = {name: state for name in _BESIDE_SERVER if (state := getattr(run_state, name))}
     kept = {name: tree.to_arrays(state) for name, state in {"server": run_state.server, **others}.items()}
     kept |= {"air": run_state.air.to_arrays()} if run_state.air != Air() else {}
+    kept |= {"stop": run_state.stop} if run_state.stop else {}
     kept |= {f"{VERSION}{version}": executor.get(ref) for version, ref in run_state.air.versions.items()}
     save_states(folder / SERVER, kept)
     written: dict[str, Held] = {}
@@ -311,7 +312,7 @@ def _read(folder: Path, about: Manifest, executor: Executor) -> RunState:
     versions = {
         name: executor.put(with_handles(state)) for name, state in server_states.items() if name.startswith(VERSION)
     }
-    if "server" not in server_states or set(server_states) - {"server", "air", *_BESIDE_SERVER, *versions}:
+    if "server" not in server_states or set(server_states) - {"server", "air", "stop", *_BESIDE_SERVER, *versions}:
         raise DamagedFile(f"{SERVER} does not hold the server's state")
     numbers = {int(name.removeprefix(VERSION)): ref for name, ref in versions.items()}
     return RunState(
@@ -319,6 +320,7 @@ def _read(folder: Path, about: Manifest, executor: Executor) -> RunState:
         server=tree.to_tensors(with_handles(server_states["server"])),
         selection=tree.to_tensors(server_states.get("selection", {})),
         downlink=tree.to_tensors(server_states.get("downlink", {})),
+        stop=server_states.get("stop", {}),
         air=Air.from_arrays(server_states["air"], numbers) if "air" in server_states else Air(),
         states=states("states", about.states),
         server_memories=states("memories", about.memories),

@@ -13,7 +13,7 @@ from rayfl.errors import log
 from rayfl.rounds.evaluate_round import personal_models
 from rayfl.rounds.executor import Executor, OnWave
 from rayfl.rounds.ledger import OnRound, RoundRecord
-from rayfl.rounds.rounds import RunState, simulate
+from rayfl.rounds.rounds import RunState, is_over, simulate
 from rayfl.rounds.setup import Setup
 from rayfl.run_directory import checkpoint
 from rayfl.run_directory.description import write_metric_facts
@@ -83,7 +83,7 @@ def play_run(setup: Setup, executor: Executor, output: RunOutput, listener: List
         def record_round(record: RoundRecord, run_state: RunState) -> None:
             nonlocal saved
             recorder.round(record.row, record.clients, record.metrics)
-            last = run_state.round >= setup.rounds
+            last = is_over(setup, run_state)
             stop = not last and listener.stopping()
             if output.checkpoints.due(run_state.round, last or stop or listener.hurrying()):
                 recorder.sync()
@@ -94,6 +94,8 @@ def play_run(setup: Setup, executor: Executor, output: RunOutput, listener: List
                 raise Stopped
 
         run_state = simulate(setup, executor, record_round, run_state)
+        if setup.stop is not None and (why := setup.stop.reason(run_state.stop)):
+            log.info("ended early after %d of %d rounds: %s", run_state.round, setup.rounds, why)
         models = final_models(setup, executor, run_state) if output.save_models else {}
         with writing(directory, f"go on with: {output.resume}"):
             if models:
@@ -132,7 +134,7 @@ def final_models(setup: Setup, executor: Executor, run_state: RunState) -> Mappi
     constants = {name: tree.tensor_over(array) for name, array in setup.method.task.constants.items()}
     if not setup.is_peer and (model := setup.server_half.model(run_state.server)):
         models["global"] = [{**constants, **model}]
-    if setup.method.capabilities.personalized or setup.method.eval_stages(setup.rounds - 1):
+    if setup.method.capabilities.personalized or setup.method.eval_stages(run_state.round - 1):
         models_of_clients = personal_models(setup, executor, run_state)
         personal = (tree.flatten({str(client): model}) for client, model in models_of_clients)
         models["personal"] = chain([tree.flatten({CONSTANTS: constants})] if constants else [], personal)

@@ -151,7 +151,7 @@ class FedPSE(GradientMethod, ServerHalf):
         packet, _ = top_k.encode(update, {}, ctx.generator)
         residual = tree.sub(update, packet.decode_beside(update))
         state = {"base": carry["received"], "residual": residual}
-        if ctx.round == ctx.num_rounds - 1:
+        if ctx.may_be_last:
             state["trained"], state["round"] = carry["params"], torch.tensor(ctx.round)
         num_seen = sum(work.num_examples for work in ctx.work.values())
         if self.hyper.weighting == "seen":

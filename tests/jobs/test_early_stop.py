@@ -1,0 +1,80 @@
+"""A `[stop]` table in the commands: run, resume, sweep, tune, --dry-run and reports."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rayfl.run_directory.record import read_run
+from tests.jobs.commands import rayfl
+from tests.refusals import check_sentence, line_with, refused
+
+pytestmark = pytest.mark.usefixtures("undrawn")
+
+FILE = """
+name = "small"
+rounds = 30
+data = {name = "synthetic", num_groups = 6, samples_per_group = 20, num_classes = 4, dim = 8}
+partition = "natural"
+model = "logistic"
+clients = {count = 6}
+method = {name = "fedavg", lr = 0.1, steps = 2, batch_size = 5}
+runtime = {executor = "inline"}
+output = {report = false, save_models = false}
+stop = {patience = 2, min_delta = 0.03}
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "small.toml"
+    path.write_text(FILE)
+    return path
+
+
+def test_a_run_that_ended_early_is_finished_and_says_why(file: Path, tmp_path: Path):
+    result = rayfl("run", file, "--output", tmp_path / "run")
+    rounds = len(read_run(tmp_path / "run").rounds)
+    assert result.exit_code == 0 and 2 < rounds < 30
+    line_with(result.output, ["ended early", "own/accuracy"])
+    (summary,) = json.loads(rayfl("report", "--json", tmp_path / "run").output)
+    check_sentence(summary["early_stop"], ["own/accuracy", "stop.patience=2", "stop.min_delta=0.03"])
+    assert f"finished: {rounds} of 30" in rayfl("show", tmp_path / "run").output
+    # Neither the same command nor another number of rounds goes on with it.
+    assert "nothing is left to run" in rayfl("run", file, "--output", tmp_path / "run", "--resume").output
+    refused(
+        rayfl("resume", tmp_path / "run", "--rounds", "40"), names=[tmp_path / "run", "finished", "stop.patience=2"]
+    )
+    assert len(read_run(tmp_path / "run").rounds) == rounds
+
+
+def test_a_run_that_its_rounds_ended_can_be_extended_until_it_ends_early(file: Path, tmp_path: Path):
+    whole = rayfl("run", file, "--output", tmp_path / "whole")
+    assert whole.exit_code == 0
+    assert rayfl("run", file, "--output", tmp_path / "run", "--rounds", 3).exit_code == 0
+    assert "ended early" not in rayfl("show", tmp_path / "run").output
+    assert rayfl("resume", tmp_path / "run", "--rounds", 30).exit_code == 0
+    runs = [read_run(tmp_path / name) for name in ("whole", "run")]
+    assert runs[0].metrics.equals(runs[1].metrics) and 3 < len(runs[1].rounds) < 30
+
+
+def test_runs_of_a_sweep_end_each_by_themselves(file: Path, tmp_path: Path):
+    command = ("sweep", file, "sweep.seed=[1,2]", "sweep.stop.patience=[1,3]", "--dir", tmp_path / "sweep")
+    assert rayfl(*command).exit_code == 0
+    rounds = {path.parent.name: len(read_run(path.parent).rounds) for path in tmp_path.glob("sweep/*/experiment.json")}
+    assert len(rounds) == 4 and len({*rounds.values()}) > 1 and max(rounds.values()) < 30
+    again = rayfl(*command)
+    assert again.exit_code == 0 and again.output.count(": skipped") == 4
+
+
+def test_trials_of_a_tuning_end_early(file: Path, tmp_path: Path):
+    result = rayfl("tune", file, "tune.method.lr=[0.05,0.2]", "--budget", 2, "--dir", tmp_path / "tune")
+    assert result.exit_code == 0, result.output
+    assert all(len(read_run(path.parent).rounds) < 30 for path in tmp_path.glob("tune/*/experiment.json"))
+    assert "[stop]" in (tmp_path / "tune" / "best.toml").read_text()
+
+
+def test_a_dry_run_tells_the_most_that_the_run_takes(file: Path):
+    early, plain = rayfl("run", file, "--dry-run").output, rayfl("run", file, "--dry-run", "stop.patience=30").output
+    assert "at most 30 rounds" in early
+    assert line_with(early, ["bytes up"]) == line_with(plain, ["bytes up"])
