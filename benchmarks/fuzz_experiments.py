@@ -101,7 +101,7 @@ def plain(draws: Draws) -> Tables:
     }
     can = kind.capabilities
     if can.uses_graph or (kind.gather and issubclass(kind, PeerHalf)):
-        tables["topology"] = {"name": "ring", **({"weights": "metropolis"} if can.symmetric else {})}
+        tables["topology"] = {"name": "ring", **({"weights": "metropolis"} if can.needs_weights == "symmetric" else {})}
     return deepcopy(tables)
 
 

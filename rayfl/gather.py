@@ -135,12 +135,17 @@ class Sum(Gather):
 
 
 @dataclass(frozen=True)
-class WeightedMean(Sum):
-    """sum_i w_i m_i / sum_i w_i, of the sum of the w_i m_i."""
+class WeightedSum(Sum):
+    """sum_i w_i m_i."""
 
     def add(self, total: Aggregate, packet: Packet, weight: float, sender: int) -> Aggregate:
         sums = (_plus(total.sum, packet, weight),)
         return replace(total, sums=sums, weight=total.weight + weight, count=total.count + 1)
+
+
+@dataclass(frozen=True)
+class WeightedMean(WeightedSum):
+    """sum_i w_i m_i / sum_i w_i, of the sum of the w_i m_i."""
 
     def result(self, total: Aggregate) -> tree.Tree:
         return tree.scale(total.sum, 1.0 / total.weight) if total.count else {}

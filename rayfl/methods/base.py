@@ -28,7 +28,7 @@ from rayfl.compress.scalar import count_packet, scalar_packet
 from rayfl.data.batches import Batch
 from rayfl.determinism.seeding import FirstDraws
 from rayfl.errors import RayflError
-from rayfl.gather import Aggregate, Collect, ElementwiseMean, Gather, Received, Relay, Sum, WeightedMean
+from rayfl.gather import Aggregate, Collect, ElementwiseMean, Gather, Received, Relay, Sum, WeightedMean, WeightedSum
 from rayfl.methods.capabilities import Capabilities
 from rayfl.methods.hook_types import (
     Carry,
@@ -54,6 +54,7 @@ from rayfl.population.client import Traits
 from rayfl.settings import unused_with
 from rayfl.task import BoundTask
 from rayfl.topology.graphs import Topology
+from rayfl.topology.mixing import Exchange, Sparse
 from rayfl.tree import Difference, State, Tree
 
 _OF_SERVERS = (
@@ -343,6 +344,11 @@ class ModelServer(KeptModel):
 
 class PeerHalf:
     """The peers' half: how a peer mixes its neighbours' messages into its state."""
+
+    def mixing(self, weights: Sparse, exchange: Exchange) -> Sparse:
+        """The matrix [n, n] of the weights with which peers gather, from the topology's mixing weights: by default the
+        same. Called once a round, where the round is played."""
+        return weights
 
     def mix(self, state: State, received: Received, ctx: Context) -> State:
         """The new state after the exchange; the same state by default. `received` is empty for an absent peer."""

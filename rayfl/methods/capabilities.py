@@ -15,6 +15,7 @@ from typing import Annotated, Any, Self
 from rayfl.errors import RayflError
 from rayfl.methods.hook_types import Newcomer
 from rayfl.settings import Settings, shown
+from rayfl.topology.mixing import Needs
 
 
 class Rule(Enum):
@@ -100,8 +101,10 @@ class Capabilities(Settings):
     """Whether a peer gathers its own message too."""
     weighs_links: Annotated[bool, Rule.INNER] = False
     """Whether peers' messages are weighed by `graphs.link_weights` instead of by mixing weights."""
-    symmetric: Annotated[bool, Rule.INNER] = False
-    """Whether the mixing matrix must be symmetric, to keep the mean; with `needs_everyone`, the same in all rounds."""
+    needs_weights: Annotated[Needs, Rule.INNER] = "row"
+    """What peers need of mixing weights: "row" sums of 1, "column" sums of 1 and no negative weight, a "symmetric"
+    matrix with sums of 1, or sums of 1 in both directions, "doubly". With `needs_everyone` and other needs than "row"
+    the matrix must be the same in all rounds."""
     evaluated_from_mean: Annotated[bool, Rule.INNER] = False
     """Whether `eval_begin` gets the mean of all peers' models, which no peer knows in reality."""
 

@@ -108,6 +108,8 @@ class Context:
     is the smallest. `initial` are the parameters of round 0. `work` is filled, by stage name, when `finish` is called.
     `sends` is False for a client that trains and does not upload; it must leave the memory of its compressor alone.
     `generator` belongs to this (seed, round, client, call) and to nothing else. `num_selected` is `clients.per_round`.
+    `neighbours_in` and `neighbours_out` are the peers that this one receives from, and that receive from it, in this
+    round's exchange, ascending; () before it is known who is present, when peers begin and finish.
     `outgoing` applies the wrappers to the trees of a message; a method that encodes trees itself calls it once on all
     of them before it encodes (`compressed` does so).
     """
@@ -128,6 +130,8 @@ class Context:
     work: Mapping[str, Work] = field(default_factory=dict)
     sends: bool = True
     num_selected: int = 0
+    neighbours_in: tuple[int, ...] = ()
+    neighbours_out: tuple[int, ...] = ()
     outgoing: Callable[[Trees], Trees] = dict
     may_be_last: bool = False
 

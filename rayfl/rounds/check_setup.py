@@ -2,15 +2,17 @@
 
 from rayfl.compress.base import Compressor
 from rayfl.data.partition import Partition
+from rayfl.determinism.seeding import generator
 from rayfl.errors import RayflError
 from rayfl.methods.base import Method, Stage
 from rayfl.population.sampling import DROPOUTS, Clients
 from rayfl.rounds.check_hooks import checked_hook
 from rayfl.rounds.collect import COLLECTORS
 from rayfl.rounds.early_stop import EarlyStop, StopRule, stop_rule
+from rayfl.rounds.peer_exchange import graph_among, mixing_weights
 from rayfl.rounds.setup import Setup
 from rayfl.tasks.supervised import Classification
-from rayfl.topology.graphs import Topology, is_symmetric, mixing_weights
+from rayfl.topology.graphs import Topology
 
 
 def check_setup(setup: Setup) -> None:
@@ -85,30 +87,38 @@ def check_graph(setup: Setup, topology: Topology, name: str) -> None:
     """Reject a graph that cannot be drawn or weighted, and mixing matrices that do not fit the method."""
     if setup.num_clients < 2:
         raise RayflError("=1 client has no graph of peers; give at least 2", ("clients", "count"))
-    # A directed graph that is drawn every round is hardly symmetric eight times.
-    matrices = [
-        mixing_weights(topology.sparse(setup.num_clients, setup.seed, round_number), topology.weights)
-        for round_number in range(8 if topology.varying else 1)
-    ]
-    can = setup.method.capabilities
-    clients = setup.population.settings
-    away = "".join(f", clients.{key}" for key in (*DROPOUTS, "availability") if clients.is_given(key))
-    if (
-        setup.is_peer
-        and can.symmetric
-        and (
-            (can.needs_everyone and (away or topology.varying))
-            or (away and topology.weights == "uniform")
-            or not all(map(is_symmetric, matrices))
-        )
-    ):
+    given = [key for key in ("weights", "epsilon") if topology.own_weights and topology.is_given(key)]
+    if given:
         raise RayflError(
-            f"={topology.name!r}, weights={topology.weights!r}{away} do not fit {name}, whose mixing matrix must be "
-            f"symmetric{', and the same in all rounds' if can.needs_everyone else ' whichever peers are absent'}; "
-            "take weights='metropolis' and a graph such as ring, whose links go both ways"
-            + (" and do not change, with all clients in every round" if can.needs_everyone else ""),
+            f" does nothing with {topology.name!r}, which has weights of its own; remove it", ("topology", *given[:1])
+        )
+    if not setup.is_peer:
+        setup.links(0)
+        return
+    can = setup.method.capabilities
+    away = "".join(f", clients.{key}" for key in setup.away)
+    # The graph of a file has lost its name.
+    weights = "" if topology.own_weights else f", weights={topology.weights!r}"
+    what = f"={getattr(topology, 'name', 'file')!r}{weights}{away}"
+    if can.needs_everyone and can.needs_weights != "row" and (away or topology.varying):
+        raise RayflError(
+            f"{what} do not fit {name}, whose mixing matrix must be {can.needs_weights}, and the same in all rounds; "
+            "take weights='metropolis' and a graph such as ring, whose links go both ways and do not change, with all "
+            "clients in every round",
             ("topology",),
         )
+    # A directed graph that is drawn every round is hardly symmetric eight times.
+    for round_number in range(8 if topology.varying else 1):
+        for missing in (0, 1, setup.num_clients // 2) if away and can.needs_weights != "row" else (0,):
+            draws = generator(setup.seed, round_number, purpose="absent in a check")
+            present = draws.permutation(setup.num_clients) >= missing
+            exchange = setup.exchange(round_number, present)
+            graph = graph_among(setup, exchange)
+            try:
+                setup.peer_half.mixing(mixing_weights(setup, graph, exchange), exchange)
+            except RayflError as error:
+                whoever = " whichever peers are absent" if missing else ""
+                raise RayflError(f"{what} do not fit {name}{whoever}: {error}", ("topology",)) from None
 
 
 def check_evaluation(setup: Setup) -> None:

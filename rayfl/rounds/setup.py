@@ -29,7 +29,7 @@ from rayfl.metrics.check import checked_facts
 from rayfl.metrics.facts import LOSS, Facts
 from rayfl.metrics.loss import Loss
 from rayfl.models import flops
-from rayfl.population.sampling import Population
+from rayfl.population.sampling import DROPOUTS, Population
 from rayfl.rounds import engines
 from rayfl.rounds.check_hooks import checked_hook
 from rayfl.rounds.early_stop import StopRule
@@ -42,6 +42,7 @@ from rayfl.settings import Settings
 from rayfl.settings_read import ThirdPartySetting
 from rayfl.task import NetworkTask
 from rayfl.topology.graphs import Topology, link_weights
+from rayfl.topology.mixing import Exchange
 
 
 # Any: names, tables and metrics.
@@ -369,9 +370,20 @@ class Setup:
     def links(self, round_number: int) -> np.ndarray:
         """The weights of a round's graph among all clients, [num_clients, num_clients]."""
         assert self.topology is not None
-        return link_weights(
-            self.topology.sparse(self.num_clients, self.seed, round_number), self.topology.weights
-        ).toarray()
+        everyone = self.exchange(round_number, np.full(self.num_clients, True))
+        graph = self.topology.sparse(self.num_clients, self.seed, round_number)
+        return link_weights(self.topology, graph, everyone).toarray()
+
+    def exchange(self, round_number: int, present: np.ndarray) -> Exchange:
+        """What the weights of an exchange among the peers that are present, booleans [num_clients], may depend on."""
+        assert self.topology is not None
+        is_steady = not (self.topology.varying or self.away)
+        return Exchange(self.seed, round_number, present, is_steady)
+
+    @property
+    def away(self) -> tuple[str, ...]:
+        """The settings of `[clients]` that keep some clients out of the exchange among peers."""
+        return tuple(key for key in (*DROPOUTS, "availability") if self.population.settings.is_given(key))
 
     def plan(self, round_number: int) -> Plan:
         """The method's plan for a round, made with the round's shared coin."""

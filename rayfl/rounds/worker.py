@@ -7,6 +7,7 @@ nothing but the setup between calls.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import singledispatchmethod
 from typing import Any
 
@@ -253,6 +254,8 @@ class Worker:
         for client, kept in ClientOutputs.unpack(slots, receivers, inputs).items():
             with naming_round_and_client(round_inputs.round, client):
                 ctx = self.setup.context(round_inputs.round, round_inputs.plan, client, "mix")
+                heard = tuple(sender for sender in job.rows[client] if sender != client)
+                ctx = replace(ctx, neighbours_in=heard, neighbours_out=job.listeners[client])
                 # By now `do` has returned, so nothing watches.
                 key(*ctx.draws.key)
                 state, uplink_memory = without_memory(self._state(client, kept))

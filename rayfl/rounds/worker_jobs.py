@@ -127,11 +127,12 @@ class MeanModelJob(ClientJob):
 class MixJob:
     """Mixes messages into receivers, by rows {sender: weight}. Inputs: the receivers' states, then the messages.
 
-    Outputs: the receivers' new states.
+    `listeners`: by receiver, the peers that receive from it. Outputs: the receivers' new states.
     """
 
     rows: Mapping[int, Mapping[int, float]]
     senders: tuple[int, ...]
+    listeners: Mapping[int, tuple[int, ...]]
 
     @property
     def clients(self) -> tuple[int, ...]:

@@ -53,7 +53,7 @@ def make(method: type[Method], request: pytest.FixtureRequest) -> Make:
         tables["clients"] = {"count": NUM_CLIENTS, **options.get("clients", {})}
         if issubclass(method, PeerHalf) and method.gather:
             metropolis = {"name": "ring", "weights": "metropolis"}
-            tables.setdefault("topology", metropolis if method.capabilities.symmetric else "ring")
+            tables.setdefault("topology", metropolis if method.capabilities.needs_weights == "symmetric" else "ring")
         return prepare(Experiment(**tables))
 
     return made

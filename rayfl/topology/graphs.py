@@ -1,15 +1,16 @@
 """Topologies: the graphs over which peers exchange messages in a round, and their mixing weights.
 
-Graphs and weights are sparse arrays [n, n] of scipy without zeros in them; functions take plain arrays of a graph, too.
-
-`rayfl.topology.statistics` measures such graphs: degrees, connectedness, spectral gap.
+Graphs are sparse arrays [n, n] of scipy without zeros in them; functions take plain arrays of a graph, too. The rules
+for mixing weights are in `rayfl.topology.mixing`. `rayfl.topology.statistics` measures such graphs: degrees,
+connectedness, spectral gap.
 """
 
 import itertools
 import math
 from abc import abstractmethod
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 import scipy
@@ -18,15 +19,18 @@ from pydantic import Field
 from rayfl.choices.kinds import Choice
 from rayfl.determinism import seeding
 from rayfl.errors import RayflError
-from rayfl.topology.graph_file import read_links
-
-# Any: scipy names no types.
-Sparse = Any
-"""A `scipy.sparse.csr_array`. scipy loads the part with them at its first use: it takes longer than all topologies."""
-Weights = Literal["uniform", "metropolis"]
-
-MOST_PEERS = 1000
-"""Above this number of peers no eigenvalues are computed, because the time grows with its cube."""
+from rayfl.settings import unused_with
+from rayfl.topology.graph_file import read_links, read_weights
+from rayfl.topology.mixing import (
+    MOST_PEERS,
+    TOLERANCE,
+    Exchange,
+    Sparse,
+    Weights,
+    is_symmetric,
+    mixing_weights,
+    without_diagonal,
+)
 
 
 class Topology(Choice):
@@ -36,7 +40,24 @@ class Topology(Choice):
     package = "rayfl.topology"
     varying: ClassVar[bool] = False
     """Whether rounds have different graphs."""
-    weights: Weights = Field(default="uniform", description="mixing weights: uniform or metropolis")
+    own_weights: ClassVar[bool] = False
+    """Whether `mixing` gives weights of its own, so that the settings `weights` and `epsilon` are refused. True of a
+    class that defines `mixing`, unless it says otherwise."""
+    weights: Weights = Field(
+        default="uniform", description="mixing weights: uniform, metropolis, max-degree, laplacian or column"
+    )
+    epsilon: float | None = Field(
+        default=None,
+        gt=0,
+        description="constant of laplacian weights; default: 2 / (l_2 + l_n) of each graph's Laplacian",
+        json_schema_extra=unused_with(weights=["uniform", "metropolis", "max-degree", "column"]),
+    )
+
+    # Any: what pydantic takes.
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        if "mixing" in vars(cls) and "own_weights" not in vars(cls):
+            cls.own_weights = True
 
     @abstractmethod
     def receives(self, num_peers: int, seed: int, round_number: int) -> np.ndarray:
@@ -45,6 +66,11 @@ class Topology(Choice):
     def sparse(self, num_peers: int, seed: int, round_number: int) -> Sparse:
         """The same as a sparse array."""
         return scipy.sparse.csr_array(self.receives(num_peers, seed, round_number))
+
+    def mixing(self, graph: Sparse, exchange: Exchange) -> Sparse:
+        """W [num_peers, num_peers] of a graph among the peers that are present, as a sparse array: W[i, j] is the
+        weight that i gives to what j sent. Only links of the graph and the diagonal may have one."""
+        return mixing_weights(graph, self.weights, self.epsilon)
 
     def read(self, num_peers: int) -> "Topology":
         """The same topology with its file read, if it has one. Raise RayflError if the file cannot be read."""
@@ -204,21 +230,38 @@ class RandomRegular(RandomNeighbours):
 
 
 class FixedGraph(SparseTopology):
-    """The graph in a file, the same every round: a matrix of 0 and 1, or a list of edges (see graph_file.py)."""
+    """The graph in a file, the same every round: a matrix, or a list of edges (see graph_file.py)."""
 
     name = "file"
+    own_weights = False
     path: str = Field(
         min_length=1,
         examples=["my_graph.csv"],
         description="a .npy file, or text with a matrix or one pair of peers per line",
     )
     directed: bool = Field(default=False, description="whether a pair i j of a list means only that i receives from j")
+    weighted: bool = Field(
+        default=False,
+        description="whether the file has mixing weights: in the matrix, or as a third number a line",
+    )
+
+    def unused(self) -> Mapping[str, str]:
+        other = dict.fromkeys(("weights", "epsilon"), "beside weighted=true") if self.weighted else {}
+        return {**super().unused(), **other}
 
     def sparse(self, num_peers: int, seed: int, round_number: int) -> Sparse:
         return self.read(num_peers).sparse(num_peers, seed, round_number)
 
+    def mixing(self, graph: Sparse, exchange: Exchange) -> Sparse:
+        return self.read(graph.shape[0]).mixing(graph, exchange)
+
     def read(self, num_peers: int) -> Topology:
-        return KnownGraph(weights=self.weights, links=read_links(Path(self.path), num_peers, self.directed))
+        path = Path(self.path)
+        if not self.weighted:
+            rule = {"weights": self.weights, "epsilon": self.epsilon}
+            return KnownGraph(links=read_links(path, num_peers, self.directed), **rule)
+        links, values = read_weights(path, num_peers, self.directed)
+        return KnownWeights(links=links, values=values)
 
 
 class KnownGraph(SparseTopology):
@@ -228,6 +271,24 @@ class KnownGraph(SparseTopology):
 
     def sparse(self, num_peers: int, seed: int, round_number: int) -> Sparse:
         return graph_of(num_peers, *self.links.T)
+
+
+class KnownWeights(KnownGraph):
+    """The graph and the weights of a file that was read, as `read_weights` returns them; no experiment names it."""
+
+    values: np.ndarray
+
+    def mixing(self, graph: Sparse, exchange: Exchange) -> Sparse:
+        """The weights of links from and to absent peers go to the receivers themselves; if only the columns of the
+        file's matrix sum to 1, to the senders."""
+        whole = scipy.sparse.csr_array((self.values, (*self.links.T,)), shape=graph.shape)
+        links = without_diagonal(whole)
+        kept = links.multiply(graph).tocsr()
+        by_sender = abs(whole.sum(axis=1) - 1).max() > TOLERANCE >= abs(whole.sum(axis=0) - 1).max()
+        lost = links.sum(axis=int(not by_sender)) - kept.sum(axis=int(not by_sender))
+        weights = scipy.sparse.csr_array(kept + scipy.sparse.diags_array(whole.diagonal() + lost))
+        weights.eliminate_zeros()
+        return weights
 
 
 def graph_of(num_peers: int, receivers: np.ndarray, senders: np.ndarray, both_ways: bool = False) -> Sparse:
@@ -246,59 +307,28 @@ def connected(graph: np.ndarray | Sparse) -> bool:
     return scipy.sparse.csgraph.connected_components(graph, connection="strong", return_labels=False) == 1
 
 
-def mixing_weights(graph: Sparse, rule: Weights) -> Sparse:
-    """W [n, n] with rows that sum to 1: uniform over {i} and its neighbours, or Metropolis (symmetric graphs).
-
-    graph: sparse or a plain array.
-    """
-    graph = scipy.sparse.csr_array(graph)
-    size = graph.shape[0]
-    if rule == "uniform":
-        weights = (graph + scipy.sparse.eye_array(size, dtype=bool, format="csr")).astype(np.float64)
-        sizes = np.diff(weights.indptr)
-        weights.data = np.repeat(1.0 / sizes, sizes)
-        return weights
-    if not is_symmetric(graph):
-        raise RayflError("metropolis weights need a symmetric graph; use uniform weights")
-    degree = np.diff(graph.indptr)
-    links = graph.tocoo()
-    shares = 1.0 / (1.0 + np.maximum(degree[links.row], degree[links.col]))
-    weights = scipy.sparse.csr_array((shares, (links.row, links.col)), shape=graph.shape)
-    # Added up as in a plain array, some rows at a time: their zeros decide the order of the additions.
-    starts = range(0, size, step := max(1, 10**6 // size))
-    sums = np.concatenate([weights[start : start + step].toarray().sum(axis=1) for start in starts])
-    return scipy.sparse.csr_array(weights + scipy.sparse.diags_array(1.0 - sums))
+def link_weights(topology: Topology, graph: Sparse, exchange: Exchange) -> Sparse:
+    """Symmetric weights a_kl [n, n] of a graph's links: 1 if uniform, else the mixing weights. Raise RayflError if they
+    are not the same in both directions."""
+    is_uniform = topology.weights == "uniform" and not topology.own_weights
+    if is_symmetric(graph):
+        weights = graph.astype(np.float64) if is_uniform else without_diagonal(topology.mixing(graph, exchange))
+        if is_symmetric(weights):
+            return weights
+    raise RayflError(
+        "this method needs one weight per pair of clients, and the topology is directed; use a symmetric one, such as "
+        "ring"
+    )
 
 
-def link_weights(graph: np.ndarray | Sparse, rule: Weights) -> Sparse:
-    """Symmetric weights a_kl [n, n] of the links: 1 if uniform, or Metropolis. Raise RayflError if the graph is
-    directed."""
-    graph = scipy.sparse.csr_array(graph)
-    if not is_symmetric(graph):
-        raise RayflError(
-            "this method needs one weight per pair of clients, and the topology is directed; use a symmetric one, such "
-            "as ring"
-        )
-    return graph.astype(np.float64) if rule == "uniform" else without_diagonal(mixing_weights(graph, rule))
-
-
-def without_diagonal(weights: Sparse) -> Sparse:
-    """The weights of the links alone."""
-    return scipy.sparse.csr_array(weights - scipy.sparse.diags_array(weights.diagonal()))
-
-
-def is_symmetric(graph: Sparse) -> bool:
-    """Whether a graph's links, or weights, are the same in both directions."""
-    return not (graph != graph.T).nnz
-
-
-def largest_laplacian_eigenvalue(topology: "Topology", num_peers: int, seed: int) -> float:
+def largest_laplacian_eigenvalue(topology: Topology, num_peers: int, seed: int) -> float:
     """The largest eigenvalue of D - A of a topology's `link_weights`, with D the sums of the rows of A.
 
     For graphs that vary, the bound 2 max_k sum_l a_kl: the eigenvalue of one round says nothing about the next. The
     same bound for more than MOST_PEERS peers.
     """
-    weights = link_weights(topology.sparse(num_peers, seed, 0), topology.weights)
+    everyone = Exchange(seed, 0, np.full(num_peers, True), not topology.varying)
+    weights = link_weights(topology, topology.sparse(num_peers, seed, 0), everyone)
     degrees = weights.sum(axis=1)
     if topology.varying or num_peers > MOST_PEERS:
         return 2 * float(degrees.max())

@@ -11,7 +11,8 @@ from functools import lru_cache
 import numpy as np
 import scipy
 
-from rayfl.topology.graphs import MOST_PEERS, Sparse, connected, without_diagonal
+from rayfl.topology.graphs import connected
+from rayfl.topology.mixing import MOST_PEERS, Sparse, without_diagonal
 
 
 def spectral_gap(weights: np.ndarray | Sparse) -> float:

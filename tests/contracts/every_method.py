@@ -92,7 +92,7 @@ def experiment(name: str, **options: Any) -> Experiment:
     can = kind.capabilities
     if can.uses_graph or (kind.gather and issubclass(kind, PeerHalf)):
         # Weights that keep the mean, where a method needs them, whoever is away.
-        kept = can.symmetric
+        kept = can.needs_weights == "symmetric"
         tables.setdefault("topology", {"name": "ring", "weights": "metropolis"} if kept else "ring")
     return Experiment(**tables)
 

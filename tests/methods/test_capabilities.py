@@ -17,9 +17,8 @@ from tests.contracts.seams.quadratic import Quadratic
 from tests.refusals import refused
 
 UNUSUAL: dict[str, Any] = {
-    name: ("uplink",) if field.default == () else "undefined" if name == "newcomer" else not field.default
-    for name, field in Capabilities.model_fields.items()
-}
+    name: ("uplink",) if field.default == () else not field.default for name, field in Capabilities.model_fields.items()
+} | {"newcomer": "undefined", "needs_weights": "column"}
 """A value of each capability that is not its default."""
 
 

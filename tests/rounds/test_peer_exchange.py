@@ -10,8 +10,11 @@ from rayfl.compress.dense import Dense
 from rayfl.compress.masks import mask_packet
 from rayfl.compress.random import RandK
 from rayfl.compress.sparse import TopK, sparse_packet
+from rayfl.determinism.seeding import FirstDraws
 from rayfl.experiment.prepare import prepare
-from rayfl.gather import Aggregate, ElementwiseMean, Sum, WeightedMean
+from rayfl.gather import Aggregate, ElementwiseMean, Received, Sum, WeightedMean, WeightedSum
+from rayfl.methods.base import Context, Traits
+from rayfl.methods.peers.dpsgd import DPSGD, DPSGDState
 from rayfl.population.client import ClientStatus
 from rayfl.population.sampling import Participation
 from rayfl.rounds.executor import InlineExecutor
@@ -20,9 +23,11 @@ from rayfl.rounds.mix import gather_rows, gathered
 from rayfl.rounds.peer_exchange import CALL_BYTES, bill, in_calls, mix_job
 from rayfl.rounds.worker_jobs import ClientResult
 from rayfl.testing.executors import assert_same_bits, contents, play
-from rayfl.topology.graphs import FullyConnected, Ring, mixing_weights
+from rayfl.topology.graphs import FullyConnected, RandomNeighbours, Ring
+from rayfl.topology.mixing import mixing_weights
 from rayfl.tree import Tree
 from tests.contracts.every_method import experiment
+from tests.contracts.seams.quadratic import Quadratic, setup
 from tests.refusals import refused
 
 
@@ -95,7 +100,7 @@ def test_every_message_is_opened_once_a_call(topology, rule):
     codecs = [Counting(packet) for packet in packets]
     messages = {i: {"m": Packet(packets[i].parts, codecs[i])} for i in range(size)}
     weights = mixing_weights(topology.receives(size, 0, 0), "uniform")
-    job = mix_job(range(size), weights, np.full(size, True))
+    job = mix_job(range(size), weights, np.full(size, True), weights)
     found = gather_rows({"m": rule}, job, messages)
     assert [codec.decoded for codec in codecs] == [1] * size
     shared = {id(sums) for sums in found.values()}
@@ -168,7 +173,9 @@ def test_the_pieces_of_a_packet_are_the_packet(code: str):
 
 
 @pytest.mark.parametrize(
-    "rule", [WeightedMean(), Sum(), ElementwiseMean(), ElementwiseMean("nonzero")], ids=lambda rule: str(rule)
+    "rule",
+    [WeightedMean(), WeightedSum(), Sum(), ElementwiseMean(), ElementwiseMean("nonzero")],
+    ids=lambda rule: str(rule),
 )
 def test_pieces_add_up_to_the_bits_of_whole_messages(rule):
     packets = dict(enumerate(packets_of_two_pieces().values()))
@@ -204,3 +211,37 @@ def test_the_cut_into_calls_changes_no_bit(method: str, monkeypatch: pytest.Monk
         here = prepare(experiment(method, topology={"name": "erdos-renyi", "p": 0.6}))
         run_states.append(contents(InlineExecutor(here), play(here)[1][-1]))
     assert_same_bits(*run_states)
+
+
+class NotingState(DPSGDState):
+    met: torch.Tensor
+
+
+class Noting(DPSGD):
+    """D-PSGD whose peers keep, one by one, whom they heard (1) and who heard them (2) in each round."""
+
+    name = "noting"
+
+    def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> NotingState:
+        return {"params": params, "met": torch.zeros(0, 4)}
+
+    def mix(self, state: NotingState, received: Received, ctx: Context) -> NotingState:
+        seen = torch.zeros(4)
+        seen[list(ctx.neighbours_in)] += 1
+        seen[list(ctx.neighbours_out)] += 2
+        return {**super().mix(state, received, ctx), "met": torch.cat([state["met"], seen[None]])}
+
+
+def test_peers_know_who_hears_whom_among_those_present():
+    clients = {"dropout_before_download": 0.4}
+    method = Noting(Quadratic(), lr=0.1)
+    here = setup(method, rounds=5, topology=RandomNeighbours(degree=2), clients=clients)
+    last = play(here)[1][-1]
+    states = [InlineExecutor(here).get(last.states[peer])["met"] for peer in range(4)]
+    for round_number in range(5):
+        statuses = here.population.sample_round(round_number, everyone=True).statuses
+        away = [peer for peer, status in statuses.items() if status is not ClientStatus.DELIVERED]
+        graph = RandomNeighbours(degree=2).receives(4, here.seed, round_number).astype(int)
+        graph[away] = graph[:, away] = 0
+        assert away or round_number
+        np.testing.assert_array_equal([state[round_number] for state in states], graph + 2 * graph.T)

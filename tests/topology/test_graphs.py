@@ -18,9 +18,8 @@ from rayfl.topology.graphs import (
     Topology,
     Torus,
     connected,
-    mixing_weights,
-    without_diagonal,
 )
+from rayfl.topology.mixing import mixing_weights, without_diagonal
 from tests.refusals import refused
 
 ALL = [

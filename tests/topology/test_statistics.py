@@ -12,8 +12,8 @@ from rayfl.topology.graphs import (
     FullyConnected,
     Ring,
     Torus,
-    mixing_weights,
 )
+from rayfl.topology.mixing import mixing_weights
 from rayfl.topology.statistics import round_metrics, spectral_gap
 
 

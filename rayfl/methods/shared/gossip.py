@@ -62,7 +62,11 @@ class Gossip(PeerHalf, Method):
 
     hyper: GossipStep
     capabilities = Capabilities(
-        personalized=True, symmetric=True, needs_everyone=True, needs_one_omega=True, own_feedback=("uplink",)
+        personalized=True,
+        needs_weights="symmetric",
+        needs_everyone=True,
+        needs_one_omega=True,
+        own_feedback=("uplink",),
     )
     gather = {"model": WeightedMean()}
     share: ClassVar[float] = 1.0

@@ -34,6 +34,7 @@ from rayfl.methods.base import (
     Traits,
     Tree,
 )
+from rayfl.topology.mixing import Exchange, Sparse
 
 
 class WrappingClients(Method):
@@ -201,8 +202,16 @@ class Wrapping(WrappingClients, ServerHalf):
 
 
 class WrappingPeers(WrappingClients, PeerHalf):
-    """Passes the peers' hook on, too."""
+    """Passes the peers' hooks on, too."""
+
+    @property
+    def peer_half(self) -> PeerHalf:
+        """The inner method as a peer."""
+        assert isinstance(self.inner, PeerHalf), "whoever wraps chooses this class for peers"
+        return self.inner
+
+    def mixing(self, weights: Sparse, exchange: Exchange) -> Sparse:
+        return self.peer_half.mixing(weights, exchange)
 
     def mix(self, state: State, received: Received, ctx: Context) -> State:
-        assert isinstance(self.inner, PeerHalf), "whoever wraps chooses this class for peers"
-        return self.inner.mix(self.inside(state), self.inside(received), self.inside(ctx))
+        return self.peer_half.mix(self.inside(state), self.inside(received), self.inside(ctx))

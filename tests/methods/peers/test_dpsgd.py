@@ -20,8 +20,8 @@ from rayfl.topology.graphs import (
     RandomRegular,
     Ring,
     Topology,
-    mixing_weights,
 )
+from rayfl.topology.mixing import mixing_weights
 from rayfl.topology.statistics import spectral_gap
 from tests.contracts.seams.closed_form import points
 from tests.methods.plain_peers import ABSENCES, DIM, GRAPHS, followed, made, models, world_of

@@ -22,7 +22,6 @@ from rayfl.topology.graphs import (
     Ring,
     Topology,
     largest_laplacian_eigenvalue,
-    link_weights,
 )
 from tests.contracts.every_method import experiment
 from tests.contracts.seams.closed_form import batches, flat
@@ -185,7 +184,7 @@ def test_the_fixed_point_solves_the_linear_system():
     here = made("fedu", {"lr": lr, "steps": 1, "batch_size": 0, "lap_step": step}, rounds=50, topology=Ring())
     own = personal(here, play(here)[1][-1])
     h, b = curvature(here)
-    a = link_weights(Ring().receives(4, 0, 0), "uniform")
+    a = Ring().receives(4, 0, 0).astype(float)
     mixing = np.eye(4) - step * (np.diag(a.sum(axis=1)) - a)
     for entry in range(10):
         # w = M (w - lr (H w - b)): (I - M (I - lr H)) w = lr M b.
