@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from rayfl.choices import plugins
 from rayfl.data.datasets import Dataset, Examples, Field, RayflError, Source
@@ -59,7 +60,7 @@ class Arrays(Source):
     def __init__(
         self, inputs: Any, labels: Any, test_inputs: Any = None, test_labels: Any = None, **options: Any
     ) -> None:
-        """`options`: owners, test_owners, kind, test_share. Lists are turned into arrays."""
+        """`options`: owners, test_owners, kind, test_share. Lists, tensors and pandas' objects become arrays."""
         arguments = {
             "inputs": inputs,
             "labels": labels,
@@ -68,7 +69,9 @@ class Arrays(Source):
             **options,
         }
         try:
-            arrays = {name: np.asarray(arguments[name]) for name in NAMES if arguments.get(name) is not None}
+            arrays = {name: _as_array(name, arguments[name]) for name in NAMES if arguments.get(name) is not None}
+        except RayflError:
+            raise
         except (ValueError, TypeError):
             raise RayflError("the array data have rows of several shapes; give all one shape") from None
         super().__init__(**{**arguments, **arrays})
@@ -87,6 +90,24 @@ class Arrays(Source):
     def load(self) -> Dataset:
         """Make the dataset. Raise RayflError if the arrays have wrong values."""
         return _dataset("arrays", "the array data", self._arrays(), self.test_share, self.kind)
+
+
+# Any: what numpy turns into an array.
+def _as_array(name: str, values: Any) -> np.ndarray:
+    """Numbers or texts as an array; of tensors without their gradients, and bfloat16 as float32."""
+    if isinstance(values, torch.Tensor):
+        values = values.detach().cpu()
+        return (values.float() if values.dtype == torch.bfloat16 else values).numpy()
+    array = np.asarray(values)
+    if array.dtype != object or not name.endswith("inputs"):
+        return array
+    # pandas' columns of numbers with gaps are objects.
+    from pandas import isna
+
+    if (gaps := isna(array)).any():
+        row = int(np.argwhere(gaps)[0][0])
+        raise RayflError(f"the array data have no number in row {row} (counted from 0) of {name}; fill it, or drop it")
+    return np.array(array.tolist())
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:

@@ -1,6 +1,7 @@
 """Checks a user's own inputs, labels and owners, and makes a dataset of them."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from logging import WARNING
 from typing import Literal
 
@@ -30,21 +31,26 @@ def dataset(
     *,
     classes: Sequence[str] = (),
     scaled: np.ndarray | None = None,
+    gaps: bool = False,
 ) -> Dataset:
     """The dataset of a user's examples, whose labels and groups may be numbers or names.
 
     Without `test` a share of the examples, drawn with a fixed seed, is held out. `place`: the file's name in error
     messages. `classes`: the names of numbered classes. `scaled`: bool [inputs], the columns of float64 inputs that are
-    standardised, in place and before they are rounded to float32. Raise RayflError for unequal lengths, NaN, and wrong
-    labels, and for a class of `test` that `train` has not.
+    standardised, in place and before they are rounded to float32. `gaps`: NaN among float64 inputs become the mean of
+    train, in place. Raise RayflError for unequal lengths, NaN, and wrong labels, and for a class of `test` that `train`
+    has not.
     """
+    train, test = _with_texts(place, train), None if test is None else _with_texts(place, test)
     for rows, split in ((train, "train"), (test, "test")):
         if rows is not None:
-            _check(rows.place or place, split, rows)
+            _check(rows.place or place, split, rows, gaps)
     is_given = test is not None
     if test is None:
         train, test = _held_out(place, train, test_share)
     check_shapes(place, train, test)
+    if gaps:
+        _fill(place, train.inputs, test.inputs)
     if (train.groups is None) != (test.groups is None):
         raise RayflError(f"{place} names the owners of one split only; name those of both, or of none")
     owners = None, None
@@ -80,11 +86,36 @@ def dataset(
     )
 
 
-def _check(place: str, split: str, rows: Examples) -> None:
+def _with_texts(place: str, rows: Examples) -> Examples:
+    """The examples with texts in place of labels and owners that are bytes. Raise RayflError if they are not UTF-8."""
+    labels, owners = (
+        None if values is None else as_texts(rows.place or place, values) for values in (rows.labels, rows.groups)
+    )
+    return replace(rows, labels=labels, groups=owners)
+
+
+def as_texts(place: str, values: np.ndarray) -> np.ndarray:
+    """The values with texts in place of bytes. Raise RayflError, which begins with `place`, for what is not UTF-8."""
+    if values.dtype.kind not in "SO":
+        return values
+    texts = np.empty(values.shape, object)
+    for place_in, value in np.ndenumerate(values):
+        try:
+            texts[place_in] = value.decode() if isinstance(value, bytes) else value
+        except UnicodeDecodeError:
+            raise RayflError(
+                f"{place} has bytes that are no UTF-8 text, {shown(value)} (row {place_in[0]}, counted from 0); "
+                "give texts"
+            ) from None
+    return texts
+
+
+def _check(place: str, split: str, rows: Examples, gaps: bool) -> None:
     check_lengths(place, split, rows)
     if rows.inputs.dtype.kind not in "biuf":
         raise RayflError(f"{place} has {split} inputs of type {rows.inputs.dtype}; give numbers")
-    check_finite(place, split, rows.inputs)
+    if not gaps:
+        check_finite(place, split, rows.inputs)
     if rows.labels.ndim > 1:
         check_targets(place, split, rows.labels)
     elif not _are_names(rows.labels):
@@ -95,10 +126,26 @@ def _check(place: str, split: str, rows: Examples) -> None:
             raise RayflError(f"{place} has no {word} for the {split} input of row {row} (counted from 0); give it one")
 
 
+def _fill(place: str, train: np.ndarray, test: np.ndarray) -> None:
+    """Replace NaN in both by the mean of train. Raise RayflError if a column of train has nothing else."""
+    missing = np.isnan(train)
+    if missing.all(axis=0).any():
+        raise RayflError(
+            f"{place} has no train example with input {int(missing.all(axis=0).argmax())} (counted from 0)"
+        )
+    means = np.nanmean(train, axis=0)
+    for inputs in (train, test):
+        rows, columns = np.nonzero(np.isnan(inputs))
+        inputs[rows, columns] = means[columns]
+
+
 def _is_gap(values: np.ndarray) -> np.ndarray:
-    """Where there is NaN, None or an empty text."""
+    """Where there is NaN, None, pandas' NA or an empty text."""
     if values.dtype.kind in "UO":
-        return np.array([value is None or value != value or value == "" for value in values.tolist()])
+        # Few data need it, and it takes half a second to load.
+        from pandas import isna
+
+        return isna(values) | np.array([isinstance(value, str) and value == "" for value in values.tolist()])
     return np.isnan(values) if values.dtype.kind == "f" else np.zeros(len(values), dtype=bool)
 
 

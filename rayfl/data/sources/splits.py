@@ -6,7 +6,7 @@ a client's own validation data are a share of its train examples (`splits.valida
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from logging import WARNING
 from pathlib import Path
 from typing import Literal
@@ -81,19 +81,25 @@ def split_folders(folder: Path) -> dict[FileSplit, Path] | None:
             "none; put all data into folders called train and test, or rename the first"
         )
     if others:
-        _leave_out(folder, others, splits[0][1])
+        leave_out(folder, others, splits[0][1])
     return chosen(folder, splits)
 
 
-def split_files(files: Sequence[Path]) -> dict[str, dict[FileSplit, Path]]:
+def text_stem(file: Path) -> str:
+    """The name of a text file without its endings."""
+    return re.sub(r"(\.txt)?(\.gz)?$", "", file.name)
+
+
+def split_files(files: Sequence[Path], stem_of: Callable[[Path], str] = text_stem) -> dict[str, dict[FileSplit, Path]]:
     """The train and test files of each owner: ann_train.txt and ann_test.txt, or train.txt and test.txt of owner "".
 
+    stem_of: a file's name without its endings.
     Empty if the names are no splits: a name with an owner counts only where the owner has a train file and another one.
     Raise RayflError for a train file alone among others, and as `chosen` does.
     """
     by_owner: dict[str, list[tuple[FileSplit, Path]]] = {}
     for file in files:
-        stem = re.sub(r"(\.txt)?(\.gz)?$", "", file.name)
+        stem = stem_of(file)
         parts = None if split_of(stem) else re.fullmatch(r"(.*)[ _.-](.*)", stem)
         owner, last = parts.groups() if parts else ("", stem)
         if (split := split_of(last)) is not None:
@@ -110,11 +116,11 @@ def split_files(files: Sequence[Path]) -> dict[str, dict[FileSplit, Path]]:
             "is none; add a test split, or rename the first"
         )
     if paired and others:
-        _leave_out(files[0].parent, others, used[0])
+        leave_out(files[0].parent, others, used[0])
     return {owner: chosen(files[0].parent, owner_files) for owner, owner_files in paired.items()}
 
 
-def _leave_out(folder: Path, others: Sequence[str], split: Path) -> None:
+def leave_out(folder: Path, others: Sequence[str], split: Path) -> None:
     """Log once that `others` in the folder are not read."""
     more = f" and {len(others) - 1} more" if len(others) > 1 else ""
     log_once(WARNING, f"{folder / others[0]}{more}: not read, because {split.name} beside it is a split")

@@ -1,41 +1,38 @@
-"""A user's own table: a CSV or Parquet file with a column of labels, or columns of numbers to predict."""
+"""A user's own table: a file with a column of labels, or with columns of numbers to predict."""
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from pyarrow import csv, parquet
 
-from rayfl.data.datasets import Dataset, Examples, Field, Source
+from rayfl.data.datasets import Dataset, Examples, Field
 from rayfl.data.sources.conversion import dataset
-from rayfl.errors import RayflError, did_you_mean
-from rayfl.limits import memory
-from rayfl.limits.regular_files import expanded, reading, require_regular
+from rayfl.data.sources.table_columns import Missing, TableColumns, TableSource, is_list, is_number, is_text
+from rayfl.errors import RayflError
 from rayfl.settings import listed, shown
 
 _INDEX = re.compile(r"|Unnamed: \d+|__index_level_\d+__")
 """The names that pandas gives to an index without a name: in a CSV file, read back from one, in a Parquet file."""
 
-EXACT = 2**53
-"""Up to this size all whole numbers are float64 numbers."""
 
+class Table(TableSource):
+    """A table with one example per row: a column of labels and columns of numbers, which are the inputs.
 
-class Table(Source):
-    """A CSV file with a header, or a Parquet file: one example per row, with a column of labels and columns of numbers.
+    Files are CSV, JSON, JSON lines, Parquet or Feather, or folders of them. Labels are whole numbers from 0 or names of
+    classes; each owner is a natural client. Columns of texts and the index that pandas writes are not inputs unless a
+    setting names them. Each category becomes an input per value, which is 1 in the rows that have the value and 0 in
+    all others. Lists of numbers of one length (embeddings) are an input per place; `targets` may be one column of
+    lists of classes.
 
-    Labels are whole numbers from 0 or names of classes; each owner is a natural client. Columns of texts and the index
-    that pandas writes are not inputs unless a setting names them. Each category becomes an input per value, which is 1
-    in the rows that have the value and 0 in all others.
+    missing: "drop" leaves out rows with a gap in a column that is used. "mean" replaces missing numbers by the mean of
+    train, and makes gaps in a category a value of its own. "category" does both, and each column of numbers with gaps
+    gets a further input, which is 1 where there is a gap.
     """
 
     name = "table"
-    path: str = Field(min_length=1, examples=["my_table.csv"], description="a .csv or .parquet file")
-    test_path: str | None = Field(default=None, description="a second file to test on; default: a share of the first")
-    labels: str = Field(default="label", description="the column of labels")
     targets: tuple[str, ...] = Field(
         default=(), description="columns of numbers to predict instead of labels (regression; multilabel if 0 and 1)"
     )
@@ -43,31 +40,39 @@ class Table(Source):
         default=(), description="columns of inputs; default: all other columns of numbers except pandas' index"
     )
     categories: tuple[str, ...] = Field(default=(), description="columns that become an input per value, 0 or 1")
-    owners: str | None = Field(default=None, description="the column with the owner of each example")
+    missing: Missing = Field(default="refuse", description="what is done about missing values")
     standardise: bool = Field(
         default=True, description="shift and scale inputs to mean 0 and deviation 1 of train; categories stay 0 and 1"
     )
-    test_share: float = Field(default=0.2, gt=0, lt=1, description="share that is held out if there is no test_path")
 
     def load(self) -> Dataset:
         """Load the dataset. Raise RayflError if a file or a column is missing, or if an input is not a number."""
-        file = _File(self.path, "data.path")
-        columns = self._columns(file)
-        values = {name: np.unique(file.column(name)) for name in self.categories}
-        train = self._rows(file, columns["inputs"], values)
-        test = None
-        if self.test_path is not None:
-            test = self._rows(_File(self.test_path, "data.test_path"), columns["inputs"], values)
-        numbers = [name not in values for name in columns["inputs"]]
-        names = [
-            [f"{name}={value}" for value in values[name]] if name in values else [name] for name in columns["inputs"]
-        ]
-        is_number = np.repeat(numbers, [*map(len, names)])
-        scaled = is_number if self.standardise else None
-        rows = dataset(
-            self.name, self.path, train, test, self.test_share, kind="vector", classes=self.targets, scaled=scaled
+        train, test = self.read(self.missing)
+        columns = self._columns(train)
+        used = [*columns["inputs"], *self._predicted, *([self.owners] if self.owners else [])]
+        if self.missing == "drop":
+            train, test = train.without_gaps(used), None if test is None else test.without_gaps(used)
+        values = {name: train.categories(name) for name in self.categories}
+        marked = self._marked(train, columns["inputs"])
+        rows, test_rows = (
+            split and self._rows(split, train, columns["inputs"], values, marked) for split in (train, test)
         )
-        return replace(rows, columns=columns, input_names=[*chain.from_iterable(names)])
+        assert rows is not None
+        names, is_scaled = _input_names(train, columns["inputs"], values)
+        names += [f"{name}=?" for name in marked]
+        scaled = np.array([*is_scaled, *(False for _ in marked)])
+        examples = dataset(
+            self.name,
+            self.path,
+            rows,
+            test_rows,
+            self.test_share,
+            kind="vector",
+            classes=self._class_names(train),
+            scaled=scaled if self.standardise else None,
+            gaps=self.missing in ("mean", "category"),
+        )
+        return replace(examples, columns=columns, input_names=names)
 
     def unused(self) -> Mapping[str, str]:
         return {"labels": f"beside targets={shown(self.targets)}"} if self.targets else {}
@@ -77,16 +82,17 @@ class Table(Source):
         """The columns of labels."""
         return [*(self.targets or (self.labels,))]
 
-    def _columns(self, file: "_File") -> dict[str, list[str]]:
+    def _columns(self, train: TableColumns) -> dict[str, list[str]]:
         """The names of the columns by their use: "inputs", or why they are not inputs."""
         for name in self._predicted:
             if name in (*self.features, *self.categories):
                 raise RayflError(f"{self.path}: {name!r} is a column of labels; remove it from the inputs")
-        index = _pandas_index(file.table.schema)
+            train.raw(name)
+        index = _pandas_index(train.table.schema)
         columns: dict[str, list[str]] = {"inputs": [*self.features]}
-        for field in file.table.schema:
+        for field in train.table.schema:
             if field.name not in self.features:
-                columns.setdefault(self._use(field, field.name in index), []).append(field.name)
+                columns.setdefault(self._use(train, field, field.name in index), []).append(field.name)
         if not columns["inputs"]:
             raise RayflError(
                 f"{self.path} has no column of numbers beside {listed([*map(repr, self._predicted)], 'and')}; give "
@@ -94,7 +100,7 @@ class Table(Source):
             )
         return columns
 
-    def _use(self, field: pa.Field, is_index: bool) -> str:
+    def _use(self, train: TableColumns, field: pa.Field, is_index: bool) -> str:
         """ "inputs", or why a column that is not among the features is not an input."""
         kind = field.type
         uses = [
@@ -103,88 +109,62 @@ class Table(Source):
             (field.name == self.owners, "owners"),
             (self.features, "not in data.features"),
             (is_index, "pandas' index"),
-            (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind), "inputs"),
+            (is_number(kind), "inputs"),
             (pa.types.is_null(kind), "empty"),
-            (pa.types.is_string(kind) or pa.types.is_large_string(kind), "text, and not in data.categories"),
+            (is_text(kind), "text, and not in data.categories"),
             (pa.types.is_dictionary(kind), "text, and not in data.categories"),
+            (is_list(kind) and train.width(field.name), "inputs"),
         ]
         return next((use for applies, use in uses if applies), f"of type {kind}")
 
-    def _rows(self, file: "_File", names: Sequence[str], values: Mapping[str, np.ndarray]) -> Examples:
-        owners = None if self.owners is None else file.column(self.owners)
-        labels = file.inputs(self.targets, {}) if self.targets else file.column(self.labels)
-        return Examples(file.inputs(names, values), labels, owners, file.path)
+    def _marked(self, train: TableColumns, inputs: Sequence[str]) -> list[str]:
+        """The columns of numbers whose gaps have an input of their own."""
+        numbers = [name for name in inputs if name not in self.categories] if self.missing == "category" else []
+        return [name for name in numbers if train.gaps(name).any()]
+
+    def _rows(
+        self,
+        split: TableColumns,
+        train: TableColumns,
+        inputs: Sequence[str],
+        values: Mapping[str, Sequence[object]],
+        marked: Sequence[str],
+    ) -> Examples:
+        numbers = np.column_stack([split.inputs(inputs, values), *(split.gaps(name) for name in marked)])
+        return Examples(numbers, self._labels(split, train), self.owners_of(split), split.path)
+
+    def _labels(self, split: TableColumns, train: TableColumns) -> np.ndarray:
+        if not self.targets:
+            cure = f"give data.targets=[{self.labels!r}] for several labels, or numbers, of each example"
+            return split.column(self.labels, cure)
+        if len(self.targets) == 1 and (lists := split.label_lists(self.targets[0], train)) is not None:
+            return lists[0]
+        # A target is never filled.
+        return TableColumns(split.path, split.table, "refuse").inputs(self.targets, {})
+
+    # Any: see `label_lists`.
+    def _class_names(self, train: TableColumns) -> Sequence[str]:
+        if not self.targets:
+            return train.class_names(self.labels)
+        lists: Any = train.label_lists(self.targets[0], train) if len(self.targets) == 1 else None
+        return _input_names(train, self.targets, {})[0] if lists is None else lists[1]
 
 
-class _File:
-    """A table, and its path for the sentences of errors."""
-
-    def __init__(self, path: str, setting: str) -> None:
-        self.path = path
-        self.table = read(path, setting)
-
-    def column(self, name: str) -> np.ndarray:
-        """The numbers or texts of a column. Raise RayflError if the column is missing, there twice or lacks values."""
-        try:
-            # Any: what a dictionary or a text column holds.
-            values: Any = self.table.column(name).combine_chunks()
-        except KeyError as error:
-            names = self.table.column_names
-            advice = "rename one" if name in names else did_you_mean(name, names)
-            raise RayflError(f"{self.path}: {error.args[0]}: {advice}") from None
-        if pa.types.is_dictionary(values.type):
-            values = values.dictionary_decode()
-        row = values.is_null().index(True).as_py() if values.null_count else -1
-        if row < 0 and (pa.types.is_string(values.type) or pa.types.is_large_string(values.type)):
-            # A gap in a CSV column of texts is an empty text.
-            row = values.index("").as_py()
-        if row >= 0:
-            raise RayflError(
-                f"{self.path} has nothing in column {name!r} of row {row} (counted from 0); fill it, or drop it"
-            )
-        return values.to_numpy(zero_copy_only=False)
-
-    def inputs(self, names: Sequence[str], values: Mapping[str, np.ndarray]) -> np.ndarray:
-        """The inputs, float64 [rows, inputs]: a column of numbers is one, a category one for each of its `values`."""
-        width = sum(len(values.get(name, "1")) for name in names)
-        memory.require(8 * self.table.num_rows * width, f"{self.path} with {width} inputs", "name fewer columns")
-        inputs = np.empty((self.table.num_rows, width))
-        start = 0
-        for name in names:
-            part = self._one_hot(name, values[name]) if name in values else self._numbers(name)[:, None]
-            inputs[:, start : start + part.shape[1]] = part
-            start += part.shape[1]
-        return inputs
-
-    def _numbers(self, name: str) -> np.ndarray:
-        values = self.column(name)
-        if values.dtype.kind not in "biuf":
-            raise RayflError(
-                f"{self.path} has {shown(values[0])} in column {name!r}; inputs and targets are columns of numbers, "
-                "and other inputs are in data.categories"
-            )
-        if values.dtype.kind in "iu" and _collapse(values):
-            raise RayflError(
-                f"{self.path} has whole numbers above 2^53 in column {name!r}, some of which become equal as float64; "
-                "leave it out of data.features, or subtract a constant"
-            )
-        return values
-
-    def _one_hot(self, name: str, values: np.ndarray) -> np.ndarray:
-        column = self.column(name)
-        if len(strange := np.setdiff1d(column, values)):
-            raise RayflError(
-                f"{self.path} has {shown(strange.tolist()[0])} in column {name!r}, which no train example has; leave "
-                "these rows out"
-            )
-        return column[:, None] == values
-
-
-def _collapse(values: np.ndarray) -> bool:
-    """Whether different whole numbers are one as float64."""
-    if not len(values) or max(-int(values.min()), int(values.max())) <= EXACT:
-        return False
-    return len(np.unique(values)) > len(np.unique(values.astype(np.float64)))
+def _input_names(
+    train: TableColumns, inputs: Sequence[str], values: Mapping[str, Sequence[object]]
+) -> tuple[list[str], list[bool]]:
+    """The name of each input, and whether it is a number that is standardised."""
+    names, is_scaled = list[str](), list[bool]()
+    for column in inputs:
+        if column in values:
+            of_column = [f"{column}={'?' if value is None else value}" for value in values[column]]
+        elif is_list(train.kinds[column]):
+            of_column = [f"{column}[{place}]" for place in range(train.width(column))]
+        else:
+            of_column = [column]
+        names += of_column
+        is_scaled += [column not in values] * len(of_column)
+    return names, is_scaled
 
 
 def _pandas_index(schema: pa.Schema) -> set[str]:
@@ -196,18 +176,3 @@ def _pandas_index(schema: pa.Schema) -> set[str]:
         noted = []
     named = {entry for entry in noted if isinstance(entry, str)} if isinstance(noted, list) else set()
     return named | {name for name in schema.names if _INDEX.fullmatch(name)}
-
-
-def read(path: str, setting: str) -> pa.Table:
-    """Read a CSV or Parquet file. Raise RayflError if it cannot be read."""
-    file = expanded(path)
-    if file.suffix not in (".csv", ".parquet"):
-        raise RayflError(f"{setting}={path!r} is not allowed; it must be a .csv or a .parquet file")
-    with reading(file, f"give {setting} the path of a .csv or .parquet file", pa.ArrowException):
-        require_regular(file)
-        if file.suffix == ".csv":
-            return csv.read_csv(file)
-        groups = parquet.read_metadata(file)
-        unpacked = sum(groups.row_group(group).total_byte_size for group in range(groups.num_row_groups))
-        memory.require(unpacked, path, "give less data")
-        return parquet.read_table(file)

@@ -1,0 +1,237 @@
+"""Reads tables from files and folders: CSV, JSON, JSON lines, Parquet, Feather, and what Hugging Face's datasets save.
+
+A folder is one table, or one for each split: its files and folders are splits if their names say so (splits.py).
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.json
+from pyarrow import parquet
+
+from rayfl.data.sources.csv_files import Dialect, read_csv, unpacked
+from rayfl.data.sources.splits import FileSplit, chosen, leave_out, split_files, split_folders, split_of
+from rayfl.errors import RayflError
+from rayfl.limits import memory
+from rayfl.limits.regular_files import expanded, files_below, read_bytes, reading, require_regular
+from rayfl.settings import shown
+
+FILE = "file"
+"""The column that says from which file of a folder a row is, for data.owners."""
+FORMATS: Mapping[str, str] = {
+    **dict.fromkeys((".csv", ".tsv", ".tab", ".txt", ".dat", ".data", ".test", ".train"), "csv"),
+    **dict.fromkeys((".json", ".jsonl", ".ndjson"), "json"),
+    **dict.fromkeys((".parquet", ".pq"), "parquet"),
+    **dict.fromkeys((".feather", ".arrow", ".ipc"), "feather"),
+}
+_KNOWN = "CSV (.csv, .tsv, .txt, .data), JSON (.json, .jsonl), .parquet or .feather"
+_PACKINGS = ".gz", ".bz2", ".zst"
+_SHARD = r"[-_.]?(part[-_.]?)?\d+(-of-\d+)?(-[0-9a-f]+)?"
+"""What the names of shards have after that of their split: train-00000-of-00002."""
+_NO_DATA = r"cache-.*\.arrow|(dataset_info|dataset_dict|state|config)\.json|[_.].*|(README|LICENSE).*"
+"""The names of files in folders of data that are no data."""
+JSON_FACTOR = 12
+"""Memory that a JSON text takes as Python objects, in times of its bytes. A guess, on the safe side."""
+
+Tables = dict[FileSplit, pa.Table]
+"""The train split, and the test split if there is one."""
+
+
+def ending(path: Path) -> str:
+    """A file's ending in small letters, without that of its packing."""
+    name = path.name.lower()
+    return Path(next((name.removesuffix(packing) for packing in _PACKINGS if name.endswith(packing)), name)).suffix
+
+
+def form(path: Path) -> str | None:
+    """The format of a file by its ending; None if it is unknown."""
+    return FORMATS.get(ending(path))
+
+
+def read_tables(path: str, setting: str, dialect: Dialect, with_file: bool = False) -> Tables:
+    """The table in a file, or the tables of the splits in a folder or in a JSON file.
+
+    with_file: whether the tables of a folder get the column `FILE`.
+    Raise RayflError if it cannot be read, if a folder has no table, or if a setting of CSV files does nothing.
+    """
+    file = expanded(path)
+    if not file.is_dir():
+        return _read_file(file, path, setting, dialect)
+    splits = folder_splits(file, _is_table)
+    if not splits:
+        raise RayflError(f"{path} has no files of tables: {_KNOWN}; give {setting} another folder")
+    tables: Tables = {}
+    for split, files in splits.items():
+        parts = [_of_folder(file, inner, owner if with_file else None, setting, dialect) for owner, inner in files]
+        with reading(file, "give all files of a folder the same columns", pa.ArrowException):
+            tables[split] = pa.concat_tables(parts, promote_options="permissive").combine_chunks()
+    return tables
+
+
+def _is_table(file: Path) -> bool:
+    return form(file) is not None and not re.fullmatch(_NO_DATA, file.name)
+
+
+def folder_splits(folder: Path, is_data: Callable[[Path], bool]) -> dict[FileSplit, list[tuple[str, Path]]]:
+    """The files of each split of a folder at any depth, in the order of their names, each with its owner's name.
+
+    Splits are folders called train and test, files called so (also their shards, train-00000-of-00002), or those of an
+    owner, ann_train.csv or ann/train.csv. All else is train. The owner is the file's name without its split and its
+    ending, or if nothing is left, that of its folder.
+    """
+    splits: dict[FileSplit, list[tuple[str, Path]]] = {}
+    if (homes := split_folders(folder)) is not None:
+        for split, home in homes.items():
+            splits[split] = [(_stem(file), file) for file in files_below(home) if is_data(file)]
+        return splits
+    files = [file for file in files_below(folder) if is_data(file)]
+    named: dict[FileSplit, list[Path]] = {}
+    for file in files:
+        if (split := split_of(_unsharded(file))) is not None:
+            named.setdefault(split, []).append(file)
+    if "train" in named and len(named) > 1:
+        for split, first in chosen(folder, [(split, paths[0]) for split, paths in named.items()]).items():
+            paths = next(paths for paths in named.values() if paths[0] == first)
+            splits[split] = [(file.parent.name, file) for file in paths]
+        if others := [str(file.relative_to(folder)) for file in files if split_of(_unsharded(file)) is None]:
+            leave_out(folder, others, named["train"][0])
+        return splits
+    if all(file.parent == folder for file in files):
+        for owner, owner_files in split_files(files, _stem).items():
+            for split, file in owner_files.items():
+                splits.setdefault(split, []).append((owner, file))
+    stems = [*map(_stem, files)]
+    owners = stems if len({*stems}) == len(stems) else [file.parent.name for file in files]
+    return splits or ({"train": [*zip(owners, files, strict=True)]} if files else {})
+
+
+def _unsharded(file: Path) -> str:
+    return re.sub(rf"{_SHARD}$", "", _stem(file))
+
+
+def _stem(file: Path) -> str:
+    """A file's name without the endings of its format and packing."""
+    stem = file.name
+    for endings in (_PACKINGS, (*FORMATS, ".npz", ".npy")):
+        stem = next((stem[: -len(ending)] for ending in endings if stem.lower().endswith(ending)), stem)
+    return stem
+
+
+def _of_folder(folder: Path, file: Path, owner: str | None, setting: str, dialect: Dialect) -> pa.Table:
+    """The table of one file of a folder, with columns for its name and for folders called KEY=VALUE."""
+    tables = _read_file(file, str(file), setting, dialect)
+    if len(tables) > 1:
+        raise RayflError(f"{file} has splits of its own, as one of several files; give {setting} a single file")
+    table = tables["train"]
+    named = dict(part.split("=", 1) for part in file.relative_to(folder).parts[:-1] if "=" in part)
+    for name, value in {**named, **({} if owner is None else {FILE: owner})}.items():
+        if name not in table.column_names:
+            number = int(value) if name in named and re.fullmatch(r"\d{1,18}", value) else value
+            table = table.append_column(name, pa.array([number] * table.num_rows))
+    return table
+
+
+def _read_file(file: Path, path: str, setting: str, dialect: Dialect) -> Tables:
+    kind = form(file)
+    if kind is None:
+        raise RayflError(
+            f"{setting}={path!r} is not allowed; it must be a file with one of the endings of {_KNOWN} (CSV and JSON "
+            "also packed, .gz, .bz2, .zst), or a folder of such files"
+        )
+    if kind != "csv" and dialect != Dialect(texts=dialect.texts):
+        raise RayflError(
+            f"{setting}={path!r} is no CSV file, so that data.separator, header, encoding and decimal do nothing"
+        )
+    advice = f"give {setting} the path of a .csv, .json, .jsonl, .parquet or .feather file"
+    with reading(file, advice, pa.ArrowException):
+        require_regular(file)
+        if kind == "csv":
+            return {"train": read_csv(file, dialect)}
+        if kind == "json":
+            return _read_json(file)
+        return {"train": _read_parquet(file) if kind == "parquet" else _read_feather(file)}
+
+
+def _read_parquet(file: Path) -> pa.Table:
+    groups = parquet.read_metadata(file)
+    unpacked_bytes = sum(groups.row_group(group).total_byte_size for group in range(groups.num_row_groups))
+    memory.require(unpacked_bytes, str(file), "give less data")
+    # `read_table` would take folders called KEY=VALUE for columns.
+    return parquet.ParquetFile(file).read()
+
+
+def _read_feather(file: Path) -> pa.Table:
+    """The table in a file of Arrow's: Feather, or the stream that Hugging Face's datasets save."""
+    with pa.memory_map(str(file)) as source:
+        is_file = source.read(6) == b"ARROW1"
+        source.seek(0)
+        batches = list[pa.RecordBatch]()
+        reader = pa.ipc.open_file(source) if is_file else pa.ipc.open_stream(source)
+        size = 0
+        for batch in _batches(reader):
+            size += batch.nbytes
+            memory.require(size, str(file), "give less data")
+            batches.append(batch)
+    return pa.Table.from_batches(batches, reader.schema)
+
+
+# Any: readers of pyarrow.
+def _batches(reader: Any) -> Iterator[pa.RecordBatch]:
+    if hasattr(reader, "num_record_batches"):
+        return map(reader.get_batch, range(reader.num_record_batches))
+    return iter(reader)
+
+
+def _read_json(file: Path) -> Tables:
+    """JSON lines, a list of objects, {"training": [...], "validation": [...]}, or pandas' {column: {row: value}}."""
+    content = unpacked(file)
+    content = read_bytes(file) if content is None else content
+    if (start := content.lstrip()[:1]) not in (b"[", b"{"):
+        raise ValueError("it has neither objects nor a list of them")
+    document = whole_json(file, content) if start == b"[" or ending(file) == ".json" else None
+    if document is None:
+        options = pyarrow.json.ParseOptions(newlines_in_values=True)
+        return {"train": pyarrow.json.read_json(pa.BufferReader(content), parse_options=options)}
+    if isinstance(document, list):
+        return {"train": _of_rows(file, document)}
+    listed_splits = {
+        name: rows for name, rows in document.items() if split_of(name) is not None and isinstance(rows, list)
+    }
+    if listed_splits:
+        named: list[tuple[FileSplit, Path]] = [
+            (split, file / name) for name in listed_splits if (split := split_of(name)) is not None
+        ]
+        return {split: _of_rows(file, listed_splits[place.name]) for split, place in chosen(file, named).items()}
+    if isinstance(document.get("data"), list):
+        return {"train": _of_rows(file, document["data"])}
+    columns = {name: [*cells.values()] if isinstance(cells, dict) else cells for name, cells in document.items()}
+    if not columns or not all(isinstance(cells, list) for cells in columns.values()):
+        raise ValueError("it is no list of objects, but one object, none of whose names is data or that of a split")
+    return {"train": pa.table(columns)}
+
+
+# Any: what JSON holds.
+def whole_json(file: Path, content: bytes) -> Any:
+    """The value of a JSON text; None if there are several, line after line. Raise ValueError if it is none."""
+    memory.require(JSON_FACTOR * len(content), f"{file}, as JSON,", "give less data, or JSON lines")
+    try:
+        return json.loads(content)
+    except RecursionError:
+        raise ValueError("its lists are nested too deep") from None
+    except json.JSONDecodeError as error:
+        if error.msg == "Extra data":
+            return None
+        raise
+
+
+# Any: what JSON holds.
+def _of_rows(file: Path, rows: Iterable[Any]) -> pa.Table:
+    rows = [*rows]
+    if wrong := [row for row in rows if not isinstance(row, dict)][:1]:
+        raise ValueError(f"{shown(wrong[0])} is among its objects, one for each row")
+    names = dict.fromkeys(name for row in rows for name in row)
+    return pa.table({name: [row.get(name) for row in rows] for name in names})
