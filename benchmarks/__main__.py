@@ -266,7 +266,8 @@ def versions(results: Results, names: Sequence[str]) -> int:
 )
 @click.option("--rounds", type=int, help="Number of measured rounds; by default the workload's own.")
 @click.option("--scale", type=float, default=1.0, show_default=True, help="Share of the workloads' examples.")
-@click.option("--peers-python", metavar="PATH", help="Also run pfl-research with this Python.")
+@click.option("--peers-python", metavar="PATH", help="Run pfl-research with this Python; default: this one.")
+@click.option("--limit", "limit_s", type=float, default=60.0, show_default=True, help="Seconds for a row.")
 def gpu(
     results: Results,
     workloads: Sequence[str],
@@ -276,6 +277,7 @@ def gpu(
     rounds: int | None,
     scale: float,
     peers_python: str | None,
+    limit_s: float,
 ) -> int:
     """Measure rayfl without Ray beside a bare loop on a GPU.
 
@@ -286,7 +288,7 @@ def gpu(
     from benchmarks.gpu import bench_gpu
 
     given = {"device": device, "precision": precision, "engine": engine, "rounds": rounds, "scale": scale}
-    return bench_gpu(workloads, results, **given, python=peers_python)
+    return bench_gpu(workloads, results, **given, python=peers_python, limit_s=limit_s)
 
 
 if __name__ == "__main__":

@@ -89,8 +89,9 @@ class Results:
         require_replaceable(self.path, self.kind, self.overwrite)
 
     # Any: whatever JSON holds.
-    def write(self, *figures: Figures, **facts: Any) -> None:
-        """Write facts and the rows of all figures, and print the path. Raise the errors of `write_output`."""
+    def write(self, *figures: Figures, told: bool = True, **facts: Any) -> None:
+        """Write facts and the rows of all figures, and print the path if `told`. Raise the errors of `write_output`."""
         content = {"written_by": self._command, **facts, **{each.name: each.rows for each in figures}}
         write_output(self.path, f"{json.dumps(content, indent=2)}\n".encode(), self.kind, self.overwrite)
-        print(f"figures: {self.path}")
+        if told:
+            print(f"figures: {self.path}")

@@ -1,18 +1,23 @@
-"""The benchmark `gpu`: rayfl without Ray beside a bare loop on one device, each program in its own process.
+"""The benchmark `gpu`: rayfl without Ray beside a bare loop on one device.
 
-Several processes at once stand for actors with fractions of a GPU. All data are synthetic images of the workloads'
-sizes.
+A process runs one program after another, so that data are made once and libraries are loaded once. Several processes at
+once stand for actors with fractions of a GPU. All data are synthetic images of the workloads' sizes.
 """
 
+import itertools
 import json
+import math
+import queue
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 
@@ -29,7 +34,8 @@ PARTS = (1, 2, 4)
 """Numbers of processes that share the device. Also numbers of workers whose results are compared bit for bit."""
 CODEC_ENTRIES = 11_000_000
 """Length of the vector that compressors encode and decode."""
-BARE = "bare loop"
+BARE, BARE_PROGRAM = "bare loop", "bare"
+"""The bare loop in tables, and its `Task.program`."""
 
 
 WORKLOAD_COLUMNS = (
@@ -63,23 +69,73 @@ CODEC_COLUMNS = (
 PEER, PEER_WORKLOADS = "pfl_research", ("W1", "W2", "W3")
 """The other simulator that uses a GPU, and the workloads that it can run without rayfl."""
 
-Run = Callable[[Sequence[Task]], list[dict[str, Any]]]
-"""Run processes at the same time, and return the figures of each."""
+Together = Sequence[Task]
+"""Tasks that run at the same time, each in a process of its own."""
+Run = Callable[[Sequence[Together], float], Iterator[list[dict[str, Any]] | None]]
+"""Run one `Together` after another, and yield the figures of each when it is known; None if it took too long."""
 
 
-def run(tasks: Sequence[Task]) -> list[dict[str, Any]]:
-    """Start a process for each task and wait for all. Raise RuntimeError if one fails."""
-    command = [sys.executable, "-m", "benchmarks.gpu_program"]
-    begun = [
-        subprocess.Popen([*command, json.dumps(asdict(task))], stdout=subprocess.PIPE, text=True) for task in tasks
-    ]
-    results = []
-    for process, task in zip(begun, tasks, strict=True):
-        output, _ = process.communicate()
-        if process.returncode:
-            raise RuntimeError(f"{task.program} {task.workload} ended with exit code {process.returncode}, as it says")
-        results.append(json.loads(output.strip().splitlines()[-1]))
-    return results
+class Process:
+    """A process of `benchmarks.gpu_program`, whose lines a thread reads; leaving the block ends it."""
+
+    def __init__(self, tasks: Sequence[Task]) -> None:
+        command = [sys.executable, "-m", "benchmarks.gpu_program", json.dumps([asdict(task) for task in tasks])]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self._lines = queue.SimpleQueue[str]()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._lines.put(line)
+        self._lines.put("")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def figures(self, task: Task, limit_s: float) -> dict[str, Any] | None:
+        """The next figures, those of `task`; None if none come within the limit. Raise RuntimeError if it has ended."""
+        try:
+            line = self._lines.get(timeout=limit_s)
+        except queue.Empty:
+            return None
+        if not line:
+            code = self._process.wait()
+            raise RuntimeError(f"{task.program} {task.workload} ended with exit code {code}, as it says")
+        return json.loads(line)
+
+
+def run(steps: Sequence[Together], limit_s: float) -> Iterator[list[dict[str, Any]] | None]:
+    """Consecutive steps of one task share a process, which makes their data once. Raise RuntimeError if one fails."""
+    for are_single, group in itertools.groupby(steps, lambda tasks: len(tasks) == 1):
+        if are_single:
+            yield from _in_turn([task for (task,) in group], limit_s)
+        else:
+            yield from (_at_once(tasks, limit_s) for tasks in group)
+
+
+def _in_turn(tasks: Sequence[Task], limit_s: float) -> Iterator[list[dict[str, Any]] | None]:
+    """One process for all tasks; a task that takes too long ends it, and another one does the rest."""
+    while tasks:
+        with Process(tasks) as process:
+            for task in tasks:
+                figures = process.figures(task, limit_s)
+                tasks = tasks[1:]
+                yield figures and [figures]
+                if figures is None:
+                    break
+
+
+def _at_once(tasks: Together, limit_s: float) -> list[dict[str, Any]] | None:
+    with ExitStack() as opened:
+        processes = [opened.enter_context(Process([task])) for task in tasks]
+        figures = [process.figures(task, limit_s) for process, task in zip(processes, tasks, strict=True)]
+    known = [each for each in figures if each is not None]
+    return known if len(known) == len(tasks) else None
 
 
 def bench_gpu(
@@ -92,15 +148,18 @@ def bench_gpu(
     rounds: int | None = None,
     scale: float = 1.0,
     python: str | None = None,
+    limit_s: float = 60.0,
     run: Run = run,
 ) -> int:
-    """Measure WORKLOADs, architectures and compressors (by default all), print tables and write `results`.
+    """Measure WORKLOADs, architectures and compressors (by default all), print tables and write `results`, each row as
+    soon as it is known.
 
-    `engine`: that of the WORKLOADs. `python`: the interpreter of an environment with pfl-research, which runs them too.
-    `run`: how processes are run. Return an exit code: 1 if two runs, or runs with other numbers of workers, differ in a
-    bit, or if a packet's bytes on the device differ from those in main memory. Raise RayflError, before anything is
-    measured, for an unknown name, a missing device or pfl-research, and if `results` cannot be written; raise
-    ClusterError at the end if pfl-research failed.
+    `engine`: that of the WORKLOADs. `python`: the interpreter of an environment with pfl-research, which runs them too;
+    by default this one, if it has it. `limit_s`: seconds for a row, the start of a process included; a row that takes
+    longer is left out. `run`: how processes are run. Return an exit code: 1 if two runs, or runs with other numbers of
+    workers, differ in a bit, or if a packet's bytes on the device differ from those in main memory. Raise RayflError,
+    before anything is measured, for an unknown name, a missing device or pfl-research, and if `results` cannot be
+    written; raise ClusterError at the end if pfl-research failed.
     """
     known = [*GPU_WORKLOADS, *MODELS, *CODECS]
     for name in names:
@@ -108,32 +167,28 @@ def bench_gpu(
             raise RayflError(f"unknown workload {name!r}: {did_you_mean(name, known)}")
     chosen, device = names or known, found_device(device)
     check(precision, device, rounds, scale)
+    python = python or (sys.executable if precision == "fp32" and PEER in installed([sys.executable]) else None)
     check_peer(python, precision)
     results.require()
     base = Task("rayfl", device=device, precision=precision, rounds=rounds, scale=scale)
     print(f"device: {described(device)}; precision {precision}; {scale:g} of the workloads' examples", flush=True)
-    workloads, bits, failed = Figures("workloads", WORKLOAD_COLUMNS), dict[str, bool](), list[str]()
+    bench = Bench(results, lambda steps: run(steps, limit_s), limit_s)
+    bench.facts |= {"device": device, "described": described(device), "precision": precision}
+    bench.facts |= {"engine": engine, "scale": scale, "same_bits": bench.bits, "left_out": bench.left_out}
     for name in filter(GPU_WORKLOADS.__contains__, chosen):
         print(f"{name}: {GPU_WORKLOADS[name].about}", flush=True)
         task = replace(base, workload=name, engine=engine)
-        bits[name] = workload_rows(workloads, task, run)
+        bench.workload_rows(task)
         if python and name in PEER_WORKLOADS:
-            try:
-                peer_row(workloads, task, python)
-            except ClusterError as error:
-                failed.append(f"{PEERS[PEER][0]} on {name}: {error}")
-    models = Figures("models", MODEL_COLUMNS)
+            bench.peer_row(task, python)
     for name in filter(MODELS.__contains__, chosen):
-        model_row(models, replace(base, workload=name), run)
-    codecs = Figures("codecs", CODEC_COLUMNS)
-    for name in filter(CODECS.__contains__, chosen):
-        codec_row(codecs, replace(base, program="codec", workload=name), run)
-    report(workloads, models, codecs, bits, scale)
-    facts = {"device": device, "described": described(device), "precision": precision, "engine": engine, "scale": scale}
-    results.write(workloads, models, codecs, **facts, same_bits=bits)
-    if failed:
-        raise ClusterError(f"not measured: {'; '.join(failed)}")
-    return 0 if all(bits.values()) and all(row["same_bytes"] for row in codecs.rows) else 1
+        bench.model_row(replace(base, workload=name))
+    names = [*filter(CODECS.__contains__, chosen)]
+    bench.codec_rows([replace(base, program="codec", workload=name) for name in names])
+    bench.report(scale)
+    if bench.failed:
+        raise ClusterError(f"not measured: {'; '.join(bench.failed)}")
+    return 0 if all(bench.bits.values()) and all(row["same_bytes"] for row in bench.codecs.rows) else 1
 
 
 def check(precision: ArithmeticPrecision, device: str, rounds: int | None, scale: float) -> None:
@@ -167,86 +222,126 @@ def described(device: str) -> str:
     return f"cuda, {torch.cuda.get_device_name(0)}" if device == "cuda" else "cpu, of which no figure is one of a GPU"
 
 
-def workload_rows(figures: Figures, task: Task, run: Run) -> bool:
-    """Add a row for the bare loop and one for each number in PARTS. Return whether all runs had the same bits."""
-    (bare,) = run([replace(task, program="bare")])
-    reference = statistics.median(bare["seconds"])
-    digests = set[str]()
-    for parts in PARTS:
-        together = run([replace(task, part=parts, seed=1 + index) for index in range(parts)])
-        median = max(statistics.median(process["seconds"]) for process in together)
-        add_row(figures, f"rayfl, {parts} process{'es' if parts > 1 else ''}", together, median, reference)
-        if parts == 1:
-            digests.add(together[0]["digest"])
-    add_row(figures, BARE, [bare], reference, reference)
-    for workers in PARTS:
-        digests.add(run([replace(task, workers=workers)])[0]["digest"])
-    return len(digests) == 1
+@dataclass
+class Bench:
+    """The tables, and what is written with them after every row."""
 
+    results: Results
+    run: Callable[[Sequence[Together]], Iterator[list[dict[str, Any]] | None]]
+    limit_s: float
+    workloads: Figures = field(default_factory=lambda: Figures("workloads", WORKLOAD_COLUMNS))
+    models: Figures = field(default_factory=lambda: Figures("models", MODEL_COLUMNS))
+    codecs: Figures = field(default_factory=lambda: Figures("codecs", CODEC_COLUMNS))
+    bits: dict[str, bool] = field(default_factory=dict)
+    left_out: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
 
-def peer_row(figures: Figures, task: Task, python: str) -> None:
-    """Add a row for pfl-research on the same device: one process with all examples on the device."""
-    with tempfile.TemporaryDirectory(prefix="gpu") as scratch:
-        work = Path(scratch, "work")
-        work.mkdir()
-        files_of(GPU_WORKLOADS[task.workload], prepare(experiment(task))).write(work)
-        lend(Path(scratch))
-        peer = rival(PEER, str(work), task.device, scratch=Path(scratch), python=python)
-    (reference,) = (
-        row["median_s"] for row in figures.rows if (row["workload"], row["program"]) == (task.workload, BARE)
-    )
-    nothing = (None, None, None)
-    name = f"{PEERS[PEER][0]} {peer.version}"
-    figures.add(task.workload, name, peer.median, reference / peer.median, peer.peak_bytes, *nothing, [peer.seconds])
+    def add(self, figures: Figures, *values: Any, bold: bool = False) -> None:
+        """Add a row, print it, and write all rows."""
+        figures.add(*values, bold=bold)
+        shown = [column for column in figures.columns if column.heading]
+        cells = [(column.heading, column.cell(figures.rows[-1][column.key])) for column in shown]
+        (_, first), *others = cells
+        print(f"  {first}: {', '.join(f'{head} {cell}' for head, cell in others if cell)}", flush=True)
+        self.write()
 
+    def write(self, *, told: bool = False) -> None:
+        """Write what is known."""
+        self.results.write(self.workloads, self.models, self.codecs, told=told, **self.facts)
 
-def add_row(
-    figures: Figures, program: str, together: Sequence[dict[str, Any]], median: float, reference: float
-) -> None:
-    """Add a row of processes that ran at the same time; the first of them watched the GPU."""
-    first = together[0]
-    joules = None if first["joules"] is None else first["joules"] / len(first["seconds"])
-    peak = sum(process["peak_bytes"] for process in together)
-    figures.add(
-        first["workload"],
-        program,
-        median,
-        reference / median,
-        peak,
-        first["busy"],
-        joules,
-        first.get("width"),
-        [process["seconds"] for process in together],
-        bold=program == BARE,
-    )
+    def leave_out(self, what: str) -> None:
+        """Tell that a row took too long."""
+        self.left_out.append(what)
+        print(f"  {what}: left out, more than {self.limit_s:g} s", flush=True)
 
+    def workload_rows(self, task: Task) -> None:
+        """A row for the bare loop and one for each number in PARTS; whether runs in one process had the same bits."""
+        alone = [replace(task, program=BARE_PROGRAM), *(replace(task, workers=workers) for workers in (1, *PARTS))]
+        several = [[replace(task, part=parts, seed=1 + index) for index in range(parts)] for parts in PARTS[1:]]
+        steps = [*([each] for each in alone), *several]
+        digests = list[str]()
+        reference = math.nan
+        for tasks, together in zip(steps, self.run(steps), strict=True):
+            program, parts, workers = tasks[0].program, len(tasks), tasks[0].workers
+            name = BARE if program == BARE_PROGRAM else f"rayfl, {parts} process{'es' if parts > 1 else ''}"
+            if together is None:
+                self.leave_out(f"{task.workload}, {name}" + f", {workers} workers" * (workers > 1))
+                continue
+            if program != BARE_PROGRAM and parts == 1:
+                digests.append(together[0]["digest"])
+                if len(digests) > 1:
+                    continue
+            median = max(statistics.median(process["seconds"]) for process in together)
+            reference = median if program == BARE_PROGRAM else reference
+            self.workload_row(name, together, median, reference)
+        self.bits[task.workload] = len({*digests}) == 1
+        self.write()
 
-def model_row(figures: Figures, task: Task, run: Run) -> None:
-    """Add a row for an architecture: one by one, in stacks, and the rule's choice."""
-    loop, vmap, auto = (run([replace(task, engine=engine)])[0] for engine in ("loop", "vmap", "auto"))
-    one_by_one, stacked = (statistics.median(each["seconds"]) for each in (loop, vmap))
-    chosen = "one by one" if auto["width"] == 1 else f"stacks of {auto['width']}"
-    figures.add(task.workload, one_by_one, stacked, one_by_one / stacked, vmap["width"], chosen)
+    def workload_row(self, program: str, together: Sequence[dict[str, Any]], median: float, reference: float) -> None:
+        """A row of processes that ran at the same time; the first of them watched the GPU."""
+        first = together[0]
+        joules = None if first["joules"] is None else first["joules"] / len(first["seconds"])
+        peak = sum(process["peak_bytes"] for process in together)
+        seconds = [process["seconds"] for process in together]
+        speed = None if math.isnan(reference) else reference / median
+        values = (first["workload"], program, median, speed, peak, first["busy"], joules, first.get("width"), seconds)
+        self.add(self.workloads, *values, bold=program == BARE)
 
+    def peer_row(self, task: Task, python: str) -> None:
+        """A row for pfl-research on the same device: one process with all examples on the device."""
+        try:
+            with tempfile.TemporaryDirectory(prefix="gpu") as scratch:
+                work = Path(scratch, "work")
+                work.mkdir()
+                files_of(GPU_WORKLOADS[task.workload], prepare(experiment(task))).write(work)
+                lend(Path(scratch))
+                peer = rival(PEER, str(work), task.device, scratch=Path(scratch), python=python)
+        except ClusterError as error:
+            self.failed.append(f"{PEERS[PEER][0]} on {task.workload}: {error}")
+            return
+        known = {(row["workload"], row["program"]): row["median_s"] for row in self.workloads.rows}
+        reference = known.get((task.workload, BARE))
+        name = f"{PEERS[PEER][0]} {peer.version}"
+        speed = reference and reference / peer.median
+        nothing = (None, None, None)
+        self.add(self.workloads, task.workload, name, peer.median, speed, peer.peak_bytes, *nothing, [peer.seconds])
 
-def codec_row(figures: Figures, task: Task, run: Run) -> None:
-    """Add a row for a compressor: median milliseconds to encode a vector on the device and decode it in main memory."""
-    (figures_of_task,) = run([replace(task, entries=max(1000, round(CODEC_ENTRIES * task.scale)))])
-    whole, decoding = (1e3 * statistics.median(figures_of_task[name]) for name in ("seconds", "decoding"))
-    figures.add(task.workload, figures_of_task["entries"], whole, decoding, figures_of_task["same_bytes"])
+    def model_row(self, task: Task) -> None:
+        """A row for an architecture: one by one, in stacks, and the rule's choice."""
+        both = [*self.run([[replace(task, engine="loop")], [replace(task, engine="vmap")]])]
+        if None in both:
+            self.leave_out(task.workload)
+            return
+        loop, vmap = (figures[0] for figures in both if figures)
+        one_by_one, stacked = (statistics.median(each["seconds"]) for each in (loop, vmap))
+        chosen = "one by one" if vmap["rule_width"] == 1 else f"stacks of {vmap['rule_width']}"
+        self.add(self.models, task.workload, one_by_one, stacked, one_by_one / stacked, vmap["width"], chosen)
 
+    def codec_rows(self, tasks: Sequence[Task]) -> None:
+        """A row for a compressor: median milliseconds to encode a vector on the device and decode it in main memory."""
+        steps = [[replace(task, entries=max(1000, round(CODEC_ENTRIES * task.scale)))] for task in tasks]
+        for (task,), figures in zip(steps, self.run(steps), strict=True):
+            if figures is None:
+                self.leave_out(task.workload)
+                continue
+            whole, decoding = (1e3 * statistics.median(figures[0][name]) for name in ("seconds", "decoding"))
+            self.add(self.codecs, task.workload, task.entries, whole, decoding, figures[0]["same_bytes"])
 
-def report(workloads: Figures, models: Figures, codecs: Figures, bits: dict[str, bool], scale: float) -> None:
-    """Print all tables."""
-    if workloads.rows:
-        print_table(workloads.table())
-        print("Median seconds a round; of several processes, each with its share of the participants, the slowest's.")
-        print("Memory: reserved on the GPU, on a CPU resident. Busy: share of time with a kernel running (nvidia-smi).")
-    if models.rows:
-        print_table(models.table())
-        images = round(0.9 * samples_of_client(scale))
-        print(f"Seconds a round of {CLIENTS} clients with {images} images each, one by one and in stacks.")
-    if codecs.rows:
-        print_table(codecs.table())
-    for name, same in bits.items():
-        print(f"{name}: {'the same bits' if same else 'OTHER BITS'} twice, and for {PARTS} workers")
+    def report(self, scale: float) -> None:
+        """Print all tables, and write the rows."""
+        if self.workloads.rows:
+            print_table(self.workloads.table())
+            print("Median seconds a round; of several processes, each with a share of the participants, the slowest's.")
+            print(
+                "Memory: reserved on the GPU, on a CPU the process's most until then. Busy: time with a kernel running."
+            )
+        if self.models.rows:
+            print_table(self.models.table())
+            images = round(0.9 * samples_of_client(scale))
+            print(f"Seconds a round of {CLIENTS} clients with {images} images each, one by one and in stacks.")
+        if self.codecs.rows:
+            print_table(self.codecs.table())
+        for name, same in self.bits.items():
+            print(f"{name}: {'the same bits' if same else 'OTHER BITS'} twice, and for {PARTS} workers")
+        self.write(told=True)

@@ -1,9 +1,10 @@
 """One process of `python -m benchmarks gpu`, which runs on one device without Ray: it prints its figures as JSON.
 
-`python -m benchmarks.gpu_program '{"program": "rayfl", "workload": "W1"}'` plays a workload on the CPU; `Task` has the
-other settings.
+`python -m benchmarks.gpu_program '[{"program": "rayfl", "workload": "W1"}]'` plays a workload on the CPU; `Task` has
+the other settings. It prints a line for each task, as soon as it is done.
 """
 
+import gc
 import hashlib
 import json
 import resource
@@ -14,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from rayfl.compress.sparse import TopK
 from rayfl.compress.ternary import Ternary
 from rayfl.data.datasets import cropped, draw_crops
 from rayfl.data.device import upload
+from rayfl.data.loading import keeping_datasets
 from rayfl.determinism.torch_flags import fixed
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare
@@ -213,7 +215,9 @@ def play(task: Task) -> dict[str, Any]:
         simulate(setup, executor, keep, None, setup.rounds)
 
     figures = measured(task, rounds, warmup(task))
-    return {**figures, "digest": digest(last[0].server["params"]), "width": setup.work_width}
+    by_rule = replace(setup, engine_name="auto").work_width
+    widths = {"width": setup.work_width, "rule_width": by_rule}
+    return {**figures, "digest": digest(last[0].server["params"]), **widths}
 
 
 def bare(task: Task) -> dict[str, Any]:
@@ -344,11 +348,17 @@ PROGRAMS: dict[str, Callable[[Task], dict[str, Any]]] = {"rayfl": play, "bare": 
 
 
 def main(given: str) -> None:
-    """Do the task that a JSON object describes, and print its figures."""
-    task = Task(**json.loads(given))
-    if task.device == "cuda" and task.part > 1:
-        torch.cuda.set_per_process_memory_fraction(0.9 / task.part)
-    print(json.dumps(PROGRAMS[task.program](task)), flush=True)
+    """Do the tasks that a JSON list describes in turn, and print the figures of each. Equal data are made once."""
+    tasks = [Task(**table) for table in json.loads(given)]
+    sources = {repr(source): source for source in (experiment(task).data for task in tasks if task.program != "codec")}
+    with keeping_datasets(sources.values()):
+        for task in tasks:
+            if task.device == "cuda":
+                gc.collect()
+                torch.cuda.empty_cache()
+                torch.cuda.reset_peak_memory_stats()
+                torch.cuda.set_per_process_memory_fraction(0.9 / task.part)
+            print(json.dumps(PROGRAMS[task.program](task)), flush=True)
 
 
 if __name__ == "__main__":

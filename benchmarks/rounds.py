@@ -140,7 +140,8 @@ def lend(scratch: Path) -> None:
 
 def rival(program: str, *arguments: str, scratch: Path, python: str = sys.executable, tuned: bool = False) -> Measured:
     """Run one of the programs that `lend` copied; `tuned`: with rayfl's allocator and arithmetic."""
-    around = {**environment(tuned), "PYTHONPATH": str(scratch)}
+    around = environment(tuned)
+    around["PYTHONPATH"] = os.pathsep.join(filter(None, [str(scratch), around.get("PYTHONPATH")]))
     module = f"benchmarks.peers.{program}"
     return measured(*run_watched(module, *arguments, python=python, environment=around, folder=scratch))
 

@@ -4,7 +4,7 @@ import io
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any, Literal
@@ -24,21 +24,30 @@ from tests.refusals import line_with, refused
 
 FOUND: dict[str, dict[str, Any]] = {
     "bare": {"seconds": [0.4, 0.2, 0.3], "peak_bytes": 10**9, "busy": 0.5, "joules": 60.0},
-    "rayfl": {"seconds": [0.1, 0.1, 0.1], "peak_bytes": 2 * 10**9, "busy": 0.9, "joules": 30.0, "width": 64},
+    "rayfl": {
+        "seconds": [0.1, 0.1, 0.1],
+        "peak_bytes": 2 * 10**9,
+        "busy": 0.9,
+        "joules": 30.0,
+        "width": 64,
+        "rule_width": 64,
+    },
     "codec": {"seconds": [0.002, 0.004, 0.003], "decoding": [0.001, 0.001, 0.002], "same_bytes": True},
 }
 
 
 class Played:
-    """Processes that are not started; keeps what they were asked for."""
+    """Processes that are not started; keeps what they were asked for. `slow`: the number of a step without an end."""
 
-    def __init__(self, digest: str = "same") -> None:
+    def __init__(self, digest: str = "same", slow: int | None = None) -> None:
         self.asked: list[Sequence[Task]] = []
         self.digest = digest
+        self.slow = slow
 
-    def __call__(self, tasks: Sequence[Task]) -> list[dict[str, Any]]:
-        self.asked.append(tasks)
-        return [self.figures(task) for task in tasks]
+    def __call__(self, steps: Sequence[Sequence[Task]], limit_s: float) -> Iterator[list[dict[str, Any]] | None]:
+        for tasks in steps:
+            self.asked.append(tasks)
+            yield None if len(self.asked) - 1 == self.slow else [self.figures(task) for task in tasks]
 
     def figures(self, task: Task) -> dict[str, Any]:
         found = {**vars(task), **FOUND[task.program], "digest": "same" if task.workers == 1 else self.digest}
@@ -60,21 +69,46 @@ def test_a_workload_is_compared_with_the_bare_loop_and_with_itself(tmp_path: Pat
     assert code == 0
     assert [[(task.program, task.part, task.workers, task.seed) for task in tasks] for tasks in played.asked] == [
         [("bare", 1, 1, 1)],
-        [("rayfl", 1, 1, 1)],
+        *([("rayfl", 1, workers, 1)] for workers in (1, 1, 2, 4)),
         [("rayfl", 2, 1, 1), ("rayfl", 2, 1, 2)],
         [("rayfl", 4, 1, seed) for seed in (1, 2, 3, 4)],
-        *([("rayfl", 1, workers, 1)] for workers in (1, 2, 4)),
     ]
     rows = {row["program"]: row for row in found["workloads"]}
-    assert list(rows) == ["rayfl, 1 process", "rayfl, 2 processes", "rayfl, 4 processes", "bare loop"]
+    assert list(rows) == ["bare loop", "rayfl, 1 process", "rayfl, 2 processes", "rayfl, 4 processes"]
     # Medians 0.3 and 0.1; of several processes the slowest's; memory added up; 30 J in three rounds.
-    assert [row["median_s"] for row in rows.values()] == [0.1, 2.0, 4.0, 0.3]
-    assert [row["speed"] for row in rows.values()] == pytest.approx([3.0, 0.15, 0.075, 1.0])
-    assert [row["peak_bytes"] / 1e9 for row in rows.values()] == [2, 4, 8, 1]
+    assert [row["median_s"] for row in rows.values()] == [0.3, 0.1, 2.0, 4.0]
+    assert [row["speed"] for row in rows.values()] == pytest.approx([1.0, 3.0, 0.15, 0.075])
+    assert [row["peak_bytes"] / 1e9 for row in rows.values()] == [1, 2, 4, 8]
     assert (rows["rayfl, 1 process"]["joules_a_round"], rows["bare loop"]["joules_a_round"]) == (10.0, 20.0)
     assert found["same_bits"] == {"W1": True} and (found["device"], found["scale"]) == ("cpu", 1.0)
     line_with(shown, ["W1", "same bits", "(1, 2, 4) workers"])
     line_with(shown, ["cpu", "GPU"])
+
+
+def test_rows_are_told_and_written_as_they_come_and_one_that_takes_too_long_is_left_out(tmp_path: Path):
+    played, results = Played(slow=5), Results("gpu", tmp_path / "found.json")
+    written = list[int]()
+
+    def watched(steps: Sequence[Sequence[Task]], limit_s: float) -> Iterator[list[dict[str, Any]] | None]:
+        assert limit_s == 7.0
+        for together in played(steps, limit_s):
+            yield together
+            written.append(len(json.loads(results.path.read_text())["workloads"]) if results.path.exists() else 0)
+
+    shown = io.StringIO()
+    with redirect_stdout(shown):
+        assert bench_gpu(["W1"], results, device="cpu", run=watched, limit_s=7.0) == 0
+    # After the bare loop, the first run, three that only compare bits, two processes and four.
+    assert written == [1, 2, 2, 2, 2, 2, 3]
+    assert json.loads(results.path.read_text())["left_out"] == ["W1, rayfl, 2 processes"]
+    line_with(shown.getvalue(), ["W1, rayfl, 2 processes", "left out", "7 s"])
+
+
+def test_a_process_does_one_task_after_another_and_is_replaced_if_one_takes_too_long():
+    quick, slow = Task("codec", "topk", rounds=1, entries=1000), Task("codec", "topk", rounds=10**9, entries=10**5)
+    first, second, third, last = run([[quick], [quick], [slow], [quick, quick]], 20.0)
+    assert first and second and last and third is None
+    assert [len(together) for together in (first, second, last)] == [1, 1, 2]
 
 
 @pytest.mark.parametrize("name", ["W3", "R18"])
@@ -126,7 +160,7 @@ def test_an_architecture_is_measured_both_ways_and_top_k_in_milliseconds(tmp_pat
     played = Played()
     code, shown, found = bench(tmp_path / "found.json", ["mlp", "topk"], played, scale=0.5)
     assert (code, found["workloads"], found["same_bits"]) == (0, [], {})
-    assert [task.engine for (task,) in played.asked] == ["loop", "vmap", "auto", "auto"]
+    assert [task.engine for (task,) in played.asked] == ["loop", "vmap", "auto"]
     assert (played.asked[-1][0].program, played.asked[-1][0].workload) == ("codec", "topk")
     (row,) = found["models"]
     assert (row["loop_s"], row["vmap_s"], row["speed"]) == (0.3, 0.1, pytest.approx(3.0))
@@ -148,9 +182,9 @@ def test_other_bytes_are_an_exit_code(tmp_path: Path, monkeypatch: pytest.Monkey
     assert bench(tmp_path / "found.json", ["sign"], Played())[0] == 1
 
 
-def in_turn(tasks: Sequence[Task]) -> list[dict[str, Any]]:
+def in_turn(steps: Sequence[Sequence[Task]], limit_s: float) -> Iterator[list[dict[str, Any]]]:
     """The programs one after another in this process, which need not load torch for each."""
-    return [gpu_program.PROGRAMS[task.program](task) for task in tasks]
+    yield from ([gpu_program.PROGRAMS[task.program](task) for task in tasks] for tasks in steps)
 
 
 @pytest.mark.slow
@@ -160,8 +194,8 @@ def test_a_small_bench_runs_whole(engine: Literal["loop", "vmap"], tmp_path: Pat
     names = ["W2", "logistic", *CODECS]
     code, shown, found = bench(tmp_path / "found.json", names, in_turn, engine=engine, rounds=1, scale=0.002)
     assert (code, found["same_bits"]) == (0, {"W2": True})
-    assert [row["program"] for row in found["workloads"]][-1] == "bare loop"
-    assert {row["width"] for row in found["workloads"][:-1]} == {1 if engine == "loop" else 16}
+    assert found["workloads"][0]["program"] == "bare loop"
+    assert {row["width"] for row in found["workloads"][1:2]} == {1 if engine == "loop" else 10}
     assert all(row["median_s"] > 0 for row in found["workloads"])
     assert [row["model"] for row in found["models"]] == ["logistic"]
     assert {row["compressor"]: row["same_bytes"] for row in found["codecs"]} == dict.fromkeys(CODECS, True)
@@ -176,7 +210,7 @@ def test_processes_are_started_and_asked(tmp_path: Path):
 
 def test_a_process_that_fails_is_named():
     with refused(names=["codec nothing", "exit code 1"], error=RuntimeError):
-        run([Task("codec", "nothing", entries=10)])
+        [*run([[Task("codec", "nothing", entries=10)]], 60.0)]
 
 
 @pytest.mark.parametrize(
@@ -223,7 +257,7 @@ def test_workloads_have_their_sizes():
     ids=lambda task: f"{task.program}-{task.workload}",
 )
 def test_every_program_runs_on_the_cpu(task: Task, capsys: pytest.CaptureFixture[str]):
-    gpu_program.main(json.dumps(vars(task)))
+    gpu_program.main(json.dumps([vars(task)]))
     found = json.loads(capsys.readouterr().out)
     assert len(found["seconds"]) == task.rounds and min(found["seconds"]) > 0
     assert found["peak_bytes"] > 10**7 and (found["busy"], found["joules"]) == (None, None)
