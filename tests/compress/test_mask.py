@@ -1,11 +1,12 @@
 """Masks at one bit an entry."""
 
+import math
 import pickle
 
 import pytest
 import torch
 
-from rayfl.compress.masks import mask_packet
+from rayfl.compress.masks import coded_mask_packet, mask_packet
 from rayfl.tree import pack_bits, unpack_bits
 
 
@@ -47,3 +48,17 @@ def test_a_mask_of_numbers_is_refused():
 def test_a_mask_on_strides_is_packed_row_by_row():
     mask = torch.tensor([[True, False], [True, False]]).T
     assert pack_bits(mask).tolist() == [0b11000000]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.02, 0.1, 0.3, 0.45, 0.6, 0.9, 0.999, 1.0])
+def test_a_coded_mask_takes_little_more_than_its_entropy(share: float):
+    mask = torch.rand(40, 1000, generator=torch.Generator().manual_seed(1)) < share
+    packet = coded_mask_packet({"w": mask, "few": mask[:1, :3]})
+    decoded = pickle.loads(pickle.dumps(packet)).decode()  # noqa: S301 - our own bytes
+    assert torch.equal(decoded["w"], mask) and torch.equal(decoded["few"], mask[:1, :3])
+    ones = float(mask.double().mean())
+    entropy = -sum(p * math.log2(p) for p in (ones, 1 - ones) if p) * mask.numel()
+    assert entropy <= packet.num_bits <= min(1.04 * entropy + 40, mask.numel() + 8) + 8 + 16
+    total = {"w": torch.zeros(40, 1000), "few": torch.zeros(1, 3)}
+    packet.add_to(total, 0.5)
+    assert torch.equal(total["w"], mask.float() / 2)
