@@ -49,6 +49,10 @@ HYPER: Mapping[str, Options] = {
     "fedala": {"first_passes": 3},
     # Both chance and affinity choose.
     "fedfomo": {"num_candidates": 3, "epsilon": 0.6},
+    # Masks that move in three rounds.
+    "fedpm": {"lr": 0.1, "epochs": 1},
+    "feddst": {"lr": 0.1, "epochs": 1, "readjust_every": 2, "readjust_end": 3},
+    "flash": {"variant": "jmwst", "density": 0.3, "warm_up_epochs": 2},
 }
 """Hyper-parameters under contract, of methods whose defaults would leave something out."""
 

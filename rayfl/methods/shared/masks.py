@@ -135,15 +135,35 @@ def search(name: str, mask: torch.Tensor, weight: torch.Tensor, share: float, re
     ceil(share * kept) entries are dropped; of equal magnitudes those with the lowest index stay. Dropped entries may be
     regrown at once, so there are always enough. A dense tensor does not change. Raise ValueError on NaN and infinity.
     """
-    flat, kept = entries(name, weight).numpy(), np.flatnonzero(mask.cpu().numpy())
-    if kept.size == mask.numel():
+    if bool(mask.all()):
         return mask
+    left, num_moved = without_smallest(name, mask, weight, share)
+    return with_regrown(left, num_moved, regrow)
+
+
+def without_smallest(name: str, mask: torch.Tensor, weight: torch.Tensor, share: float) -> tuple[torch.Tensor, int]:
+    """The mask without the ceil(share * kept) kept entries of smallest |weight|, and their number; see `search`."""
+    flat, kept = entries(name, weight).numpy(), np.flatnonzero(mask.cpu().numpy())
     num_moved = math.ceil(share * kept.size)
-    new = np.zeros(mask.numel(), np.bool_)
-    new[kept[top_k_positions(flat[kept], kept.size - num_moved)]] = True
-    idle = np.flatnonzero(~new)
-    new[idle[regrow(idle, num_moved)]] = True
-    return torch.from_numpy(new).reshape(mask.shape).to(mask.device)
+    left = np.zeros(mask.numel(), np.bool_)
+    left[kept[top_k_positions(flat[kept], kept.size - num_moved)]] = True
+    return torch.from_numpy(left).reshape(mask.shape).to(mask.device), num_moved
+
+
+def with_regrown(mask: torch.Tensor, count: int, regrow: Regrow) -> torch.Tensor:
+    """The mask with `count` further entries, which `regrow` chooses."""
+    grown = mask.cpu().numpy().ravel().copy()
+    idle = np.flatnonzero(~grown)
+    grown[idle[regrow(idle, count)]] = True
+    return torch.from_numpy(grown).reshape(mask.shape).to(mask.device)
+
+
+def largest_held(values: torch.Tensor, held: torch.Tensor, count: int) -> torch.Tensor:
+    """The mask of the `count` entries with the largest |value| among those that are held; ties to the lowest index."""
+    order = torch.where(held, values.abs(), -1.0).reshape(-1).argsort(descending=True, stable=True)
+    mask = torch.zeros(values.numel(), dtype=torch.bool)
+    mask[order[:count]] = True
+    return mask.reshape(values.shape)
 
 
 def prune_quantile(mask: torch.Tensor, weight: torch.Tensor, ratio: float) -> torch.Tensor:
