@@ -9,6 +9,7 @@ from rayfl.models.base import Architecture
 from rayfl.models.convolutional import EMNISTCNN, VGG11, AlexNetMCEPL, ConvNet2, ResNet18, ResNet18BatchNorm, ResNet20
 from rayfl.models.dense import MLP, Logistic
 from rayfl.models.text import CharLSTM, MeanEmbedding
+from rayfl.models.transformers import ViTTiny
 from rayfl.task import NetworkTask
 from tests.bound_tasks import classification
 
@@ -25,6 +26,7 @@ EXAMPLES: Mapping[str, tuple[Architecture, tuple[int, ...], int]] = {
     "resnet20": (ResNet20(), COLOUR, 10),
     "vgg11": (VGG11(), COLOUR, 10),
     "alexnet-mcepl": (AlexNetMCEPL(), COLOUR, 10),
+    "vit-tiny": (ViTTiny(patch=8, width=12, depth=2), COLOUR, 10),
     "char-lstm": (CharLSTM(embedding=4, hidden=10), (9,), NUM_TOKENS),
     "mean-embedding": (MeanEmbedding(vocabulary=NUM_TOKENS, embedding=4), (9,), 2),
 }

@@ -17,6 +17,7 @@ from rayfl.models.convolutional import (
     pooled_relu,
 )
 from rayfl.models.text import CharLSTM, MeanEmbedding
+from rayfl.models.transformers import Block, ViTTiny
 from tests.models.examples import EXAMPLES
 from tests.models.paper_resnet import PaperResNet18
 
@@ -197,3 +198,37 @@ def test_two_classes_have_the_loss_of_one_sigmoid():
     for label, wanted in ((1, math.log(1 + math.exp(-z))), (0, math.log(1 + math.exp(z)))):
         loss = nn.functional.cross_entropy(logits, torch.tensor([label])).item()
         assert loss == pytest.approx(wanted, rel=1e-6)
+
+
+def test_a_block_of_the_vision_transformer_is_torchs():
+    """torch's layer has queries, keys and values in one matrix."""
+    torch.manual_seed(2)
+    ours = Block(width=12, heads=3, hidden=20).double()
+    theirs = nn.TransformerEncoderLayer(12, 3, 20, 0.0, "gelu", batch_first=True, norm_first=True).double()
+    parts = dict(ours.named_parameters())
+    for kind in ("weight", "bias"):
+        fused = torch.cat([parts[f"attention.{name}.{kind}"] for name in ("query", "key", "value")])
+        getattr(theirs.self_attn, f"in_proj_{kind}").data = fused
+    for mine, other in (
+        ("attention.output", theirs.self_attn.out_proj), ("hidden", theirs.linear1), ("output", theirs.linear2),
+        ("norm_attention", theirs.norm1), ("norm_mlp", theirs.norm2),
+    ):  # fmt: skip
+        other.load_state_dict(ours.get_submodule(mine).state_dict())
+    tokens = torch.randn(4, 7, 12, dtype=torch.float64)
+    torch.testing.assert_close(ours(tokens), theirs(tokens))
+
+
+def test_patches_of_the_vision_transformer_are_in_reading_order():
+    network = ViTTiny(patch=2, width=4, depth=1, heads=1).build((1, 4, 6), 3)
+    seen = []
+    network.get_submodule("blocks").register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    image = torch.randn(1, 1, 4, 6)
+    network(image)
+    parts = dict(network.named_parameters())
+    for row in range(2):
+        for column in range(3):
+            patch = image[0, :, 2 * row : 2 * row + 2, 2 * column : 2 * column + 2]
+            expected = (parts["patches.weight"] * patch).sum((1, 2, 3)) + parts["patches.bias"]
+            place = 1 + 3 * row + column
+            torch.testing.assert_close(seen[0][0, place], expected + parts["positions"][place])
+    torch.testing.assert_close(seen[0][0, 0], parts["class_token"] + parts["positions"][0])

@@ -12,6 +12,7 @@ from rayfl.models.base import Architecture
 from rayfl.models.convolutional import EMNISTCNN, VGG11, AlexNetMCEPL, ConvNet2, ResNet18, ResNet20
 from rayfl.models.dense import MLP, Logistic
 from rayfl.models.text import CharLSTM, MeanEmbedding
+from rayfl.models.transformers import ViTTiny
 from tests.bound_tasks import classification
 from tests.models.examples import EXAMPLES, IMAGE, WITH_BUFFERS
 from tests.refusals import refused
@@ -55,6 +56,10 @@ def num_parameters(module: nn.Module) -> int:
         (EMNISTCNN(), IMAGE, 62, 1_206_590),
         # 1,227,328 weights and 192 + 10 biases.
         (AlexNetMCEPL(), COLOUR, 10, 1_227_328 + 202),
+        # patches 48*192+192 = 9408, class token 192, positions 65*192 = 12480; a block: norms 4*192 = 768, attention
+        # 4*(192*192+192) = 148224, MLP 192*768+768 + 768*192+192 = 295872; norm 384, head 1930.
+        (ViTTiny(), COLOUR, 10, 9_408 + 192 + 12_480 + 12 * (768 + 148_224 + 295_872) + 384 + 1_930),
+        (ViTTiny(patch=2, width=4, depth=1, heads=2, mlp_ratio=1.5), (1, 4, 2), 3, 20 + 4 + 12 + 16 + 80 + 58 + 8 + 15),
     ],
     ids=str,
 )
@@ -159,6 +164,19 @@ def test_convnet2_needs_images_that_survive_its_pooling(shape: tuple[int, ...]):
 def test_options_out_of_range(name: str, options: dict[str, Any]):
     with refused(names=list(options)):
         make(Architecture, {"name": name, **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "shape", "names"),
+    [
+        ({"patch": 5}, COLOUR, ["model.patch=5", "[32, 32]", "divisor of 32"]),
+        ({"heads": 5, "width": 12}, COLOUR, ["model.heads=5", "model.width=12"]),
+        ({}, (60,), ["vit-tiny", "images", "[60]"]),
+    ],
+)
+def test_a_vision_transformer_needs_whole_patches_and_heads(options: Any, shape: tuple[int, ...], names: list[str]):
+    with refused(names=names):
+        ViTTiny(**options).build(shape, 10)
 
 
 def test_groups_that_do_not_divide_the_channels_are_refused():
