@@ -23,6 +23,7 @@ from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare
 from rayfl.experiment.table import put
 from rayfl.methods.base import Method, PeerHalf
+from rayfl.topology.mixing import FITTING
 
 # Any: tables of an experiment.
 Tables = dict[str, Any]
@@ -101,7 +102,7 @@ def plain(draws: Draws) -> Tables:
     }
     can = kind.capabilities
     if can.uses_graph or (kind.gather and issubclass(kind, PeerHalf)):
-        tables["topology"] = {"name": "ring", **({"weights": "metropolis"} if can.needs_weights == "symmetric" else {})}
+        tables["topology"] = {"name": "ring", "weights": FITTING[can.needs_weights]}
     return deepcopy(tables)
 
 

@@ -24,7 +24,7 @@ from rayfl import tree
 from rayfl.choices.kinds import Kind
 from rayfl.compress.base import Compressor, Message, Packet
 from rayfl.compress.dense import Dense
-from rayfl.compress.scalar import count_packet, scalar_packet
+from rayfl.compress.scalar import count_packet, exact_packet, scalar_packet
 from rayfl.data.batches import Batch
 from rayfl.determinism.seeding import FirstDraws
 from rayfl.errors import RayflError

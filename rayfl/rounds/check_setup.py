@@ -1,5 +1,6 @@
 """Checks before a run that the method and the rest of the experiment go together."""
 
+from rayfl import tree
 from rayfl.compress.base import Compressor
 from rayfl.data.partition import Partition
 from rayfl.determinism.seeding import generator
@@ -67,6 +68,12 @@ def check_setup(setup: Setup) -> None:
             "remove it" + (", or set weighting='uniform'" if how else ""),
             ("clients", away[0]),
         )
+    if method.capabilities.num_exchanges > 1 and setup.uplink.omega(tree.num_entries(setup.initial)) != 0:
+        raise RayflError(
+            f"={setup.uplink.name!r} loses something in every exchange, and {name} has "
+            f"{method.capabilities.num_exchanges} per round; remove it, or take one exchange per round",
+            ("uplink",),
+        )
     check_evaluation(setup)
     if setup.unseen:
         check_unseen(setup, name)
@@ -118,7 +125,7 @@ def check_graph(setup: Setup, topology: Topology, name: str) -> None:
                 setup.peer_half.mixing(mixing_weights(setup, graph, exchange), exchange)
             except RayflError as error:
                 whoever = " whichever peers are absent" if missing else ""
-                raise RayflError(f"{what} do not fit {name}{whoever}: {error}", ("topology",)) from None
+                raise RayflError(f"{what} is not possible with {name}{whoever}: {error}", ("topology",)) from None
 
 
 def check_evaluation(setup: Setup) -> None:

@@ -46,7 +46,7 @@ def mix(current: CurrentRound, messages: Mapping[int, Ref]) -> None:
     weights = checked(setup.peer_half.mixing, WEIGHTS, lambda made: made.shape == graph.shape)(weights, exchange)
     if not setup.method.capabilities.include_self:
         weights = without_diagonal(weights)
-    bill(graph, messages, ledger)
+    bill(graph, messages, ledger, setup.method.capabilities.num_exchanges)
     listeners = graph.T.tocsr()
     counted = [client for client, result in ledger.results.items() if result.status.keeps_state]
     receivers = [client for client in counted if client in current.run_state.states or not setup.stateful]
@@ -77,16 +77,16 @@ def mixing_weights(setup: Setup, graph: Sparse, exchange: Exchange) -> Sparse:
     return weights
 
 
-def bill(graph: Sparse, senders: Collection[int], ledger: Ledger) -> None:
-    """Bill every link of the round's graph [n, n] on both ends, from the sizes of the messages in the ledger."""
+def bill(graph: Sparse, senders: Collection[int], ledger: Ledger, exchanges: int = 1) -> None:
+    """Bill every link of the round's graph [n, n] on both ends for each exchange, from the messages in the ledger."""
     sent, listeners = {client: ledger.results[client] for client in senders}, graph.sum(axis=0)
     for client, result in sent.items():
         ledger.results[client] = replace(
             result,
-            billed_bits=result.message_bits * int(listeners[client]),
-            downlink_bits=sum(sent[sender].message_bits for sender in row(graph, client)),
+            billed_bits=exchanges * result.message_bits * int(listeners[client]),
+            downlink_bits=exchanges * sum(sent[sender].message_bits for sender in row(graph, client)),
         )
-    ledger.metrics |= paper_comm(graph, {client: result.num_values for client, result in sent.items()})
+    ledger.metrics |= paper_comm(graph, {client: exchanges * result.num_values for client, result in sent.items()})
 
 
 def in_calls(receivers: Sequence[int], weights: Sparse, num_workers: int, model_bytes: int) -> list[tuple[int, ...]]:

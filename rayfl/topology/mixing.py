@@ -20,6 +20,13 @@ Needs = Literal["row", "column", "symmetric", "doubly"]
 """What a method needs of W: that rows sum to 1; that columns do, and no weight is negative; that it is symmetric and
 rows sum to 1; that rows and columns sum to 1."""
 
+FITTING: dict[Needs, Weights] = {
+    "row": "uniform",
+    "column": "column",
+    "symmetric": "metropolis",
+    "doubly": "metropolis",
+}
+"""The rule that gives a method what it needs on every graph whose links go both ways, whoever is absent."""
 MOST_PEERS = 1000
 """Above this number of peers no eigenvalues are computed, because the time grows with its cube."""
 TOLERANCE = 1e-9
@@ -117,6 +124,19 @@ def _laplacian_eigenvalues(size: int, receivers: bytes, senders: bytes) -> tuple
     positive = values[values > TOLERANCE]
     # The last digits depend on how many threads the eigenvalues are computed with.
     return (round(float(positive[0]), 12), round(float(positive[-1]), 12)) if positive.size else (0.0, 0.0)
+
+
+def least_eigenvalue(weights: Sparse) -> float:
+    """The least eigenvalue of a symmetric mixing matrix [n, n]. The time grows with n cubed."""
+    ends = (end.astype(np.int64).tobytes() for end in weights.nonzero())
+    return _least_eigenvalue(weights.shape[0], *ends, weights.tocsr().data.tobytes())
+
+
+@lru_cache(maxsize=4)
+def _least_eigenvalue(size: int, receivers: bytes, senders: bytes, numbers: bytes) -> float:
+    dense = np.zeros((size, size))
+    dense[np.frombuffer(receivers, np.int64), np.frombuffer(senders, np.int64)] = np.frombuffer(numbers)
+    return float(np.linalg.eigvalsh(dense)[0])
 
 
 def check_weights(weights: Sparse, graph: Sparse, needs: Needs, may_be_negative: bool = True) -> None:

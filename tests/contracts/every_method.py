@@ -18,6 +18,7 @@ from rayfl.rounds.rounds import RunState
 from rayfl.rounds.setup import Setup
 from rayfl.testing.executors import play
 from rayfl.topology.graphs import FullyConnected
+from rayfl.topology.mixing import FITTING
 from rayfl.wrappers.elastic import Elastic
 from tests.contracts.seams import quadratic
 
@@ -95,9 +96,7 @@ def experiment(name: str, **options: Any) -> Experiment:
     kind = named(Method)[name]
     can = kind.capabilities
     if can.uses_graph or (kind.gather and issubclass(kind, PeerHalf)):
-        # Weights that keep the mean, where a method needs them, whoever is away.
-        kept = can.needs_weights == "symmetric"
-        tables.setdefault("topology", {"name": "ring", "weights": "metropolis"} if kept else "ring")
+        tables.setdefault("topology", {"name": "ring", "weights": FITTING[can.needs_weights]})
     return Experiment(**tables)
 
 

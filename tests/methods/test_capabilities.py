@@ -18,7 +18,7 @@ from tests.refusals import refused
 
 UNUSUAL: dict[str, Any] = {
     name: ("uplink",) if field.default == () else not field.default for name, field in Capabilities.model_fields.items()
-} | {"newcomer": "undefined", "needs_weights": "column"}
+} | {"newcomer": "undefined", "needs_weights": "column", "num_exchanges": 2}
 """A value of each capability that is not its default."""
 
 

@@ -1,0 +1,65 @@
+"""DFedSAM: Shi, Shen, Wei, Sun, Yuan, Wang, Tao, Improving the Model Consistency of Decentralized Federated Learning,
+ICML 2023, Algorithm 1; with several exchanges, DFedSAM-MGS. The steps are SAM's: Foret, Kleiner, Mobahi, Neyshabur,
+ICLR 2021.
+
+A step: g = g_i(y), then g' = g_i(y + rho g / ||g||) on the same batch, and y <- y - eta g'. After the steps Q exchanges
+with the same weights: x = W^Q y.
+
+- The norm is that of all parameters together; where g is 0 nothing is perturbed. Clipping, momentum and weight decay
+  apply to g'. A step takes two gradients, and the simulated clock and the count of operations know it.
+- With rho = 0 and Q = 1 this is decentralised FedAvg, `dpsgd`.
+- Each of the Q exchanges is billed and takes time; in those after the first a message is what its sender has mixed
+  up to then. The simulation gathers all Q at once, by the weights W^Q. With Q above 1 an uplink with loss is refused.
+- A peer that is absent is absent from all Q exchanges, and continues with its own model.
+- rho = 0.05 is the default of SAM's authors; Q = 1 is ours.
+- With a constant rho the steps do not rest at the minimiser.
+"""
+
+from typing import Any
+
+import torch
+
+from rayfl.methods.base import Batch, BoundTask, Capabilities, Context, Field, HyperParameters, Stage
+from rayfl.methods.peers.dpsgd import DPSGD, DPSGDCarry, DPSGDHyper
+from rayfl.topology.mixing import Exchange, Sparse
+
+
+class DFedSAMHyper(DPSGDHyper):
+    """Hyper-parameters of DFedSAM; its mixing weights are the topology's."""
+
+    rho: float = Field(default=0.05, ge=0, description="radius of the perturbation, rho")
+    exchanges: int = Field(default=1, ge=1, description="exchanges per round with the same weights, Q")
+
+    def unused(self) -> dict[str, str]:
+        return {**super().unused(), "order": "as DFedSAM trains before it mixes"}
+
+
+class DFedSAM(DPSGD):
+    """D-PSGD whose steps follow the gradient at a perturbed point."""
+
+    hyper: DFedSAMHyper
+    paper = "Shi et al., ICML 2023"
+    capabilities = Capabilities(on_device=True)
+
+    # Any: see Method.
+    def __init__(self, task: BoundTask | None = None, hyper: HyperParameters | None = None, **settings: Any) -> None:
+        super().__init__(task, hyper, **settings)
+        self.capabilities = self.capabilities.but(num_exchanges=self.hyper.exchanges)
+
+    def step(self, carry: DPSGDCarry, batch: Batch, *, stage: Stage) -> DPSGDCarry:
+        loss, gradient = self.task.value_and_grad(carry["params"], batch)
+        gradient = self.direction(carry, gradient)
+        square = torch.stack([tensor.square().sum() for tensor in gradient.values()]).sum()
+        # Where all entries are 0, so is the perturbation.
+        scale = self.hyper.rho / square.sqrt().clamp(min=torch.finfo(torch.float32).tiny)
+        perturbed = {name: tensor + scale * gradient[name] for name, tensor in carry["params"].items()}
+        return self.descend(carry, loss, self.direction(carry, self.task.grad(perturbed, batch)), stage)
+
+    def gradients_per_example(self, stage: Stage, ctx: Context) -> float:
+        return 2 * super().gradients_per_example(stage, ctx)
+
+    def mixing(self, weights: Sparse, exchange: Exchange) -> Sparse:
+        mixed = weights
+        for _ in range(1, self.hyper.exchanges):
+            mixed = mixed @ weights
+        return mixed.tocsr()
