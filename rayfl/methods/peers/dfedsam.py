@@ -17,24 +17,24 @@ with the same weights: x = W^Q y.
 
 from typing import Any
 
-import torch
-
-from rayfl.methods.base import Batch, BoundTask, Capabilities, Context, Field, HyperParameters, Stage
-from rayfl.methods.peers.dpsgd import DPSGD, DPSGDCarry, DPSGDHyper
+from rayfl.methods.base import BoundTask, Capabilities, Field, HyperParameters
+from rayfl.methods.peers.dpsgd import DPSGD, DPSGDHyper
+from rayfl.methods.shared.sharpness import Sharpness, SharpnessAware
 from rayfl.topology.mixing import Exchange, Sparse
 
 
-class DFedSAMHyper(DPSGDHyper):
+class DFedSAMHyper(DPSGDHyper, Sharpness):
     """Hyper-parameters of DFedSAM; its mixing weights are the topology's."""
 
     rho: float = Field(default=0.05, ge=0, description="radius of the perturbation, rho")
     exchanges: int = Field(default=1, ge=1, description="exchanges per round with the same weights, Q")
 
     def unused(self) -> dict[str, str]:
-        return {**super().unused(), "order": "as DFedSAM trains before it mixes"}
+        others = {"order": "as DFedSAM trains before it mixes", "density": "as DFedSAM has no masks"}
+        return {**super().unused(), **others}
 
 
-class DFedSAM(DPSGD):
+class DFedSAM(SharpnessAware, DPSGD):
     """D-PSGD whose steps follow the gradient at a perturbed point."""
 
     hyper: DFedSAMHyper
@@ -45,18 +45,6 @@ class DFedSAM(DPSGD):
     def __init__(self, task: BoundTask | None = None, hyper: HyperParameters | None = None, **settings: Any) -> None:
         super().__init__(task, hyper, **settings)
         self.capabilities = self.capabilities.but(num_exchanges=self.hyper.exchanges)
-
-    def step(self, carry: DPSGDCarry, batch: Batch, *, stage: Stage) -> DPSGDCarry:
-        loss, gradient = self.task.value_and_grad(carry["params"], batch)
-        gradient = self.direction(carry, gradient)
-        square = torch.stack([tensor.square().sum() for tensor in gradient.values()]).sum()
-        # Where all entries are 0, so is the perturbation.
-        scale = self.hyper.rho / square.sqrt().clamp(min=torch.finfo(torch.float32).tiny)
-        perturbed = {name: tensor + scale * gradient[name] for name, tensor in carry["params"].items()}
-        return self.descend(carry, loss, self.direction(carry, self.task.grad(perturbed, batch)), stage)
-
-    def gradients_per_example(self, stage: Stage, ctx: Context) -> float:
-        return 2 * super().gradients_per_example(stage, ctx)
 
     def mixing(self, weights: Sparse, exchange: Exchange) -> Sparse:
         mixed = weights
