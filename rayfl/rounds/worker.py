@@ -255,7 +255,7 @@ class Worker:
             with naming_round_and_client(round_inputs.round, client):
                 ctx = self.setup.context(round_inputs.round, round_inputs.plan, client, "mix")
                 heard = tuple(sender for sender in job.rows[client] if sender != client)
-                ctx = replace(ctx, neighbours_in=heard, neighbours_out=job.listeners[client])
+                ctx = replace(ctx, neighbours_in=heard, neighbours_out=job.listeners.get(client, ()))
                 # By now `do` has returned, so nothing watches.
                 key(*ctx.draws.key)
                 state, uplink_memory = without_memory(self._state(client, kept))

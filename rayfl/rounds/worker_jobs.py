@@ -132,7 +132,7 @@ class MixJob:
 
     rows: Mapping[int, Mapping[int, float]]
     senders: tuple[int, ...]
-    listeners: Mapping[int, tuple[int, ...]]
+    listeners: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def clients(self) -> tuple[int, ...]:

@@ -50,7 +50,7 @@ class LEDHyper(CorrectedWork):
     )
 
     def unused(self) -> dict[str, str]:
-        return {**super().unused(), "epochs": "as all peers divide by the same number of steps; give steps"}
+        return {**super().unused(), "epochs": "as LED counts in steps, which all peers divide by"}
 
 
 class LED(CorrectedSteps):
