@@ -15,10 +15,11 @@ from rayfl.determinism.process import ArithmeticPrecision
 from rayfl.errors import RayflError
 from rayfl.models import batch_norm, flops
 from rayfl.models.base import MemoryFormat, laid_out
+from rayfl.models.skeleton import check_type, plain_tensors, skeleton
 
 _MADE = (
     *("module", "rows", "slots", "frozen_slots", "buffer_slots", "constant_slots", "moving_slots"),
-    *("buffers", "placed_on", "stored_names"),
+    *("buffers", "placed_on", "stored_names", "plain_slots"),
 )
 """Attributes that every process makes for itself, and that are not pickled."""
 
@@ -62,6 +63,8 @@ class Network:
         self._skeleton()
         if not self.slots:
             raise RayflError("the model has no trained parameter: requires_grad must be True for at least one")
+        for name, tensor in named_weights(self.module).items():
+            check_type(name, tensor)
         self.stochastic = False
         self.recurrent = any(isinstance(layer, nn.RNNBase) for layer in self.module.modules())
         self.vmappable = not self.recurrent
@@ -138,8 +141,9 @@ class Network:
                 mode = "training" if training else "evaluation"
                 raise RayflError(
                     f"two equal passes of the model in {mode} mode differ: it keeps something from one pass to the "
-                    "next, or draws from a generator of its own, and each actor has another one; draw from torch's, "
-                    "numpy's or Python's global generator, which rayfl seeds for each client and round"
+                    "next, or draws from a generator of its own, and each actor has another one; keep tensors in "
+                    "buffers (self.register_buffer), and draw from torch's, numpy's or Python's global generator, "
+                    "which rayfl seeds for each client and round"
                 )
             in_mode.append(outputs)
         return in_mode[0], in_mode[1]
@@ -154,7 +158,7 @@ class Network:
                     return self(params, inputs)
             finally:
                 self.module.train()
-        if self.constants and inputs.device != self.placed_on:
+        if (self.constants or self.plain_slots) and inputs.device != self.placed_on:
             self._place(inputs.device)
         if self.precision != "bf16":
             return self._forward(params, inputs)
@@ -221,6 +225,8 @@ class Network:
         self.constant_slots = [slot for slot in self.buffer_slots if slot[2] not in self.moving]
         for owner, name, key in self.constant_slots:
             owner._buffers[name] = self.buffers[key]
+        for owner, name in self.plain_slots:
+            setattr(owner, name, getattr(owner, name).to(device))
 
     @cached_property
     def weight_uses(self) -> flops.Uses:
@@ -229,9 +235,7 @@ class Network:
             return flops.Uses()
         shared = {name for _, _, name in self.slots if name not in self.personal}
         with seeded(self.seed):
-            with torch.device("meta"):
-                module = self.build()
-            return flops.weight_uses(module, self.input_shape, shared)
+            return flops.weight_uses(skeleton(self.build), self.input_shape, shared)
 
     def __getstate__(self) -> dict[str, object]:
         # Counted once, and not again by every actor.
@@ -250,8 +254,8 @@ class Network:
         Each call sets the trained parameters directly, which takes a hundredth of the time of
         torch.func.functional_call; `_place` sets the constants.
         """
-        with seeded(self.seed), torch.device("meta"):
-            self.module = self.build()
+        with seeded(self.seed):
+            self.module = skeleton(self.build)
         names = {id(tensor): name for name, tensor in named_weights(self.module).items()}
         owners = list(self.module.modules())
         parameters = [
@@ -273,6 +277,9 @@ class Network:
             for key, tensor in self.module.state_dict(keep_vars=True).items()
             if id(tensor) in names
         }
+        self.plain_slots = [
+            (owner, name) for owner, name, tensor in plain_tensors(self.module) if vars(owner)[name] is tensor
+        ]
         self.constant_slots = self.buffer_slots
         self.moving_slots = []
         self.rows = batch_norm.Rows()

@@ -25,6 +25,8 @@ class Kind:
     name: ClassVar[str]
     label: ClassVar[str]
     package: ClassVar[str]
+    also: ClassVar[str] = ""
+    """What else can be given, which the class `adopts`, as the beginning of a list."""
     renamed: ClassVar[Mapping[str, str]] = {}
     """The present names of attributes and hooks that earlier versions called otherwise; the old ones are refused."""
 
@@ -125,8 +127,8 @@ def _checked(kind: type[Kind], component: Any) -> Any:
     word = getattr(component, "__qualname__", shown(component))
     if not _is(widest, component):
         raise RayflError(
-            f"{plugins.place_of(component)}: {word!r} is no {kind.label}; give a subclass of {widest.__module__}."
-            f"{widest.__name__}"
+            f"{plugins.place_of(component)}: {word!r} is no {kind.label}; give {widest.also}a subclass of "
+            f"{widest.__module__}.{widest.__name__}"
         )
     if not isinstance(component, type) or not issubclass(component, Kind) or component in named(widest).values():
         return component

@@ -199,7 +199,8 @@ def split_weights(parts: Parts, model: str, network: Network, weights: tree.Tree
 
 def check(setup: Setup, experiment: Experiment, task: NetworkTask) -> None:
     """Raise RayflError if data, model, method, engine and machine do not fit each other."""
-    Trial(task.network, task.task, setup.dataset, experiment.model, setup.first_model).check()
+    in_stacks = setup.engine_name == "vmap" or (setup.engine_name == "auto" and setup.device_name == "cuda")
+    Trial(task.network, task.task, setup.dataset, experiment.model, setup.first_model, in_stacks).check()
     uses_graph = setup.method.capabilities.uses_graph
     if setup.topology is not None and (uses_graph or not isinstance(setup.topology, SparseTopology)):
         peers = setup.num_clients

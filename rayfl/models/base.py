@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import rayfl.data.torchvision  # noqa: F401 (so that a file or a factory can import torchvision)
 from rayfl.choices.kinds import Choice, reference
 from rayfl.errors import RayflError, UnknownKey
+from rayfl.models.skeleton import complete
 
 Width = Annotated[int, Field(ge=1)]
 """Number of units or channels of a layer."""
@@ -26,6 +27,7 @@ class Architecture(Choice):
 
     label = "model"
     package = "rayfl.models"
+    also = "a class of torch modules, a function that returns a new module, or "
     memory_format: ClassVar[MemoryFormat] = "contiguous"
     """The memory layout of the network's images. Each architecture fixes the layout that was faster for it on a CPU,
     since a choice by timing could give two runs different bits."""
@@ -43,8 +45,8 @@ class Architecture(Choice):
         """
 
     def builder(self, input_shape: tuple[int, ...], num_classes: int) -> Callable[[], nn.Module]:
-        """`build` with its arguments bound, which pickles."""
-        return partial(self.build, tuple(input_shape), num_classes)
+        """`build` with its arguments bound, which pickles; its lazy layers get their sizes."""
+        return partial(complete, self.build, tuple(input_shape), num_classes)
 
     @property
     # Any: options as the user wrote them, or their defaults.

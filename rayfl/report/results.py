@@ -193,8 +193,8 @@ class RunResults(Recorded):
         return self._built(weights, "personal")
 
     def _built(self, weights: "Tree", name: str) -> "Predictor":
-        import torch
-
+        from rayfl.determinism.global_draws import seeded
+        from rayfl.determinism.seeding import torch_seed
         from rayfl.determinism.torch_flags import own_flags
         from rayfl.models.adapters import Adapters
         from rayfl.models.predictor import Predictor
@@ -203,8 +203,10 @@ class RunResults(Recorded):
         architecture = self._architecture
         inputs = read_model_inputs(self.directory)
         data = inputs.without_samples()
-        # Building a module draws its first weights, which must not change the program's own random numbers.
-        with own_flags(), torch.random.fork_rng(devices=()):
+        # As the run built it: a tensor that is neither a parameter nor a buffer is in no file.
+        seed = self.settings["seed"]
+        assert isinstance(seed, int), "as Experiment writes it"
+        with own_flags(), seeded(torch_seed(seed, purpose="initial parameters")):
             build = architecture.builder(data.input_shape, data.num_classes)
             if isinstance(adapters := self.settings.get("adapters"), dict):
                 build = Adapters(**adapters).builder(build)

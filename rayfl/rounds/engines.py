@@ -263,8 +263,9 @@ def choose(name: str, method: Method, device: torch.device, params: tree.Tree) -
     vmappable = method.task.vmappable
     if name == "vmap" and not vmappable:
         raise RayflError(
-            "engine='vmap' cannot run a model with dropout or other random numbers in training, recurrent layers, or "
-            "buffers that other layers than BatchNorm change; use engine='loop'"
+            "engine='vmap' cannot run a model with dropout or other random numbers in training, recurrent layers, "
+            "buffers that other layers than BatchNorm change, or steps that depend on a batch's numbers (.item()); use "
+            "engine='loop'"
         )
     stacks = name == "auto" and device.type == "cuda" and vmappable and _fits(method, params) > 1
     return run_vmap if name == "vmap" or stacks else run_loop

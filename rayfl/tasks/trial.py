@@ -5,6 +5,7 @@ What a run would meet in its first rounds is met here, and told in one sentence.
 
 import math
 import traceback
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from rayfl.data.batches import Batch, first_two
 from rayfl.data.datasets import Dataset
@@ -36,13 +38,16 @@ class Trial:
     dataset: Dataset
     architecture: Architecture
     params: Tree
+    in_stacks: bool = False
+    """Whether clients are trained in stacks, if the model can run under torch.vmap."""
 
     def check(self) -> None:
         """Raise RayflError unless the model can be trained and evaluated on the data with the task.
 
-        The network notes whether it draws random numbers.
+        The network notes whether it draws random numbers, and whether it can run under torch.vmap.
         """
         batch = first_two(self.dataset)
+        layers = {*self.network.module.modules()}
         with self._naming(batch), torch.no_grad():
             both = self.network.observe(self.params, batch.inputs)
         self._check_passes(batch, *both)
@@ -54,17 +59,29 @@ class Trial:
         for inputs in self._extremes():
             with self._naming(Batch(inputs, inputs)), torch.no_grad():
                 self.network(self.params, inputs, training=False)
+        if self.in_stacks and self.network.vmappable:
+            self.network.vmappable = self._runs_in_stacks(batch)
+        if made := [name for name, layer in self.network.module.named_modules() if layer not in layers]:
+            raise RayflError(
+                f"model {self.architecture.name!r} makes its layer {made[0]!r} in a pass, so that nothing would train "
+                "it; make it in __init__, where lazy layers such as nn.LazyLinear need no sizes"
+            )
 
     def _check_passes(self, batch: Batch, in_training: Tensor, in_evaluation: Tensor) -> None:
         """Check the outputs in both modes, and take the gradient of a training step."""
         self._check_outputs(batch, in_training, " in training")
         self._check_outputs(batch, in_evaluation, "")
         check_task(self.task, in_evaluation, batch.labels)
-        names = {name for _, _, name in self.network.slots}
-        leaves = {name: tensor.detach().requires_grad_() for name, tensor in self.params.items() if name in names}
-        with self._naming(batch, " in a training step"), torch.enable_grad():
+        leaves = {name: tensor.detach().requires_grad_() for name, tensor in self._trained.items()}
+        with self._naming(batch, " in a training step"), torch.enable_grad(), warnings.catch_warnings():
+            warnings.filterwarnings("error", ".*requires_grad=True. Gradients will be None")
             outputs = self.network({**self.params, **leaves}, batch.inputs)
             loss = self.task.mean_loss(outputs, batch.labels)
+            if not loss.requires_grad:
+                raise RayflError(
+                    f"no parameter of model {self.architecture.name!r} has a gradient: its forward leaves autograd, by "
+                    "detach(), torch.no_grad() or numpy"
+                )
             gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
         for name, gradient in zip(leaves, gradients, strict=True):
             if gradient is not None and gradient.layout is not torch.strided:
@@ -72,6 +89,26 @@ class Trial:
                     f"the gradient of {name!r} in model {self.architecture.name!r} is sparse; make its layer without "
                     "sparse=True"
                 )
+
+    @property
+    def _trained(self) -> Tree:
+        names = {name for _, _, name in self.network.slots}
+        return {name: tensor for name, tensor in self.params.items() if name in names}
+
+    def _runs_in_stacks(self, batch: Batch) -> bool:
+        """Whether a training step of two clients can run under torch.vmap; not if it depends on a batch's numbers."""
+
+        def loss(params: Tree, inputs: Tensor, labels: Tensor) -> Tensor:
+            outputs, _ = self.network.advance({**self.params, **params}, Batch(inputs, labels), by_hand=True)
+            return self.task.mean_loss(outputs, labels)
+
+        two = tree_map(lambda tensor: tensor.expand(2, *tensor.shape), (self._trained, batch.inputs, batch.labels))
+        try:
+            torch.vmap(torch.func.grad(loss))(*two)
+        # Whatever somebody's own module raises.
+        except Exception:  # noqa: BLE001
+            return False
+        return True
 
     def _check_outputs(self, batch: Batch, outputs: Tensor, where: str) -> None:
         wanted = self._wanted(batch)
@@ -105,7 +142,7 @@ class Trial:
 
     def _given(self, batch: Batch) -> str:
         count = len(batch.inputs)
-        examples = "1 example" if count == 1 else f"{count} examples"
+        examples = f"{count} examples" if count > 1 else "1 example, as the last batch of an epoch may have,"
         inputs = f"inputs {list(batch.inputs.shape)}, {examples} of dataset {self.dataset.name!r}"
         return f"model {self.architecture.name!r} gets {inputs}"
 
@@ -118,9 +155,7 @@ class Trial:
             raise
         except BaseException as error:
             text = one_line(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}{plugin_line(error)}")
-            cure = f"it must return outputs {self._wanted(batch)}"
-            if len(batch.inputs) == 1:
-                cure = f"the last batch of an epoch may have one example: {cure}"
+            cure = f"it must return outputs {self._wanted(batch)}, for batches of any size"
             sentence = self._cause(error, batch.inputs) or f"{self._given(batch)}, and raises {text}{where}; {cure}"
             raise RayflError(sentence) from error
 
@@ -133,6 +168,11 @@ class Trial:
             return (
                 f"{name} uses gradient checkpointing (torch.utils.checkpoint), which runs layers again in the backward "
                 "pass, when the parameters are no longer theirs; switch it off"
+            )
+        if "meta" in str(error):
+            return (
+                f"{name} keeps a tensor in an object that is no module ({str(error).strip()}{plugin_line(error)}); "
+                "make it a buffer: self.register_buffer(NAME, tensor)"
             )
         lookups = [frame.f_locals for frame in frames if isinstance(frame.f_locals.get("self"), EMBEDDINGS)]
         if isinstance(error, IndexError) and lookups:
