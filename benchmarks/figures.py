@@ -89,9 +89,13 @@ class Results:
         require_replaceable(self.path, self.kind, self.overwrite)
 
     # Any: whatever JSON holds.
-    def write(self, *figures: Figures, told: bool = True, **facts: Any) -> None:
-        """Write facts and the rows of all figures, and print the path if `told`. Raise the errors of `write_output`."""
+    def save(self, *figures: Figures, **facts: Any) -> None:
+        """Write facts and the rows of all figures. Raise the errors of `write_output`."""
         content = {"written_by": self._command, **facts, **{each.name: each.rows for each in figures}}
         write_output(self.path, f"{json.dumps(content, indent=2)}\n".encode(), self.kind, self.overwrite)
-        if told:
-            print(f"figures: {self.path}")
+
+    # Any: whatever JSON holds.
+    def write(self, *figures: Figures, **facts: Any) -> None:
+        """`save`, and print the path."""
+        self.save(*figures, **facts)
+        print(f"figures: {self.path}")

@@ -125,7 +125,7 @@ def _in_turn(tasks: Sequence[Task], limit_s: float) -> Iterator[list[dict[str, A
             for task in tasks:
                 figures = process.figures(task, limit_s)
                 tasks = tasks[1:]
-                yield figures and [figures]
+                yield None if figures is None else [figures]
                 if figures is None:
                     break
 
@@ -246,9 +246,9 @@ class Bench:
         print(f"  {first}: {', '.join(f'{head} {cell}' for head, cell in others if cell)}", flush=True)
         self.write()
 
-    def write(self, *, told: bool = False) -> None:
+    def write(self) -> None:
         """Write what is known."""
-        self.results.write(self.workloads, self.models, self.codecs, told=told, **self.facts)
+        self.results.save(self.workloads, self.models, self.codecs, **self.facts)
 
     def leave_out(self, what: str) -> None:
         """Tell that a row took too long."""
@@ -344,4 +344,5 @@ class Bench:
             print_table(self.codecs.table())
         for name, same in self.bits.items():
             print(f"{name}: {'the same bits' if same else 'OTHER BITS'} twice, and for {PARTS} workers")
-        self.write(told=True)
+        self.write()
+        print(f"figures: {self.results.path}")

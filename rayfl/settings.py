@@ -171,10 +171,10 @@ def explained_mistake(error: ValidationError, model: type[BaseModel], values: Se
     if kind == "missing":
         try:
             model(**{**values, key: {}})
-        except RayflError as error:
+        except RayflError as without_name:
             # A table that needs a name says which names there are.
-            if error.key == (key, "name"):
-                return error
+            if without_name.key == (key, "name"):
+                return without_name
         return RayflError(f" is missing; it must be {allowed}", (key,))
     return RayflError(f"={shown(values.get(key, first['input']))} is not allowed; it must be {allowed}", (key,))
 

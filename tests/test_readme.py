@@ -34,6 +34,7 @@ def test_the_table_of_the_demo_has_the_rows_that_are_printed():
         "directory": "",
         "finished": True,
         "rounds": experiment.rounds,
+        "early_stop": "",
         "final": {},
         "best": {},
         "uplink_megabytes": 0.0,

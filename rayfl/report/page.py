@@ -148,7 +148,7 @@ def write_figures(runs: Sequence[Run], folder: Path, options: ReportOptions, ove
 def in_numbers(text: pd.DataFrame) -> pd.DataFrame:
     """A table of text with numbers for cells such as "50.0 +- 2.8 % (2)": the value, its deviation "sd" and its count
     "n" are columns, and the unit is in the heading. A column with other words, or with two units, stays as it is."""
-    columns: dict[str, pd.Series] = {}
+    columns: dict[str, Anything] = {}
     for head, cells in text.items():
         fields = cells.str.extract(_CELL)
         units = fields["unit"].dropna().unique()

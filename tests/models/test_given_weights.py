@@ -136,6 +136,7 @@ class Tied(nn.Module):
         self.head = nn.Linear(64, 10)
         self.rows = nn.Embedding(10, 64)
         self.rows.weight = self.head.weight
+        self.scale: torch.Tensor
         self.register_buffer("scale", torch.ones(64), persistent=False)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
