@@ -82,18 +82,11 @@ def draw_picture(path: Path = ROOT / "docs" / "report.png") -> None:
         command = [sys.executable, "-m", "rayfl", "sweep", "compare-digits", "--inline", "--dir", str(folder)]
         subprocess.run(command, cwd=ROOT, check=True)
         page = open_page(browser, folder / "comparison.html", 1200, "light", [])
-        # The table of the target, and then the first two charts.
-        begin, end = (page.locator(place).bounding_box() for place in ("#runs", "#section1"))
-        last = page.locator("figure").nth(1).bounding_box()
-        assert begin and end and last
-        height = round(last["y"] + last["height"] - end["y"]) + 24
-        parts = []
-        for top, size in ((0, round(begin["y"])), (round(end["y"]) - 12, height)):
-            shot = page.screenshot(clip={"x": 0, "y": top, "width": 1200, "height": size}, full_page=True)
-            parts.append(Image.open(BytesIO(shot)).convert("RGB"))
-        picture = Image.new("RGB", (1200, sum(part.height for part in parts)))
-        picture.paste(parts[0], (0, 0))
-        picture.paste(parts[1], (0, parts[0].height))
+        # The first curve and the tables of the target.
+        end = page.locator("#runs").bounding_box()
+        assert end
+        clip = {"x": 0, "y": 0, "width": 1200, "height": round(end["y"])}
+        picture = Image.open(BytesIO(page.screenshot(clip=clip, full_page=True))).convert("RGB")
         picture.quantize(128).save(path, optimize=True)
 
 

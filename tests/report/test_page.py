@@ -121,6 +121,7 @@ def test_summary_gives_the_numbers_of_the_run(tmp_path):
         "directory": str(tmp_path / "run"),
         "finished": True,
         "rounds": 3,
+        "early_stop": "",
         "final": {"pooled/accuracy": 0.6, "own/accuracy": pytest.approx(0.6)},
         "best": {
             "pooled/accuracy": {"value": 0.8, "round": 1},
