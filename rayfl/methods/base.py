@@ -18,6 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
 
+import torch
 from pydantic import Field
 
 from rayfl import tree
@@ -256,6 +257,14 @@ class Method(Kind, ABC):
                 "define eval_begin"
             )
         return {"params": params}
+
+    def outputs(self, params: Tree, batch: Batch) -> torch.Tensor:
+        """The outputs [batch, ...] by which a model is evaluated; called without gradients. By default the network's.
+
+        `params` comes from `eval_begin` and `eval_stages`, or is the server's model. It may hold more than the
+        network's parameters: those of a module beside the network, or a client's examples, which this hook then uses.
+        """
+        return self.task.evaluated(params, batch)
 
     def final_model(self, state: State, server: State) -> Tree | None:
         """The personal model of a client at the end of a run; `server` is the server's state, {} among peers.

@@ -14,6 +14,7 @@ import torch
 from rayfl.data.batches import Batch
 from rayfl.data.transfer import to_device
 from rayfl.metrics.base import MetricSums, PerExample, are_finite
+from rayfl.rounds.check_hooks import checked_hook
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.worker_jobs import EvaluatedSplit, PooledJob, SplitSums
 from rayfl.task import NetworkTask
@@ -97,7 +98,7 @@ def _of_batch(setup: Setup, params: Tree, batch: Batch, keep_outputs: bool) -> M
     if not isinstance(task, NetworkTask):
         rows = torch.stack(task.losses(params, batch)).double().cpu().numpy()
         return ModelSums({0: rows}, SplitSums(len(batch.labels), {}))
-    outputs = task.evaluated(params, batch)
+    outputs = checked_hook(setup.method.outputs)(params, batch)
     rows, sums = dict[int, np.ndarray](), dict[int, ArrayTree]()
     for place, metric in enumerate(setup.metrics):
         if isinstance(metric, PerExample):

@@ -9,7 +9,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, Self
 
+import torch
+
 from rayfl.methods.base import (
+    Batch,
     BoundTask,
     Carry,
     Context,
@@ -145,6 +148,9 @@ class WrappingClients(Method):
 
     def eval_begin(self, state: State, model: Tree | None, carry: Carry | None, ctx: Context) -> Carry:
         return self.inner.eval_begin(self.inside(state), self.inside(model), self.inside(carry), self.inside(ctx))
+
+    def outputs(self, params: Tree, batch: Batch) -> torch.Tensor:
+        return self.inner.outputs(self.inside(params), batch)
 
     def final_model(self, state: State, server: State) -> Tree | None:
         return self.inner.final_model(self.inside(state), self.inside(server))
