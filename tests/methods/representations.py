@@ -84,6 +84,21 @@ def state_of(here: Setup, run_state: RunState, client: int) -> Tree:
     return tree.to_tensors(InlineExecutor(here).get(run_state.states[client]))["params"]
 
 
+def stored(here: Setup, run_state: RunState, client: int) -> Mapping[str, Any]:
+    """A client's state; of a client that was never there its first one."""
+    if client not in run_state.states:
+        return here.first_state(client)
+    return tree.to_tensors(InlineExecutor(here).get(run_state.states[client]))
+
+
+def averaged(here: Setup, x: Tree, ends: Mapping[int, Tree]) -> Tree:
+    """The weighted mean of the clients' trained tensors with the names of `x`; x itself if there is none."""
+    hyper = here.method.hyper.model_dump()
+    weights = {i: 1.0 if hyper["weighting"] == "uniform" else len(here.partition.train[i]) for i in ends}
+    total = sum(weights.values())
+    return {n: sum(weights[i] / total * ends[i][n].detach() for i in ends) if ends else x[n] for n in x}  # type: ignore
+
+
 def assert_near(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
     assert found.keys() == wanted.keys()
     for name, value in wanted.items():
