@@ -263,25 +263,32 @@ def tune(
 @main.command(cls=WithSettings)
 @click.argument("file", type=EXPERIMENT)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
-def data(file: Path, overrides: Sequence[str]) -> None:
-    """Show how the data are split among the clients, as a table. For a sweep, its first experiment."""
+@click.option("--write-partition", type=ABSOLUTE, metavar="OUT", help="Write who has which examples to a JSON file.")
+def data(file: Path, overrides: Sequence[str], write_partition: Path | None) -> None:
+    """Show how the data are split among the clients, as a table. For a sweep, its first experiment.
+
+    `partition = {name = "file", path = OUT}` reads what --write-partition writes.
+    """
     with Display("reading the data") as display:
         from rayfl.data.loading import read_dataset
+        from rayfl.data.partitions import from_file as partitions
         from rayfl.experiment.experiment import read
-        from rayfl.experiment.prepare import make_task, split_data
+        from rayfl.experiment.prepare import assigned, make_task, split_data
         from rayfl.experiment.sweep import read_sweep
         from rayfl.report.partition_table import table
 
         combinations = read_sweep(file, overrides)
         experiment = combinations[0].experiment if combinations else read(file, overrides)
         dataset = read_dataset(experiment.data)
+        make_task(experiment, dataset)
+        if write_partition is not None:
+            partitions.write_partition(assigned(experiment, dataset), write_partition)
         dataset, partition = split_data(experiment, dataset)
         display.close()
         unseen = experiment.clients.unseen_numbers(experiment.seed)
         print_table(table(dataset, partition, unseen=unseen), 140)
         for line in dataset.in_words(200):
             say(line)
-        make_task(experiment, dataset)
 
 
 @main.command()

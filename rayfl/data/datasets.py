@@ -163,9 +163,9 @@ class Source(Choice, ABC):
     def files(self) -> Sequence[Path]:
         """The files and folders that `load` reads, whose content belongs to a run's identity.
 
-        By default those that settings called path, test_path and root name.
+        By default those that settings called path, test_path, root and image_folder name.
         """
-        named = [getattr(self, name, None) for name in ("path", "test_path", "root")]
+        named = [getattr(self, name, None) for name in ("path", "test_path", "root", "image_folder")]
         return [expanded(path) for path in named if isinstance(path, str | Path)]
 
     @abstractmethod

@@ -46,7 +46,7 @@ _ONLY_TIME = (
 """Settings of `[runtime]` that change the time only. If `mixed` changed bits, platform.json has the machines."""
 
 
-_DATA_PATHS = ("path", "test_path", "root", "cache")
+_DATA_PATHS = ("path", "test_path", "root", "image_folder", "cache")
 """The settings of `[data]` that name files and folders."""
 
 

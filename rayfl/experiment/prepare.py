@@ -237,12 +237,8 @@ def with_flipped_labels(dataset: Dataset, partition: Partition, share: float, cl
     return replace(dataset, train=replace(dataset.train, labels=labels))
 
 
-def split_data(experiment: Experiment, dataset: Dataset) -> tuple[Dataset, Partition]:
-    """The dataset, and the examples of each client without the splits that the experiment or the method sets aside.
-
-    With `evaluation.split` "validation" a further share of the train examples replaces the test examples. The unseen
-    clients are drawn from the seed among the partition's clients; they get the last numbers.
-    """
+def assigned(experiment: Experiment, dataset: Dataset) -> Partition:
+    """The train and test examples of each client, as the partition assigns them. Raise RayflError if it cannot."""
     if experiment.partition.by_class and not dataset.has_classes:
         raise RayflError(
             f"partition {experiment.partition.name!r} divides classes, and the labels of dataset {dataset.name!r} are "
@@ -254,7 +250,16 @@ def split_data(experiment: Experiment, dataset: Dataset) -> tuple[Dataset, Parti
             f"{dataset.name!r}, of which every client needs one: lower clients.count"
         )
     generator = seeding.generator(experiment.seed, purpose="partition")
-    partition = experiment.partition.split(dataset, experiment.clients.count, generator)
+    return experiment.partition.split(dataset, experiment.clients.count, generator)
+
+
+def split_data(experiment: Experiment, dataset: Dataset) -> tuple[Dataset, Partition]:
+    """The dataset, and the examples of each client without the splits that the experiment or the method sets aside.
+
+    With `evaluation.split` "validation" a further share of the train examples replaces the test examples. The unseen
+    clients are drawn from the seed among the partition's clients; they get the last numbers.
+    """
+    partition = assigned(experiment, dataset)
     defaults = {key: share for part in (experiment.method.kind, *experiment.wrap) for key, share in part.splits.items()}
     ratios = {
         "validation": experiment.splits.validation_ratio,

@@ -20,10 +20,11 @@ from rayfl.settings import MOST_NESTED, check_plain, shown
 KINDS = {
     ("clients", "availability", "trace"): "trace",
     ("topology", "path"): "graph",
+    ("partition", "path"): "partition",
     ("model", "start"): "weights",
 }
 """The settings that name a file, and the word with which the copy's name begins."""
-STAYING = {("data", "path"), ("data", "test_path")}
+STAYING = {("data", "path"), ("data", "test_path"), ("data", "image_folder")}
 """The settings that name files of examples. They are too large to be copied; `data.digest` has their digests."""
 _OPEN = (
     *("data", "partition", "model", "task", "method", "uplink", "downlink", "topology", "evaluation"),

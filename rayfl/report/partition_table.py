@@ -14,14 +14,16 @@ SPLITS = ("train", "validation", "heldout", "test")
 def holdings(dataset: Dataset, partition: Partition) -> np.ndarray:
     """Train examples of each class that each client holds, int64 [num_clients, num_classes].
 
-    Of numbers to predict, the classes are tenths by the first one: class 0 has the lowest tenth of all examples. Other
-    labels (texts, several labels each) have one class.
+    Of several labels each, the examples that have each label. Of numbers to predict, the classes are tenths by the
+    first one: class 0 has the lowest tenth of all examples. Following tokens have one class.
     """
     labels = dataset.train.labels
     if dataset.has_classes:
         return label_counts(labels, partition.train, dataset.num_classes)
-    if not np.issubdtype(labels.dtype, np.floating):
-        return partition.train.sizes[:, None]
+    if labels.dtype.kind != "f":
+        are_tokens = dataset.kind == "text" and labels.shape == dataset.train.inputs.shape
+        has_label = np.ones((len(labels), 1), np.int64) if are_tokens else (labels != 0).astype(np.int64)
+        return np.stack([has_label[partition.train[client]].sum(axis=0) for client in range(len(partition.train))])
     bounds = np.quantile(labels[:, 0], np.arange(1, 10) / 10)
     return label_counts(np.searchsorted(bounds, labels[:, 0]), partition.train, 10)
 
@@ -29,9 +31,10 @@ def holdings(dataset: Dataset, partition: Partition) -> np.ndarray:
 def distances(counts: np.ndarray) -> np.ndarray:
     """Total variation distance of each client's label distribution to the pooled one, float64 [num_clients] in [0, 1].
 
-    counts: [num_clients, num_classes], with at least one example in each row.
+    counts: [num_clients, num_classes]; a row without any is as far from all others as one with other labels.
     """
-    return 0.5 * np.abs(counts / counts.sum(axis=1, keepdims=True) - counts.sum(axis=0) / counts.sum()).sum(axis=1)
+    sums = np.maximum(1, counts.sum(axis=1, keepdims=True))
+    return 0.5 * np.abs(counts / sums - counts.sum(axis=0) / max(1, counts.sum())).sum(axis=1)
 
 
 def table(dataset: Dataset, partition: Partition, max_rows: int = 100, unseen: Sequence[int] = ()) -> Table:
@@ -68,7 +71,7 @@ def table(dataset: Dataset, partition: Partition, max_rows: int = 100, unseen: S
 
 def _label_text(dataset: Dataset, counts: np.ndarray) -> str:
     """The classes held, the most frequent first, at most twelve of them."""
-    name = dataset.class_name if dataset.has_classes else str
+    name = str if dataset.train.labels.dtype.kind == "f" else dataset.class_name
     order = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)].tolist()
     text = " ".join(f"{name(label)}:{counts[label]}" for label in order[:12])
     return text if len(order) <= 12 else f"{text} and {len(order) - 12} more"

@@ -32,9 +32,9 @@ def test_distances_are_total_variation_to_the_pooled_labels():
     np.testing.assert_allclose(distances(3 * np.eye(5)), 0.8)
 
 
-def printed(max_rows: int = 100) -> str:
+def printed(max_rows: int = 100, shown: tuple[Dataset, Partition] | None = None) -> str:
     console = Console(file=io.StringIO(), width=120, color_system=None)
-    console.print(table(*small_partition(), max_rows=max_rows))
+    console.print(table(*(shown or small_partition()), max_rows=max_rows))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -64,4 +64,10 @@ def test_numbers_are_counted_by_tenths_and_texts_by_samples():
     assert [np.flatnonzero(row).tolist() for row in holdings(heights, partition)] == [[0, 1, 7], [3, 5]]
     texts = Dataset("texts", Examples(numbers.astype(int), numbers.astype(int)), examples, 9, "text")
     assert holdings(texts, partition).tolist() == [[3], [2]]
+    several = Examples(np.zeros((6, 1), np.float32), np.array([[0, 1, 1], [0, 0, 1], [0, 1, 0]] * 2))
+    tagged = Dataset("tagged", several, several, 3, "vector", classes=("red", "big", "old"))
+    # Client 0 has the examples 0, 1 and 3, client 1 has 2 and 5.
+    assert [partition.train[client].tolist() for client in range(2)] == [[0, 1, 3], [2, 5]]
+    assert holdings(tagged, partition).tolist() == [[0, 2, 3], [0, 2, 0]]
+    assert "old:3 big:2" in printed(shown=(tagged, partition))
     assert [table(dataset, partition).row_count for dataset in (heights, texts)] == [2, 2]

@@ -1,6 +1,6 @@
 """Checks a user's own inputs, labels and owners, and makes a dataset of them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from logging import WARNING
 from typing import Literal
@@ -12,6 +12,8 @@ from rayfl.data.loading import check_finite, check_lengths, check_shapes, check_
 from rayfl.data.sources.moments import moments
 from rayfl.errors import RayflError, did_you_mean, log_once
 
+Fit = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
+"""Makes numbers of the inputs of train and test, by those of train: it fills gaps, or numbers words."""
 InputKind = Literal["auto", "image", "vector", "text"]
 PAD = 0
 """The token that fills short sequences."""
@@ -31,26 +33,27 @@ def dataset(
     *,
     classes: Sequence[str] = (),
     scaled: np.ndarray | None = None,
-    gaps: bool = False,
+    fit: Fit | None = None,
 ) -> Dataset:
     """The dataset of a user's examples, whose labels and groups may be numbers or names.
 
     Without `test` a share of the examples, drawn with a fixed seed, is held out. `place`: the file's name in error
     messages. `classes`: the names of numbered classes. `scaled`: bool [inputs], the columns of float64 inputs that are
-    standardised, in place and before they are rounded to float32. `gaps`: NaN among float64 inputs become the mean of
-    train, in place. Raise RayflError for unequal lengths, NaN, and wrong labels, and for a class of `test` that `train`
-    has not.
+    standardised, in place and before they are rounded to float32. `fit`: makes numbers of the inputs of train and
+    test, by those of train. Raise RayflError for unequal lengths, NaN, and wrong labels, and for a class of `test` that
+    `train` has not.
     """
     train, test = _with_texts(place, train), None if test is None else _with_texts(place, test)
     for rows, split in ((train, "train"), (test, "test")):
         if rows is not None:
-            _check(rows.place or place, split, rows, gaps)
+            _check(rows.place or place, split, rows, fit is None)
     is_given = test is not None
     if test is None:
-        train, test = _held_out(place, train, test_share)
+        train, test = held_out(place, train, test_share)
     check_shapes(place, train, test)
-    if gaps:
-        _fill(place, train.inputs, test.inputs)
+    if fit is not None:
+        inputs = fit(train.inputs, test.inputs)
+        train, test = replace(train, inputs=inputs[0]), replace(test, inputs=inputs[1])
     if (train.groups is None) != (test.groups is None):
         raise RayflError(f"{place} names the owners of one split only; name those of both, or of none")
     owners = None, None
@@ -110,11 +113,11 @@ def as_texts(place: str, values: np.ndarray) -> np.ndarray:
     return texts
 
 
-def _check(place: str, split: str, rows: Examples, gaps: bool) -> None:
+def _check(place: str, split: str, rows: Examples, are_numbers: bool) -> None:
     check_lengths(place, split, rows)
-    if rows.inputs.dtype.kind not in "biuf":
+    if are_numbers and rows.inputs.dtype.kind not in "biuf":
         raise RayflError(f"{place} has {split} inputs of type {rows.inputs.dtype}; give numbers")
-    if not gaps:
+    if are_numbers:
         check_finite(place, split, rows.inputs)
     if rows.labels.ndim > 1:
         check_targets(place, split, rows.labels)
@@ -124,19 +127,6 @@ def _check(place: str, split: str, rows: Examples, gaps: bool) -> None:
         row = None if values is None else first_row(values, _is_gap)
         if row is not None:
             raise RayflError(f"{place} has no {word} for the {split} input of row {row} (counted from 0); give it one")
-
-
-def _fill(place: str, train: np.ndarray, test: np.ndarray) -> None:
-    """Replace NaN in both by the mean of train. Raise RayflError if a column of train has nothing else."""
-    missing = np.isnan(train)
-    if missing.all(axis=0).any():
-        raise RayflError(
-            f"{place} has no train example with input {int(missing.all(axis=0).argmax())} (counted from 0)"
-        )
-    means = np.nanmean(train, axis=0)
-    for inputs in (train, test):
-        rows, columns = np.nonzero(np.isnan(inputs))
-        inputs[rows, columns] = means[columns]
 
 
 def _is_gap(values: np.ndarray) -> np.ndarray:
@@ -149,7 +139,7 @@ def _is_gap(values: np.ndarray) -> np.ndarray:
     return np.isnan(values) if values.dtype.kind == "f" else np.zeros(len(values), dtype=bool)
 
 
-def _held_out(place: str, rows: Examples, share: float) -> tuple[Examples, Examples]:
+def held_out(place: str, rows: Examples, share: float) -> tuple[Examples, Examples]:
     """Train and test examples in their order. The draw is the same for every experiment."""
     count = round(share * len(rows.inputs))
     if not 0 < count < len(rows.inputs):

@@ -1,31 +1,22 @@
 """A user's own image files, in one folder per class."""
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from logging import WARNING
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from rayfl.data.datasets import Dataset, Examples, Field, RayflError, Source
 from rayfl.data.sources.conversion import dataset
+from rayfl.data.sources.images import Channels, ImageSide, decoded
 from rayfl.data.sources.splits import FileSplit, folders, split_folders, split_of
 from rayfl.data.torchvision import torchvision
-from rayfl.errors import log_once
-from rayfl.limits import memory
-from rayfl.limits.regular_files import expanded, files_below, reading, require_regular
+from rayfl.limits.regular_files import expanded, files_below
 from rayfl.settings import listed
 
 Files = Sequence[tuple[Path, int]]
 """Images and their labels."""
-FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
-"""Formats that are decoded, by Pillow's names, whatever a file is called: Pillow has PostScript run by Ghostscript."""
-DARK = 32
-"""A notice says so if no pixel is as bright, such as those of 12 bits in files of 16."""
-_BITS_PER_SAMPLE = 258
-"""The tag of a TIFF file with the bits of a pixel."""
 
 
 class OwnImageFolder(Source):
@@ -40,10 +31,8 @@ class OwnImageFolder(Source):
     path: str = Field(
         min_length=1, examples=["my_images"], description="the folder of class folders, or of train and test"
     )
-    side: int | None = Field(
-        default=None, ge=1, le=8192, description="pixels to which both sides are scaled; default: not scaled"
-    )
-    channels: Literal[1, 3] = Field(default=3, description="3: colours; 1: grey")
+    side: ImageSide = None
+    channels: Channels = 3
     test_share: float = Field(default=0.2, gt=0, lt=1, description="share that is held out if there is no test")
     augment: bool = Field(default=False, description="crop and flip train batches at random")
     owners: Literal["folder"] | None = Field(
@@ -88,38 +77,10 @@ class OwnImageFolder(Source):
         if not files:
             inside = "OWNER/CLASS folders" if self.owners else "class folders"
             raise RayflError(f"{folder} has no images to {split} with in its {inside}; give data.path another folder")
-        examples = self._decoded(files)
+        images = decoded([path for path, _ in files], self.side, self.channels)
+        labels = np.array([label for _, label in files], np.int64)
         owners = np.repeat([*by_owner], [len(owner_files) for owner_files in by_owner.values()])
-        return replace(examples, groups=owners) if self.owners else examples
-
-    def _decoded(self, files: Files) -> Examples:
-        """The images, uint8 [n, channels, height, width]. Raise RayflError if they are too large for the memory, or of
-        several sizes."""
-        advice = "set data.side to scale all images"
-        images = np.empty(0, np.uint8)
-        for row, (path, _) in enumerate(files):
-            image = self._pixels(path)
-            if row == 0:
-                memory.require(len(files) * image.nbytes, f"the data of {len(files)} images like {path}", advice)
-                images = np.empty((len(files), *image.shape), np.uint8)
-            if image.shape != images.shape[1:]:
-                size, others = ("x".join(map(str, pixels.shape[:-3:-1])) for pixels in (image, images))
-                raise RayflError(f"{path} is {size} pixels and not {others}: {advice}")
-            images[row] = image
-        if images.max() < DARK:
-            log_once(
-                WARNING,
-                f"the brightest pixel of {len(files)} images like {files[0][0]} is {images.max()} of 255; if their "
-                "files use only a part of their depth, stretch them, since few grey values are left",
-            )
-        return Examples(images, np.array([label for _, label in files], np.int64))
-
-    def _pixels(self, path: Path) -> np.ndarray:
-        """An image, uint8 [channels, height, width]."""
-        image = read_image(path)
-        if self.side is not None:
-            image = image.resize((self.side, self.side))
-        return np.atleast_3d(image if self.channels == 3 else image.convert("L")).transpose(2, 0, 1)
+        return Examples(images, labels, owners if self.owners else None)
 
 
 def _homes_of_owners(folder: Path) -> dict[FileSplit, dict[str, Path]]:
@@ -161,36 +122,3 @@ def labelled_files(folder: Path, classes: Sequence[str]) -> Files:
     return sorted(
         (path, label) for home, label in homes for path in files_below(home) if path.name.lower().endswith(endings)
     )
-
-
-# Any: a picture of Pillow, which torchvision brings along.
-def read_image(path: Path) -> Any:
-    """The image in three colours of 8 bits. Raise RayflError if it cannot be decoded, has more pixels than Pillow
-    allows, or deeper ones than 16 bits."""
-    from PIL import Image
-
-    # Pillow's decoders raise many types of exceptions for damaged files.
-    with reading(path, f"repair or remove it (known are {', '.join(FORMATS)})", Exception):
-        require_regular(path)
-        # A file of a few kilobytes may announce gigabytes of pixels; of some sizes Pillow only warns.
-        with (
-            warnings.catch_warnings(action="error", category=Image.DecompressionBombWarning),
-            Image.open(path, formats=FORMATS) as image,
-        ):
-            return (_of_8_bits(path, image) if image.mode[0] in "IF" else image).convert("RGB")
-
-
-# Any: pictures of Pillow.
-def _of_8_bits(path: Path, image: Any) -> Any:
-    """A grey image of 16 bits (of as many as a TIFF file says) by its highest 8 bits, as Pillow reads colours of 16
-    bits; `convert` would make 255 of all that is larger."""
-    from PIL import Image
-
-    # Of PNG and of PNM files Pillow calls 16 bits 32.
-    if not (image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM"))):
-        raise RayflError(
-            f"{path} has pixels of 32 bits or of floats (Pillow's mode {image.mode}), whose largest value is unknown: "
-            "convert the images to 8 or 16 bits"
-        )
-    (bits,) = getattr(image, "tag_v2", {}).get(_BITS_PER_SAMPLE, (16,))
-    return Image.fromarray(np.minimum(np.asarray(image) >> (bits - 8), 255).astype(np.uint8))

@@ -6,27 +6,17 @@ Reviews become token numbers by the same rules on every machine: reviews are spl
 split are numbered by frequency, and reviews are cut or padded to one length.
 """
 
-import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
 
-from rayfl.data.datasets import Dataset, Examples, Field
+from rayfl.data.datasets import Dataset, Examples
 from rayfl.data.sources.fetch import Fetched
+from rayfl.data.sources.words import Length, Vocabulary, encoded, numbered, words
 from rayfl.limits import memory
 from rayfl.limits.regular_files import read_text, reading
 
-PAD, UNKNOWN = 0, 1
-FIRST_WORD = 2
 SENTIMENTS = ("neg", "pos")
-
-
-def words(text: str) -> list[str]:
-    """Lower-case runs of letters and digits, with apostrophes inside; HTML's line breaks are left out."""
-    return re.findall(r"[^\W_]+(?:'[^\W_]+)*", text.lower().replace("<br />", " "))
 
 
 class IMDB(Fetched):
@@ -39,8 +29,8 @@ class IMDB(Fetched):
     """
 
     name = "imdb"
-    vocabulary: int = Field(default=10_000, ge=3, description="kinds of tokens, padding and unknown among them")
-    length: int = Field(default=256, ge=1, description="tokens of a review")
+    vocabulary: Vocabulary = 10_000
+    length: Length = 256
     advice = (
         "fetch https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz and unpack it; the folders train and "
         "test of aclImdb"
@@ -54,11 +44,11 @@ class IMDB(Fetched):
         """Load the dataset. If files are missing, RayflError says which to fetch and where to put them."""
         folder = self.folder
         (train, train_labels), (test, test_labels) = (self._reviews(folder / split) for split in ("train", "test"))
-        numbers = _numbered(train, self.vocabulary)
+        numbers = numbered(train, self.vocabulary)
         return Dataset(
             name=self.name,
-            train=Examples(_encoded(train, numbers, self.length), train_labels, place=str(folder / "train")),
-            test=Examples(_encoded(test, numbers, self.length), test_labels, place=str(folder / "test")),
+            train=Examples(encoded(train, numbers, self.length), train_labels, place=str(folder / "train")),
+            test=Examples(encoded(test, numbers, self.length), test_labels, place=str(folder / "test")),
             num_classes=2,
             kind="text",
             vocabulary=self.vocabulary,
@@ -79,19 +69,3 @@ class IMDB(Fetched):
 def _text(path: Path) -> str:
     with reading(path, "unpack aclImdb_v1.tar.gz again"):
         return read_text(path)
-
-
-def _numbered(reviews: Sequence[Sequence[str]], vocabulary: int) -> dict[str, int]:
-    """The token number of each of the `vocabulary - 2` most frequent words."""
-    counts = Counter(chain.from_iterable(reviews))
-    order = sorted(counts, key=lambda word: (-counts[word], word))
-    return {word: token for token, word in enumerate(order[: vocabulary - FIRST_WORD], start=FIRST_WORD)}
-
-
-def _encoded(reviews: Sequence[Sequence[str]], numbers: Mapping[str, int], length: int) -> np.ndarray:
-    """The tokens of the reviews, int64 [num_reviews, length]."""
-    tokens = np.full((len(reviews), length), PAD, np.int64)
-    for row, review in enumerate(reviews):
-        kept = [numbers.get(word, UNKNOWN) for word in review[:length]]
-        tokens[row, : len(kept)] = kept
-    return tokens

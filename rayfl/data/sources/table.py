@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -70,12 +71,13 @@ class Table(TableSource):
             kind="vector",
             classes=self._class_names(train),
             scaled=scaled if self.standardise else None,
-            gaps=self.missing in ("mean", "category"),
+            fit=partial(_filled, self.path) if self.missing in ("mean", "category") else None,
         )
         return replace(examples, columns=columns, input_names=names)
 
     def unused(self) -> Mapping[str, str]:
-        return {"labels": f"beside targets={shown(self.targets)}"} if self.targets else {}
+        of_targets = {"labels": f"beside targets={shown(self.targets)}"} if self.targets else {}
+        return {**super().unused(), **of_targets}
 
     @property
     def _predicted(self) -> list[str]:
@@ -96,7 +98,7 @@ class Table(TableSource):
         if not columns["inputs"]:
             raise RayflError(
                 f"{self.path} has no column of numbers beside {listed([*map(repr, self._predicted)], 'and')}; give "
-                "data.features, or data.categories"
+                "data.features, or data.categories; for images set data.name='image-table', for texts 'text-table'"
             )
         return columns
 
@@ -107,6 +109,7 @@ class Table(TableSource):
             (field.name in self.categories, "inputs"),
             (field.name in self._predicted, "labels"),
             (field.name == self.owners, "owners"),
+            (field.name == self.split, "split"),
             (self.features, "not in data.features"),
             (is_index, "pandas' index"),
             (is_number(kind), "inputs"),
@@ -148,6 +151,15 @@ class Table(TableSource):
             return train.class_names(self.labels)
         lists: Any = train.label_lists(self.targets[0], train) if len(self.targets) == 1 else None
         return _input_names(train, self.targets, {})[0] if lists is None else lists[1]
+
+
+def _filled(place: str, train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Both with the mean of train in place of NaN. Raise RayflError if a column of train has nothing else."""
+    empty = np.isnan(train).all(axis=0)
+    if empty.any():
+        raise RayflError(f"{place} has no train example with a number for input {int(empty.argmax())}, counted from 0")
+    means = np.nanmean(train, axis=0)
+    return np.where(np.isnan(train), means, train), np.where(np.isnan(test), means, test)
 
 
 def _input_names(

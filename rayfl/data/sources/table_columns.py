@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from logging import WARNING
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -11,7 +12,7 @@ from pyarrow import compute
 
 from rayfl.data.datasets import Field, Source
 from rayfl.data.sources.csv_files import GAPS, Dialect, Separator
-from rayfl.data.sources.splits import FileSplit
+from rayfl.data.sources.splits import FileSplit, chosen, split_of
 from rayfl.data.sources.table_files import FILE, form, read_tables
 from rayfl.errors import RayflError, did_you_mean, log_once
 from rayfl.limits import memory
@@ -303,6 +304,9 @@ class TableSource(Source):
     owners: str | None = Field(
         default=None, description=f"the column with the owner of each example; {FILE!r}: the files of a folder"
     )
+    split: str | None = Field(
+        default=None, description="a column that says of each row whether it is train, validation or test"
+    )
     separator: Separator | None = Field(
         default=None, description="what separates the columns of a CSV file; default: found by its first rows"
     )
@@ -316,6 +320,9 @@ class TableSource(Source):
     test_share: float = Field(
         default=0.2, gt=0, lt=1, description="share that is held out if there is no test split or test_path"
     )
+
+    def unused(self) -> Mapping[str, str]:
+        return {**super().unused(), **({"test_path": "beside split"} if self.split is not None else {})}
 
     def read(self, missing: Missing = "refuse") -> tuple[TableColumns, TableColumns | None]:
         """The tables of train and test. Owners that are numbers in one and texts in the other are texts in both."""
@@ -333,17 +340,32 @@ class TableSource(Source):
         with_file = self.owners == FILE
         tables: dict[FileSplit, pa.Table] = read_tables(self.path, "data.path", dialect, with_file)
         test_path = self.path
-        if self.test_path is not None:
-            if "test" in tables:
-                raise RayflError(
-                    f"{self.path} has a test split of its own; remove data.test_path, or name the train split"
-                )
+        given = "data.split" if self.split is not None else "data.test_path"
+        if "test" in tables and (self.split is not None or self.test_path is not None):
+            raise RayflError(f"{self.path} has a test split of its own; remove {given}, or name the train split alone")
+        if self.split is not None:
+            tables = self._divided(tables["train"], self.split)
+        elif self.test_path is not None:
             test_path = self.test_path
             tables["test"] = read_tables(test_path, "data.test_path", dialect, with_file)["train"]
         if empty := [split for split, table in tables.items() if not table.num_rows]:
             raise RayflError(f"{test_path if empty == ['test'] else self.path} has no rows to {empty[0]} with")
         train = TableColumns(self.path, tables["train"], missing)
         return train, TableColumns(test_path, tables["test"], missing) if "test" in tables else None
+
+    def _divided(self, table: pa.Table, name: str) -> dict[FileSplit, pa.Table]:
+        """The splits that a column names. Raise RayflError if one of its values names none."""
+        named = TableColumns(self.path, table).column(name)
+        rows: list[tuple[FileSplit, Path]] = []
+        for value in dict.fromkeys(named.tolist()):
+            if (split := split_of(str(value))) is None:
+                raise RayflError(
+                    f"{self.path} has {shown(value)} in column {name!r}, data.split, whose values must be train, "
+                    "validation or test"
+                )
+            rows.append((split, Path(value)))
+        splits = chosen(Path(self.path), rows)
+        return {split: table.filter(pa.array(named == path.name)) for split, path in splits.items()}
 
     def owners_of(self, columns: TableColumns) -> np.ndarray | None:
         """The owner of each example, if the source has them."""

@@ -64,12 +64,16 @@ def read_tables(path: str, setting: str, dialect: Dialect, with_file: bool = Fal
     splits = folder_splits(file, _is_table)
     if not splits:
         raise RayflError(f"{path} has no files of tables: {_KNOWN}; give {setting} another folder")
-    tables: Tables = {}
+    parts: dict[FileSplit, list[pa.Table]] = {}
     for split, files in splits.items():
-        parts = [_of_folder(file, inner, owner if with_file else None, setting, dialect) for owner, inner in files]
-        with reading(file, "give all files of a folder the same columns", pa.ArrowException):
-            tables[split] = pa.concat_tables(parts, promote_options="permissive").combine_chunks()
-    return tables
+        for owner, inner in files:
+            tables = _of_folder(file, inner, owner if with_file else None, setting, dialect)
+            if len(tables) > 1 and len(splits) > 1:
+                raise RayflError(f"{inner} has splits of its own, and is one itself; give {setting} a single file")
+            for inner_split, table in tables.items():
+                parts.setdefault(split if len(tables) == 1 else inner_split, []).append(table)
+    with reading(file, "give all files of a folder the same columns", pa.ArrowException):
+        return {split: pa.concat_tables(tables, promote_options="permissive") for split, tables in parts.items()}
 
 
 def _is_table(file: Path) -> bool:
@@ -121,18 +125,22 @@ def _stem(file: Path) -> str:
     return stem
 
 
-def _of_folder(folder: Path, file: Path, owner: str | None, setting: str, dialect: Dialect) -> pa.Table:
-    """The table of one file of a folder, with columns for its name and for folders called KEY=VALUE."""
+def _of_folder(folder: Path, file: Path, owner: str | None, setting: str, dialect: Dialect) -> Tables:
+    """The tables of one file of a folder, with columns for its owner and for folders called KEY=VALUE."""
+    named: dict[str, object] = {}
+    for part in file.relative_to(folder).parts[:-1]:
+        name, is_named, value = part.partition("=")
+        if is_named:
+            named[name] = int(value) if re.fullmatch(r"\d{1,18}", value) else value
+    if owner is not None:
+        named[FILE] = owner
     tables = _read_file(file, str(file), setting, dialect)
-    if len(tables) > 1:
-        raise RayflError(f"{file} has splits of its own, as one of several files; give {setting} a single file")
-    table = tables["train"]
-    named = dict(part.split("=", 1) for part in file.relative_to(folder).parts[:-1] if "=" in part)
-    for name, value in {**named, **({} if owner is None else {FILE: owner})}.items():
-        if name not in table.column_names:
-            number = int(value) if name in named and re.fullmatch(r"\d{1,18}", value) else value
-            table = table.append_column(name, pa.array([number] * table.num_rows))
-    return table
+    for split, table in tables.items():
+        for name, value in named.items():
+            if name not in table.column_names:
+                table = table.append_column(name, pa.array([value] * table.num_rows))
+        tables[split] = table
+    return tables
 
 
 def _read_file(file: Path, path: str, setting: str, dialect: Dialect) -> Tables:

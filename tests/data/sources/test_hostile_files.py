@@ -11,7 +11,7 @@ import pytest
 from rayfl.choices.kinds import make
 from rayfl.data.datasets import Dataset, Source
 from rayfl.data.loading import checked_dataset
-from rayfl.data.sources.image_folders import read_image
+from rayfl.data.sources.images import read_image
 from rayfl.data.torchvision import torchvision
 from tests.refusals import refused
 

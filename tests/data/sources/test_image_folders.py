@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from PIL import EpsImagePlugin, Image
 
-from rayfl.data.sources.image_folders import OwnImageFolder, read_image
+from rayfl.data.sources.image_folders import OwnImageFolder
+from rayfl.data.sources.images import read_image
 from tests.refusals import check_sentence, refused
 
 EPS = """%!PS-Adobe-3.0 EPSF-3.0

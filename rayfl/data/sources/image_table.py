@@ -1,0 +1,78 @@
+"""A user's own table of images: their bytes, as Hugging Face's files have them, or the names of their files."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from rayfl.data.datasets import Dataset, Examples, Field
+from rayfl.data.sources.conversion import dataset
+from rayfl.data.sources.images import Channels, ImageSide, decoded
+from rayfl.data.sources.table_columns import TableColumns, TableSource, is_text
+from rayfl.errors import RayflError
+from rayfl.limits.regular_files import expanded
+from rayfl.settings import shown
+
+
+class ImageTable(TableSource):
+    """A table with an image, a label and perhaps an owner in each row, such as a dataset of Hugging Face's.
+
+    The column `image` has the bytes of image files, tables of `bytes` and `path` (Hugging Face's Parquet files and
+    saved datasets), or names of files below `image_folder` (a CSV file or a list of JSON). Class names in Hugging
+    Face's files are kept.
+    """
+
+    name = "image-table"
+    image: str = Field(default="image", description="the column of images, or of the names of their files")
+    image_folder: str | None = Field(
+        default=None, description="the folder of the files that the table names; default: data.path, if it is a folder"
+    )
+    side: ImageSide = None
+    channels: Channels = 3
+    augment: bool = Field(default=False, description="crop and flip train batches at random")
+
+    def load(self) -> Dataset:
+        """Load the dataset. Raise RayflError if a column is missing, or if an image cannot be decoded."""
+        train, test = self.read()
+        rows, test_rows = (split and self._rows(split) for split in (train, test))
+        assert rows is not None
+        classes = train.class_names(self.labels)
+        examples = dataset(self.name, self.path, rows, test_rows, self.test_share, kind="image", classes=classes)
+        return replace(examples, augment=self.augment)
+
+    def _rows(self, columns: TableColumns) -> Examples:
+        paths, contents = self._images(columns)
+        images = decoded(paths, self.side, self.channels, contents)
+        return Examples(images, columns.column(self.labels), self.owners_of(columns), columns.path)
+
+    def _images(self, columns: TableColumns) -> tuple[list[Path], Sequence[bytes] | None]:
+        """The path of each image, and its bytes if the table has them."""
+        column = columns.raw(self.image)
+        kind = column.type
+        if is_text(kind):
+            home = expanded(self.image_folder or columns.path)
+            if not home.is_dir():
+                raise RayflError(
+                    f"{columns.path} has names of images in column {self.image!r}; set data.image_folder to the folder "
+                    f"of {shown(column[0].as_py())}"
+                )
+            return [home / name for name in columns.column(self.image).tolist()], None
+        if self.image_folder is not None:
+            raise RayflError(f"{columns.path} has the images of column {self.image!r} itself; remove data.image_folder")
+        if pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0:
+            column = column.field("bytes")
+        elif not (pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
+            raise RayflError(
+                f"{columns.path} has a column {self.image!r} of type {kind}; give data.image a column with the bytes "
+                "of images, or with the names of their files"
+            )
+        # Any: bytes, or None.
+        contents: list[Any] = column.to_pylist()
+        if None in contents:
+            raise RayflError(
+                f"{columns.path} has no image in column {self.image!r} of row {contents.index(None)} (counted from 0); "
+                "drop the row, or write the table with the bytes of its images"
+            )
+        return [Path(f"{columns.path}, row {row}") for row in range(len(contents))], contents
