@@ -78,8 +78,8 @@ _METRICS = {
     "train/loss": MetricText(
         "Training loss",
         "mean per example",
-        "The mean loss over the examples of local training; it should fall. Of methods that train on a sum of losses it "
-        "is that sum (`rayfl methods NAME` says so).",
+        "The mean loss over the examples of local training; it should fall. Of methods that train on a sum of losses "
+        "it is that sum (`rayfl methods NAME` says so).",
     ),
     "correlation_distance": MetricText(
         "Correlation distance",
