@@ -7,14 +7,16 @@ from functools import cached_property
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
 
 from rayfl import tree
 from rayfl.data.batches import Batch
+from rayfl.data.sources.several_inputs import InputLayout, arguments_of
 from rayfl.determinism.global_draws import drawn_by, seeded
 from rayfl.determinism.process import ArithmeticPrecision
 from rayfl.errors import RayflError
 from rayfl.models import batch_norm, flops
-from rayfl.models.base import MemoryFormat, laid_out
+from rayfl.models.base import MemoryFormat, in_float32, laid_out
 from rayfl.models.skeleton import check_type, plain_tensors, skeleton
 
 _MADE = (
@@ -32,6 +34,7 @@ class Network:
     entries of `params`, and `advance` returns their new values.
 
     input_shape: the shape of one example, by which operations are counted. memory_format: how images lie in memory.
+    layout: where the inputs are in a row, if examples have several.
     precision: with bf16, products and convolutions run under autocast, forward and backward; parameters, gradients and
     outputs stay float32.
 
@@ -49,12 +52,14 @@ class Network:
         memory_format: MemoryFormat = "contiguous",
         precision: ArithmeticPrecision = "fp32",
         seed: int = 0,
+        layout: InputLayout | None = None,
     ) -> None:
         self.build = build
         self.input_shape = input_shape
         self.memory_format: MemoryFormat = memory_format
         self.precision: ArithmeticPrecision = precision
         self.seed = seed
+        self.layout = layout
         self.constants: Mapping[str, np.ndarray] = {}
         self.local: Mapping[str, np.ndarray] = {}
         self.personal: tuple[str, ...] = ()
@@ -117,7 +122,8 @@ class Network:
         with seeded(self.seed), torch.no_grad():
             module = self.build().train()
             before = {name: (buffer, buffer.clone()) for name, buffer in module.named_buffers()}
-            module(laid_out(inputs, self.memory_format))
+            arguments, named = arguments_of(module, laid_out(inputs, self.memory_format), self.layout)
+            module(*arguments, **named)
         after = dict(module.named_buffers())
         return frozenset(
             name
@@ -137,7 +143,11 @@ class Network:
             self.stochastic |= bool(generators)
             self.vmappable &= not (training and generators)
             again = self(params, inputs, training)
-            if isinstance(outputs, Tensor) and not (outputs.isnan().any() or outputs.equal(again)):
+            first, second = (
+                [leaf for leaf in tree_leaves(nested) if isinstance(leaf, Tensor)] for nested in (outputs, again)
+            )
+            has_nan = any(bool(tensor.isnan().any()) for tensor in first)
+            if not has_nan and not all(map(torch.equal, first, second)):
                 mode = "training" if training else "evaluation"
                 raise RayflError(
                     f"two equal passes of the model in {mode} mode differ: it keeps something from one pass to the "
@@ -164,7 +174,7 @@ class Network:
             return self._forward(params, inputs)
         # Without autocast's cache, which would use one call's weights in the next call.
         with torch.autocast(inputs.device.type, torch.bfloat16, cache_enabled=False):
-            return self._forward(params, inputs).float()
+            return tree_map(in_float32, self._forward(params, inputs))
 
     def advance(self, params: tree.Tree, batch: Batch, by_hand: bool) -> tuple[Tensor, tree.Tree]:
         """The outputs for a batch in training, and the new values of the buffers in `params`.
@@ -185,18 +195,18 @@ class Network:
         return outputs, moved
 
     def _forward(self, params: tree.Tree, inputs: Tensor) -> Tensor:
-        inputs = laid_out(inputs, self.memory_format)
+        arguments, named = arguments_of(self.module, laid_out(inputs, self.memory_format), self.layout)
         for owner, name, key in self.moving_slots:
             # Layers write into their buffers, and these may be somebody else's memory.
             owner._buffers[name] = (params[key] if key in params else self.buffers[key]).clone()
         if self.recurrent:
             # nn.RNNBase keeps a list of its weights beside its parameters, which functional_call knows to renew.
             weights = {name: params[name] for _, _, name in self.slots}
-            return self._checked(torch.func.functional_call(self.module, weights, (inputs,)))
+            return self._checked(torch.func.functional_call(self.module, weights, arguments, named))
         for owner, name, parameter in self.slots:
             owner._parameters[name] = params[parameter]  # pyright: ignore[reportArgumentType]
         try:
-            return self._checked(self.module(inputs))
+            return self._checked(self.module(*arguments, **named))
         finally:
             # Parameters left in the module would keep this call's graph alive.
             for owner, name, _ in self.slots:
@@ -235,7 +245,7 @@ class Network:
             return flops.Uses()
         shared = {name for _, _, name in self.slots if name not in self.personal}
         with seeded(self.seed):
-            return flops.weight_uses(skeleton(self.build), self.input_shape, shared)
+            return flops.weight_uses(skeleton(self.build), self.input_shape, shared, self.layout)
 
     def __getstate__(self) -> dict[str, object]:
         # Counted once, and not again by every actor.

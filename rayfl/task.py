@@ -8,6 +8,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +16,8 @@ import torch
 from rayfl.data.batches import Batch
 from rayfl.data.datasets import Dataset
 from rayfl.errors import RayflError
+from rayfl.metrics.base import Metric
+from rayfl.metrics.loss import Loss
 from rayfl.models.flops import Uses
 from rayfl.network import Network
 from rayfl.tasks.base import Task
@@ -179,6 +182,11 @@ class NetworkTask(BoundTask):
             outputs = (self.outputs if training else self.evaluated)(params, batch)
         # Under autocast the layer's input may be bf16.
         return self.task.mean_loss(outputs, batch.labels, batch.weights), seen[-1].float()
+
+    # Any: a tensor, a tuple or a dictionary of tensors.
+    def predictions(self, outputs: Any, metrics: Iterable[Metric]) -> torch.Tensor:
+        """What `metrics` but the loss evaluate; the outputs themselves if there is no such metric."""
+        return outputs if all(isinstance(metric, Loss) for metric in metrics) else self.task.predictions(outputs)
 
     @torch.no_grad()
     def losses(self, params: Tree, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:

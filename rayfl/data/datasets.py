@@ -14,6 +14,7 @@ import torch
 from pydantic import Field
 
 from rayfl.choices.kinds import Choice
+from rayfl.data.sources.several_inputs import InputLayout
 from rayfl.errors import RayflError
 from rayfl.limits.regular_files import expanded
 from rayfl.settings import shown
@@ -26,7 +27,8 @@ PADDING = 4
 class Examples:
     """Examples and their targets, in the order of the source.
 
-    inputs: images uint8 [n, channels, height, width]; vectors float32 [n, dim]; tokens int64 or uint16 [n, length].
+    inputs: images uint8 [n, channels, height, width]; vectors float32 [n, dim]; tokens int64 or uint16 [n, length]. A
+    source may give a tuple or a dictionary of arrays [n, ...], of which rows are made (`Dataset.layout`).
     labels: the targets: classes int64 [n]; numbers float32 [n, outputs] (regression); 0 or 1 int64 [n, labels] (several
     labels each); the next token of each token int64 [n, length], negative where there is none.
     groups: int64 [n], the natural client of each example (writer, speaker), if the source knows it.
@@ -55,6 +57,7 @@ class Dataset:
     columns: names of a table's columns by their use: "inputs", or why they are not inputs; {} for other data.
     classes: the user's names of classes, labels or numbers to predict, in their order; () if they have only numbers.
     input_names: the name of each input of a table, such as "age" or "ward=A"; () for other data.
+    layout: where the inputs are in a row [dim], if examples have several; `kind` is then "vector".
     """
 
     name: str
@@ -70,6 +73,7 @@ class Dataset:
     columns: Mapping[str, Sequence[str]] = field(default_factory=dict)
     classes: Sequence[str] = ()
     input_names: Sequence[str] = ()
+    layout: InputLayout | None = None
 
     def class_name(self, label: int) -> str:
         """The name of a class, or its number if it has no other."""
@@ -80,6 +84,8 @@ class Dataset:
         columns."""
         kind = "an image [channels, height, width]" if self.kind == "image" else f"a {self.kind} of shape"
         lines = [f"an input is {kind} {list(self.input_shape)}"]
+        if self.layout is not None:
+            lines = [f"an example has the inputs {self.layout}"]
         for use, names in self.columns.items():
             left_out = f" and {len(names) - most:,} more" if len(names) > most else ""
             heading = "inputs" if use == "inputs" else f"no inputs ({use})"

@@ -5,6 +5,7 @@ Large arrays are checked piece by piece: a memory-mapped file is read once and n
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from logging import WARNING
 from weakref import WeakValueDictionary
 
@@ -12,6 +13,7 @@ import numpy as np
 
 from rayfl.data.datasets import Dataset, Examples, RayflError, Source
 from rayfl.data.file_digest import source_digests
+from rayfl.data.sources.several_inputs import InputLayout, are_several
 from rayfl.errors import log_once
 from rayfl.settings import shown
 
@@ -52,6 +54,7 @@ def checked_dataset(dataset: Dataset) -> Dataset:
     """The dataset, if models can train on it. RayflError, with its files and the first bad row, if it is empty, has
     unequal lengths or shapes, numbers that are not finite, or labels or tokens out of range. A notice names
     classes that only the test has."""
+    dataset = _with_rows(dataset)
     has_class = list[np.ndarray]()
     for split, examples in (("train", dataset.train), ("test", dataset.test)):
         place = examples.place or f"dataset {dataset.name!r}"
@@ -76,6 +79,18 @@ def checked_dataset(dataset: Dataset) -> Dataset:
             "no train example has",
         )
     return dataset
+
+
+def _with_rows(dataset: Dataset) -> Dataset:
+    """The dataset with a row of numbers in place of an example's several inputs. RayflError if they make no rows."""
+    if not are_several(dataset.train.inputs):
+        return dataset
+    layout = InputLayout.of(dataset.train.inputs)
+    train, test = (
+        replace(examples, inputs=layout.pack(examples.place or f"dataset {dataset.name!r}", examples.inputs))
+        for examples in (dataset.train, dataset.test)
+    )
+    return replace(dataset, train=train, test=test, kind="vector", layout=layout)
 
 
 def check_lengths(place: str, split: str, examples: Examples) -> None:

@@ -167,10 +167,11 @@ def make_task(experiment: Experiment, dataset: Dataset) -> NetworkTask:
     what = f"model {model.name!r} ({options})" if options else f"model {model.name!r}"
     # The module has no storage here, and torch counts its entries in 64 bits.
     try:
-        build = model.builder(dataset.input_shape, task.num_outputs(dataset))
+        build = model.builder(dataset.input_shape, task.num_outputs(dataset), dataset.layout)
         build = build if experiment.adapters is None else experiment.adapters.builder(build)
         seed = seeding.torch_seed(experiment.seed, purpose="initial parameters")
-        network = Network(build, dataset.input_shape, model.memory_format, experiment.runtime.precision, seed)
+        precision = experiment.runtime.precision
+        network = Network(build, dataset.input_shape, model.memory_format, precision, seed, dataset.layout)
     except (RuntimeError, OverflowError, TypeError):
         if not options:
             raise

@@ -6,6 +6,7 @@ The header of a file of a hundred bytes may announce terabytes, and a small arch
 import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import numpy as np
@@ -25,13 +26,13 @@ def read_npy(path: Path) -> np.ndarray:
 
 
 def read_npz(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """Those of the arrays called `names` that an .npz file has. Errors are those of `read_npy`; RayflError if they are
-    larger than this machine's memory."""
+    """Those of the arrays called `names`, with *, that an .npz file has. Errors are those of `read_npy`; RayflError if
+    they are larger than this machine's memory."""
     require_regular(path)
     arrays = {}
     with _refusing(), zipfile.ZipFile(path) as archive:
         members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-        chosen = {name: members[name] for name in names if name in members}
+        chosen = {name: info for name, info in members.items() if any(fnmatchcase(name, pattern) for pattern in names)}
         memory.require(sum(info.file_size for info in chosen.values()), str(path), "give less data")
         for name, info in chosen.items():
             with archive.open(info) as file:

@@ -7,22 +7,29 @@ import torch
 
 from rayfl.errors import RayflError, one_line, plugin_line
 from rayfl.metrics.base import Facts, Metric, MetricSums, MetricValues, PerExample, kind_of
+from rayfl.metrics.loss import Loss
 from rayfl.settings import shown
 
 
-def checked_facts(metrics: Sequence[Metric], outputs: torch.Tensor, targets: torch.Tensor) -> dict[str, Facts]:
+def checked_facts(
+    metrics: Sequence[Metric], outputs: torch.Tensor, targets: torch.Tensor, with_loss: bool = True
+) -> dict[str, Facts]:
     """The facts of every value, by its name.
 
-    outputs: a network's for the first n examples, [n, ...]; targets: all of the experiment, [m, ...]. Raise RayflError,
+    outputs: a network's for the first n examples, [n, ...]; targets: all of the experiment, [m, ...]. with_loss: False
+    if these are the predictions among a network's outputs, of which the task has no loss. Raise RayflError,
     which names evaluation.metrics, for a metric that cannot evaluate them, that fails on them, whose values are not
     numbers (for these examples, or for none), or have the name of another metric's value.
     """
-    kind = kind_of(outputs, targets)
+    kind = kind_of(outputs, targets) if isinstance(outputs, torch.Tensor) else "numbers"
     facts = dict[str, Facts]()
     for metric in metrics:
         try:
-            metric.check(kind, outputs)
-            for name in _values(metric, outputs, targets[: len(outputs)]):
+            names = [metric.value_name]
+            if with_loss or not isinstance(metric, Loss):
+                metric.check(kind, outputs)
+                names = _values(metric, outputs, targets[: len(outputs)])
+            for name in names:
                 if name in facts:
                     raise RayflError(f"two metrics have a value {name!r}; remove one, or give it another name")
                 facts[name] = metric.facts(name)

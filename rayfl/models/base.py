@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import rayfl.data.torchvision  # noqa: F401 (so that a file or a factory can import torchvision)
 from rayfl.choices.kinds import Choice, reference
+from rayfl.data.sources.several_inputs import InputLayout
 from rayfl.errors import RayflError, UnknownKey
 from rayfl.models.skeleton import complete
 
@@ -32,6 +33,9 @@ class Architecture(Choice):
     """The memory layout of the network's images. Each architecture fixes the layout that was faster for it on a CPU,
     since a choice by timing could give two runs different bits."""
 
+    takes_several: ClassVar[bool] = False
+    """Whether `build` also takes the shapes of several inputs, a tuple or a dictionary of shapes."""
+
     start: str | None = Field(
         default=None, min_length=1, description="safetensors file of the weights to start from, instead of random ones"
     )
@@ -44,9 +48,18 @@ class Architecture(Choice):
         num_classes: the number of outputs that the task needs: the number of classes, numbers, labels, or tokens.
         """
 
-    def builder(self, input_shape: tuple[int, ...], num_classes: int) -> Callable[[], nn.Module]:
-        """`build` with its arguments bound, which pickles; its lazy layers get their sizes."""
-        return partial(complete, self.build, tuple(input_shape), num_classes)
+    def builder(
+        self, input_shape: tuple[int, ...], num_classes: int, layout: InputLayout | None = None
+    ) -> Callable[[], nn.Module]:
+        """`build` with its arguments bound, which pickles; its lazy layers get their sizes.
+
+        layout: of examples with several inputs, whose shapes `build` then gets. Raise RayflError if it takes one.
+        """
+        if layout is not None and not self.takes_several:
+            raise RayflError(
+                f"model {self.name!r} takes one input, and an example has several, {layout}; give a class of your own"
+            )
+        return partial(complete, self.build, tuple(input_shape), num_classes, layout)
 
     @property
     # Any: options as the user wrote them, or their defaults.
@@ -94,8 +107,11 @@ class FromFactory(Architecture):
     """A model that a user's class of torch modules, or function, makes: `factory(input_shape, num_classes, ...)`.
 
     `input_shape` and `num_classes` are passed by name if the factory has such parameters, or takes any option
-    (`**options`); `options` are always passed, `start` never.
+    (`**options`); `options` are always passed, `start` never. If examples have several inputs, `input_shape` is a tuple
+    of shapes, or shapes by name.
     """
+
+    takes_several = True
 
     # Any: a class or a function.
     factory: Any
@@ -173,6 +189,12 @@ def laid_out(images: Tensor, memory_format: MemoryFormat) -> Tensor:
     batch, channels, height, width = images.shape
     rows = images.permute(0, 2, 3, 1).reshape(batch, height * width * channels)
     return rows.view(batch, height, width, channels).permute(0, 3, 1, 2)
+
+
+# Any: one of a network's outputs.
+def in_float32(output: Any) -> Any:
+    """An output in float32, if it is a tensor of floating-point numbers."""
+    return output.float() if isinstance(output, Tensor) and output.is_floating_point() else output
 
 
 # Any: options as the user wrote them.

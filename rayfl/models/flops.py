@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from rayfl.data.sources.several_inputs import InputLayout, arguments_of
 from rayfl.errors import log_once, one_line
 from rayfl.tree import Tree
 
@@ -136,12 +137,17 @@ class Multiplications(TorchDispatchMode):
         self.by_weight[owners[0] if len(owners) == 1 else ""] += count
 
 
-def weight_uses(module: nn.Module, input_shape: tuple[int, ...], shared: Collection[str] | None = None) -> Uses:
+def weight_uses(
+    module: nn.Module,
+    input_shape: tuple[int, ...],
+    shared: Collection[str] | None = None,
+    layout: InputLayout | None = None,
+) -> Uses:
     """The uses of all weights of `module`, by a forward pass of one example; none, with a warning, if it fails.
 
-    shared: names of the weights that clients do not keep; None: all parameters. The module may be on the meta device:
-    its parameters are replaced by zeros that take no memory. The pass itself is on the CPU, because torch's imports for
-    another device take longer.
+    shared: names of the weights that clients do not keep; None: all parameters. layout: of several inputs. The module
+    may be on the meta device: its parameters are replaced by zeros that take no memory. The pass itself is on the CPU,
+    because torch's imports for another device take longer.
     """
     parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
     weights = {name: torch.zeros(tensor.shape, dtype=tensor.dtype) for name, tensor in buffers.items()}
@@ -153,10 +159,10 @@ def weight_uses(module: nn.Module, input_shape: tuple[int, ...], shared: Collect
     failures = list[str]()
     head = ""
     # Token 0 often stands for padding, which some models cut off.
-    for example in (ones, zeros.long(), zeros) if is_text else (zeros, ones):
+    for example in (ones, zeros.long(), zeros) if is_text and layout is None else (zeros, ones):
         counted = Multiplications(weights)
         try:
-            head = _run(module, weights, example, counted)
+            head = _run(module, weights, arguments_of(module, example, layout), counted)
         # Somebody's own module may not take a batch of one, or such tokens, and a statistic ends no run.
         except Exception as error:  # noqa: BLE001
             failures.append(f"{type(error).__name__}: {error}")
@@ -170,7 +176,10 @@ def weight_uses(module: nn.Module, input_shape: tuple[int, ...], shared: Collect
     return Uses(head=head)
 
 
-def _run(module: nn.Module, weights: Tree, example: Tensor, counted: Multiplications) -> str:
+# Any: what the module's forward takes.
+def _run(
+    module: nn.Module, weights: Tree, arguments: tuple[tuple[Any, ...], dict[str, Any]], counted: Multiplications
+) -> str:
     """Count a forward pass with these weights; return the name of the linear layer whose output is the module's own."""
     outputs = dict[nn.Module, Tensor]()
     layers = {layer: name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)}
@@ -180,7 +189,7 @@ def _run(module: nn.Module, weights: Tree, example: Tensor, counted: Multiplicat
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         with torch.random.fork_rng(devices=()), torch.no_grad(), counted:
-            output = torch.func.functional_call(module.eval(), weights, (example,))
+            output = torch.func.functional_call(module.eval(), weights, *arguments)
     finally:
         torch.backends.mha.set_fastpath_enabled(is_fast)
         for hook in hooks:

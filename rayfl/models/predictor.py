@@ -4,10 +4,12 @@ from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from rayfl.data.datasets import Dataset
+from rayfl.data.sources.several_inputs import arguments_of
 from rayfl.determinism.process import ArithmeticPrecision
-from rayfl.models.base import MemoryFormat, RayflError, laid_out
+from rayfl.models.base import MemoryFormat, RayflError, in_float32, laid_out
 
 WHITEST = 255
 """The largest pixel that a run's images can have."""
@@ -42,7 +44,8 @@ class Predictor(nn.Module):
         batch = laid_out(self.data.normalise(self._raw(inputs)), self.memory_format)
         halves = self.precision == "bf16"
         with torch.autocast(batch.device.type, torch.bfloat16, cache_enabled=False) if halves else nullcontext():
-            return self.network(batch).float()
+            arguments, named = arguments_of(self.network, batch, self.data.layout)
+            return tree_map(in_float32, self.network(*arguments, **named))
 
     def _raw(self, inputs: Tensor) -> Tensor:
         """The inputs [n, *input_shape], checked, and those of a table scaled as its source scaled the examples."""

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
+from rayfl.data.sources.several_inputs import InputLayout, arguments_of
 from rayfl.errors import RayflError, one_line
 
 _modules: WeakSet[nn.Module] = WeakSet()
@@ -65,13 +66,16 @@ def _stripped(module: nn.Module) -> nn.Module:
     return module
 
 
-# Any: what `Architecture.build` takes.
-def complete(build: Callable[..., nn.Module], input_shape: tuple[int, ...], *arguments: Any) -> nn.Module:
+# Any: the shape of an input, or of several.
+def complete(
+    build: Callable[[Any, int], nn.Module], input_shape: tuple[int, ...], num_classes: int, layout: InputLayout | None
+) -> nn.Module:
     """The module that `build` makes; lazy layers get their sizes by a pass over two inputs.
 
-    Raise RayflError if this pass fails, for TorchScript, and if `build` has returned this very module before.
+    layout: of several inputs, whose shapes `build` gets in place of `input_shape`. Raise RayflError if the pass fails,
+    for TorchScript, and if `build` has returned this very module before.
     """
-    module = build(input_shape, *arguments)
+    module = build(input_shape if layout is None else layout.input_shape, num_classes)
     if isinstance(module, torch.jit.ScriptModule):
         raise RayflError("the model is TorchScript, whose parameters cannot be replaced; return the module itself")
     if module in _modules:
@@ -83,8 +87,9 @@ def complete(build: Callable[..., nn.Module], input_shape: tuple[int, ...], *arg
     errors = list[Exception]()
     for dtype in (torch.float32, torch.int64):
         try:
+            arguments, named = arguments_of(module, torch.zeros((2, *input_shape), dtype=dtype), layout)
             with torch.no_grad():
-                module(torch.zeros((2, *input_shape), dtype=dtype))
+                module(*arguments, **named)
         # Whatever somebody's own module raises.
         except Exception as error:  # noqa: BLE001
             errors.append(error)

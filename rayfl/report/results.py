@@ -156,13 +156,17 @@ class RunResults(Recorded):
         described = read_model_inputs(self.directory)
         if not described.has_classes:
             raise RayflError(f"the run in {self.directory} predicts no classes; call results.model() for its outputs")
-        rows = np.asarray(inputs)
+        layout = model.data.layout
+        rows = np.asarray(inputs) if layout is None else layout.pack("the list of inputs", inputs)
         if rows.dtype.kind not in "biuf":
             raise RayflError(f"inputs={shown(inputs)} are not numbers; give an array of raw inputs [n, ...]")
         with own_flags(), torch.no_grad():
-            numbers = torch.cat(
-                [model(part).argmax(1) for part in torch.from_numpy(rows).split(_PREDICTED_AT_ONCE)]
-            ).numpy()
+            outputs = [model(part) for part in torch.from_numpy(rows).split(_PREDICTED_AT_ONCE)]
+        if not all(isinstance(output, torch.Tensor) for output in outputs):
+            raise RayflError(
+                f"the model in {self.directory} returns several outputs; call results.model() for what it returns"
+            )
+        numbers = torch.cat(outputs).argmax(1).numpy()
         return np.array(described.classes)[numbers] if described.classes else numbers
 
     def model(self) -> "Predictor":
@@ -207,7 +211,7 @@ class RunResults(Recorded):
         seed = self.settings["seed"]
         assert isinstance(seed, int), "as Experiment writes it"
         with own_flags(), seeded(torch_seed(seed, purpose="initial parameters")):
-            build = architecture.builder(data.input_shape, data.num_classes)
+            build = architecture.builder(data.input_shape, data.num_classes, data.layout)
             if isinstance(adapters := self.settings.get("adapters"), dict):
                 build = Adapters(**adapters).builder(build)
             module = build()

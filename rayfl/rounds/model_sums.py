@@ -14,6 +14,7 @@ import torch
 from rayfl.data.batches import Batch
 from rayfl.data.transfer import to_device
 from rayfl.metrics.base import MetricSums, PerExample, are_finite
+from rayfl.metrics.loss import Loss
 from rayfl.rounds.check_hooks import checked_hook
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.worker_jobs import EvaluatedSplit, PooledJob, SplitSums
@@ -64,7 +65,9 @@ def outputs_fit(setup: Setup) -> bool:
     task = setup.method.task
     if not isinstance(task, NetworkTask):
         return True
-    return 4 * len(setup.dataset.test) * math.prod(task.task.output_shape(setup.dataset)) <= MOST_OUTPUT_BYTES
+    shape = task.task.output_shape(setup.dataset)
+    # The size of one of several outputs is not known.
+    return shape is not None and 4 * len(setup.dataset.test) * math.prod(shape) <= MOST_OUTPUT_BYTES
 
 
 def model_sums(
@@ -99,14 +102,15 @@ def _of_batch(setup: Setup, params: Tree, batch: Batch, keep_outputs: bool) -> M
         rows = torch.stack(task.losses(params, batch)).double().cpu().numpy()
         return ModelSums({0: rows}, SplitSums(len(batch.labels), {}))
     outputs = checked_hook(setup.method.outputs)(params, batch)
+    predictions = task.predictions(outputs, setup.metrics)
     rows, sums = dict[int, np.ndarray](), dict[int, ArrayTree]()
     for place, metric in enumerate(setup.metrics):
         if isinstance(metric, PerExample):
-            each = metric.each(outputs, batch.labels)
+            each = metric.each(outputs if isinstance(metric, Loss) else predictions, batch.labels)
             rows[place] = torch.stack([row.double() for row in each]).cpu().numpy()
         else:
-            sums[place] = as_arrays(metric.measure(outputs, batch.labels))
-    kept = outputs.float().cpu().numpy() if keep_outputs else None
+            sums[place] = as_arrays(metric.measure(predictions, batch.labels))
+    kept = predictions.float().cpu().numpy() if keep_outputs else None
     return ModelSums(rows, SplitSums(len(batch.labels), sums), kept)
 
 

@@ -216,7 +216,9 @@ class Setup:
             return {"loss": LOSS}
         with keyed(self.seed, purpose="facts"), torch.no_grad():
             outputs = task.evaluated(self.first_model, first_two(self.dataset))
-        return checked_facts(self.metrics, outputs, tree.tensor_over(self.dataset.train.labels))
+        predictions = task.predictions(outputs, self.metrics)
+        is_single = isinstance(outputs, torch.Tensor) and predictions is outputs
+        return checked_facts(self.metrics, predictions, tree.tensor_over(self.dataset.train.labels), is_single)
 
     @property
     def server_half(self) -> ServerHalf:

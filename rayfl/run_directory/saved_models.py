@@ -4,6 +4,7 @@ models/NAME.safetensors, or models/NAME-0000.safetensors, models/NAME-0001.safet
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -97,6 +98,14 @@ def load_model(directory: Path, name: str, prefix: str = "") -> dict[str, "Tenso
     return tensors
 
 
+class SavedLayout(Settings):
+    """`InputLayout`, which loads torch."""
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[Annotated[int, Field(ge=0)], ...], ...]
+    kinds: str = Field(pattern="[biuf]+")
+
+
 class ModelInputs(Settings):
     """The content of models/inputs.json, with which a model is built and used without the data."""
 
@@ -113,6 +122,7 @@ class ModelInputs(Settings):
     vocabulary: int | None = Field(description="number of different tokens, if the data give it")
     classes: tuple[str, ...] = Field(default=(), description="names of the classes, as `Dataset.classes`")
     columns: tuple[str, ...] = Field(default=(), description="names of a table's inputs, as `Dataset.input_names`")
+    layout: SavedLayout | None = Field(default=None, description="of several inputs, as `Dataset.layout`")
     precision: ArithmeticPrecision = Field(description="runtime.precision")
     digest: Mapping[str, str] | str | None = Field(description="data.digest of experiment.json")
 
@@ -121,10 +131,12 @@ class ModelInputs(Settings):
         import numpy as np
 
         from rayfl.data.datasets import Dataset, Examples
+        from rayfl.data.sources.several_inputs import InputLayout
 
+        layout = None if self.layout is None else InputLayout(**self.layout.model_dump())
         none = Examples(np.empty((0, *self.input_shape), np.uint8), np.empty(0, np.int64))
         kept = self.model_dump(include={"num_classes", "kind", "mean", "std", "white", "vocabulary", "classes"})
-        return Dataset(self.dataset, none, none, input_names=self.columns, **kept)
+        return Dataset(self.dataset, none, none, input_names=self.columns, layout=layout, **kept)
 
 
 def write_model_inputs(directory: Path, dataset: "Dataset", precision: ArithmeticPrecision) -> Path:
@@ -143,6 +155,7 @@ def write_model_inputs(directory: Path, dataset: "Dataset", precision: Arithmeti
         "vocabulary": None if dataset.vocabulary is None else int(dataset.vocabulary),
         "classes": [str(name) for name in dataset.classes],
         "columns": [str(name) for name in dataset.input_names],
+        "layout": None if dataset.layout is None else asdict(dataset.layout),
         "precision": precision,
         "digest": data.get("digest") if isinstance(data, Mapping) else None,
     }

@@ -1,6 +1,7 @@
 """Task: the loss and the score of a network's outputs, chosen by `[task]`."""
 
 from abc import ABC, abstractmethod
+from typing import Any
 
 from torch import Tensor
 
@@ -13,13 +14,18 @@ from rayfl.network import Network
 
 
 class Task(Choice, ABC):
-    """What is learned. `outputs` are a network's, for a batch; `targets` are the batch's `Examples.labels`."""
+    """What is learned. `outputs` are a network's, for a batch; `targets` are the batch's `Examples.labels`.
+
+    If a network returns several outputs, a tuple or a dictionary of tensors, `output_shape` returns None, `loss` and
+    `score` get what the network returns, and metrics other than the loss get its `predictions`.
+    """
 
     label = "task"
     package = "rayfl.tasks"
 
     @abstractmethod
-    def loss(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    # Any: a tensor, a tuple or a dictionary of tensors; in tasks with a single output a tensor.
+    def loss(self, outputs: Any, targets: Tensor) -> tuple[Tensor, Tensor]:
         """The loss of each example as a sum, and the number of terms in that sum, float32 [batch] each.
 
         A mean is the sum of the sums divided by the sum of the counts: a mean over tokens, if an example counts its
@@ -27,10 +33,12 @@ class Task(Choice, ABC):
         """
 
     @abstractmethod
-    def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    # Any: as `loss`.
+    def score(self, outputs: Any, targets: Tensor) -> Tensor:
         """How well each example is solved, float32 [batch] from 0 to 1 (best); methods compare it with thresholds."""
 
-    def mean_loss(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
+    # Any: as `loss`.
+    def mean_loss(self, outputs: Any, targets: Tensor, weights: Tensor | None = None) -> Tensor:
         """The mean of `loss`, a scalar. weights: float32 [batch], 0 for padding; all ones if None."""
         sums, counts = self.loss(outputs, targets)
         if weights is not None:
@@ -42,9 +50,19 @@ class Task(Choice, ABC):
         """The number of outputs for each predicted target, which a model gets as `num_classes`."""
         return dataset.num_classes
 
-    def output_shape(self, dataset: Dataset) -> tuple[int, ...]:
-        """The shape of a network's output for one example."""
+    def output_shape(self, dataset: Dataset) -> tuple[int, ...] | None:
+        """The shape of a network's output for one example; None if the task takes whatever the network returns."""
         return (self.num_outputs(dataset),)
+
+    # Any: a tensor, a tuple or a dictionary of tensors.
+    def predictions(self, outputs: Any) -> Tensor:
+        """The tensor [batch, ...] among the outputs that metrics evaluate; of a single output that itself."""
+        if not isinstance(outputs, Tensor):
+            raise RayflError(
+                f"task {self.name!r} does not say which of several outputs metrics evaluate: define predictions, or "
+                "set evaluation.metrics=['loss']"
+            )
+        return outputs
 
     def default_metrics(self) -> tuple[Metric, ...]:
         """The metrics of a run that names none: the loss alone by default."""

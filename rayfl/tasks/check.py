@@ -1,6 +1,9 @@
 """Checks a task on a few outputs before anything starts."""
 
+from typing import Any
+
 import torch
+from torch.utils._pytree import tree_map
 
 from rayfl.errors import RayflError, one_line, plugin_line
 from rayfl.metrics.base import Metric
@@ -8,13 +11,14 @@ from rayfl.settings import shown
 from rayfl.tasks.base import Task
 
 
-def check_task(task: Task, outputs: torch.Tensor, targets: torch.Tensor) -> None:
+# Any: a tensor, a tuple or a dictionary of tensors.
+def check_task(task: Task, outputs: Any, targets: torch.Tensor) -> None:
     """Raise RayflError unless the task gives a loss, a count and a score for each example, float [batch], scores
     from 0 to 1."""
-    what = f"task {task.name!r}, given outputs {list(outputs.shape)} and labels {list(targets.shape)},"
-    expected = list(outputs.shape[:1])
+    what = f"task {task.name!r}, given outputs {shapes(outputs)} and labels {list(targets.shape)},"
+    expected = list(targets.shape[:1])
     try:
-        result = torch.enable_grad()(task.loss)(outputs.detach().requires_grad_(), targets)
+        result = torch.enable_grad()(task.loss)(tree_map(_differentiable, outputs), targets)
         if not isinstance(result, tuple):
             raise TypeError(f"loss returns a {type(result).__name__}, and not sums and counts")
         sums, counts = result
@@ -43,3 +47,14 @@ def check_task(task: Task, outputs: torch.Tensor, targets: torch.Tensor) -> None
             f"task {task.name!r} has default_metrics {shown(metrics)}; give objects such as rayfl.metrics.loss.Loss(), "
             "at least one"
         )
+
+
+# Any: a tensor, a tuple or a dictionary of tensors; the shapes instead.
+def shapes(outputs: Any) -> Any:
+    """The shapes of a network's outputs, nested as they are; types of what is no tensor."""
+    return tree_map(lambda leaf: [*leaf.shape] if isinstance(leaf, torch.Tensor) else type(leaf).__name__, outputs)
+
+
+# Any: one of the outputs.
+def _differentiable(output: Any) -> Any:
+    return output.detach().requires_grad_() if output.is_floating_point() else output

@@ -9,11 +9,12 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from rayfl.data.batches import Batch, first_two
 from rayfl.data.datasets import Dataset
@@ -67,7 +68,8 @@ class Trial:
                 "it; make it in __init__, where lazy layers such as nn.LazyLinear need no sizes"
             )
 
-    def _check_passes(self, batch: Batch, in_training: Tensor, in_evaluation: Tensor) -> None:
+    # Any: a tensor, or several.
+    def _check_passes(self, batch: Batch, in_training: Any, in_evaluation: Any) -> None:
         """Check the outputs in both modes, and take the gradient of a training step."""
         self._check_outputs(batch, in_training, " in training")
         self._check_outputs(batch, in_evaluation, "")
@@ -110,16 +112,28 @@ class Trial:
             return False
         return True
 
-    def _check_outputs(self, batch: Batch, outputs: Tensor, where: str) -> None:
+    # Any: what the model returns.
+    def _check_outputs(self, batch: Batch, outputs: Any, where: str) -> None:
         wanted = self._wanted(batch)
+        leaves = tree_leaves(outputs)
+        if (
+            wanted is None
+            and leaves
+            and all(isinstance(leaf, Tensor) and len(leaf) == len(batch.inputs) for leaf in leaves)
+        ):
+            return
         is_tensor = isinstance(outputs, Tensor)
         if is_tensor and list(outputs.shape) == wanted and outputs.is_floating_point():
             return
-        what = f"values of type {outputs.dtype} {list(outputs.shape)}" if is_tensor else f"a {type(outputs).__name__}"
-        name = self.architecture.name
-        cure = f" (model.predicts={'all' if len(wanted) > 2 else 'last'!r})" if name == "char-lstm" else ""
+        what = f"a {type(outputs).__name__}"
+        cure = "; a task of your own whose output_shape is None takes several"
+        if is_tensor:
+            what = f"values of type {outputs.dtype} {list(outputs.shape)}"
+            cure = ""
+        if self.architecture.name == "char-lstm":
+            cure = f" (model.predicts={'all' if len(wanted or ()) > 2 else 'last'!r})"
         raise RayflError(
-            f"{self._given(batch)}, and returns {what}{where}; it must return outputs {wanted} for task "
+            f"{self._given(batch)}, and returns {what}{where}; it must return {self._outputs(batch)} for task "
             f"{self.task.name!r}{cure}"
         )
 
@@ -134,17 +148,25 @@ class Trial:
                 # A source's own number of tokens may be larger.
                 extreme.reshape(-1)[place] = max(self.dataset.num_tokens - 1, 0)
                 yield self.dataset.prepare(extreme)
-            elif raw.ndim == 2 and raw.shape[1] <= MOST_COLUMNS:
-                yield self.dataset.prepare(raw[np.unique([raw.argmin(axis=0), raw.argmax(axis=0)])])
+            elif raw.ndim == 2 and (raw.shape[1] <= MOST_COLUMNS or self.dataset.layout is not None):
+                parts = raw.T if self.dataset.layout is None else self.dataset.layout.columns(raw)
+                rows = [extreme(part.reshape(len(raw), -1)) for part in parts for extreme in (_smallest, _largest)]
+                yield self.dataset.prepare(raw[np.unique(rows)])
 
-    def _wanted(self, batch: Batch) -> list[int]:
-        return [len(batch.inputs), *self.task.output_shape(self.dataset)]
+    def _wanted(self, batch: Batch) -> list[int] | None:
+        """The shape of the outputs, None if the task takes any."""
+        shape = self.task.output_shape(self.dataset)
+        return None if shape is None else [len(batch.inputs), *shape]
+
+    def _outputs(self, batch: Batch) -> str:
+        wanted = self._wanted(batch)
+        return "tensors with a row for each example" if wanted is None else f"outputs {wanted}"
 
     def _given(self, batch: Batch) -> str:
         count = len(batch.inputs)
         examples = f"{count} examples" if count > 1 else "1 example, as the last batch of an epoch may have,"
-        inputs = f"inputs {list(batch.inputs.shape)}, {examples} of dataset {self.dataset.name!r}"
-        return f"model {self.architecture.name!r} gets {inputs}"
+        inputs = list(batch.inputs.shape) if self.dataset.layout is None else self.dataset.layout
+        return f"model {self.architecture.name!r} gets inputs {inputs}, {examples} of dataset {self.dataset.name!r}"
 
     @contextmanager
     def _naming(self, batch: Batch, where: str = "") -> Iterator[None]:
@@ -155,7 +177,10 @@ class Trial:
             raise
         except BaseException as error:
             text = one_line(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}{plugin_line(error)}")
-            cure = f"it must return outputs {self._wanted(batch)}, for batches of any size"
+            cure = f"it must return {self._outputs(batch)}, for batches of any size"
+            embeds = any(isinstance(layer, EMBEDDINGS) for layer in self.network.module.modules())
+            if embeds and self.dataset.kind != "text" and self.dataset.layout is None:
+                cure += "; if it takes tokens, the data are not text"
             sentence = self._cause(error, batch.inputs) or f"{self._given(batch)}, and raises {text}{where}; {cure}"
             raise RayflError(sentence) from error
 
@@ -183,7 +208,7 @@ class Trial:
             # Whole numbers in somebody's file are taken for tokens.
             cure = ", or give data.kind='vector' if these are numbers" if dataset.name == "arrays" else ""
             models = "char-lstm or mean-embedding"
-            if len(self.task.output_shape(dataset)) > 1:
+            if len(self.task.output_shape(dataset) or ()) > 1:
                 models = "char-lstm with predicts='all'"
             return (
                 f"{name} takes numbers, and dataset {dataset.name!r} has tokens; choose a text model, for example "
@@ -213,3 +238,12 @@ class Trial:
             f"{what} has {rows} rows, for the numbers 0 to {rows - 1}, and looks up {number} for examples of dataset "
             f"{dataset.name!r}; {cure if number >= 0 else 'give numbers from 0'}"
         )
+
+
+def _smallest(numbers: np.ndarray) -> int:
+    """The row of the smallest of the numbers [n, m]."""
+    return int(numbers.argmin()) // numbers.shape[1]
+
+
+def _largest(numbers: np.ndarray) -> int:
+    return int(numbers.argmax()) // numbers.shape[1]

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from rayfl.choices.kinds import find
 from rayfl.compress.base import Message
@@ -32,7 +33,7 @@ from rayfl.task import NetworkTask
 from rayfl.testing.executors import assert_close, assert_same_bits, contents, play, rows
 from rayfl.testing.kept_values import Apart, owners
 from rayfl.testing.watching import Log, buffer_bits, watched
-from rayfl.untyped import SettingsTable, Value
+from rayfl.untyped import Anything, SettingsTable, Value
 
 Make = Callable[..., Setup]
 Played = tuple[list[RoundRecord], list[RunState]]
@@ -282,19 +283,23 @@ def examples_are_evaluated_one_by_one(setup: Setup) -> None:
     assert isinstance(task, NetworkTask)
     train = setup.data(0).all("train")
     batch = Batch(train.inputs[:_MOST_EXAMPLES], train.labels[:_MOST_EXAMPLES])
-    outputs = task.evaluated(setup.initial, batch).detach()
+    outputs = tree_map(torch.Tensor.detach, task.evaluated(setup.initial, batch))
     sums, counts = task.task.loss(outputs, batch.labels)
     scores = task.task.score(outputs, batch.labels)
     assert bool(((scores >= 0) & (scores <= 1)).all() and (counts >= 0).all() and torch.isfinite(sums).all())
-    for row in range(len(outputs)):
+
+    def some(rows: slice | torch.Tensor) -> tuple[Anything, torch.Tensor]:
+        return tree_map(lambda output: output[rows], outputs), batch.labels[rows]
+
+    for row in range(len(batch.labels)):
         span = slice(row, row + 1)
-        alone = (*task.task.loss(outputs[span], batch.labels[span]), task.task.score(outputs[span], batch.labels[span]))
+        alone = (*task.task.loss(*some(span)), task.task.score(*some(span)))
         torch.testing.assert_close(alone, (sums[span], counts[span], scores[span]), rtol=1e-5, atol=1e-6)
-    weights = (torch.arange(len(outputs)) % 2).float()
+    weights = (torch.arange(len(batch.labels)) % 2).float()
     kept = weights > 0
     torch.testing.assert_close(
         task.task.mean_loss(outputs, batch.labels, weights),
-        task.task.mean_loss(outputs[kept], batch.labels[kept]),
+        task.task.mean_loss(*some(kept)),
         rtol=1e-5,
         atol=1e-6,
     )

@@ -17,9 +17,11 @@ Omega is a message of its own and is not compressed: 4 bytes per entry (2 with f
 """
 
 from dataclasses import replace
+from functools import reduce
 from typing import Any, Literal
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from rayfl.compress.values import ValueType
 from rayfl.methods.base import (
@@ -124,8 +126,10 @@ class Elastic(Wrapping):
         return {**carry, SENSITIVITY: tree.add(kept, tree.map(torch.abs, gradient), 1 - self.hyper.mu)}
 
     def squared_output(self, params: Tree, batch: Batch) -> torch.Tensor:
-        """The mean over the batch of ||F(x)||^2, a scalar."""
-        return batch.mean(self.task.evaluated(params, batch).square().flatten(1).sum(dim=1))
+        """The mean over the batch of ||F(x)||^2, a scalar; of several outputs their sum."""
+        outputs = tree_leaves(self.task.evaluated(params, batch))
+        squares = [output.square().reshape(len(output), -1).sum(dim=1) for output in outputs]
+        return batch.mean(reduce(torch.add, squares))
 
     def end_stage(self, carry: Carry, *, stage: Stage) -> Carry:
         return carry if stage.name == SENSITIVITY else super().end_stage(carry, stage=stage)

@@ -1,21 +1,26 @@
 """A user's own arrays: numpy files, or arrays in memory from Python."""
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from pydantic import PrivateAttr
 
 from rayfl.choices import plugins
 from rayfl.data.datasets import Dataset, Examples, Field, RayflError, Source
 from rayfl.data.sources.conversion import InputKind, dataset, next_tokens
+from rayfl.data.sources.several_inputs import InputLayout, are_several
 from rayfl.limits.npy import read_npy, read_npz
 from rayfl.limits.regular_files import expanded, reading
 from rayfl.settings import listed
 
 NAMES = ("inputs", "labels", "owners", "test_inputs", "test_labels", "test_owners")
 """The names of arrays that are read; the first two are required."""
+PATTERNS = (*NAMES, "inputs_*", "test_inputs_*")
+"""The names of arrays that are read, with those of one of several inputs."""
 _GIVE = "give data.path an .npz file, or a folder of .npy files"
 
 
@@ -24,6 +29,9 @@ class ArrayFiles(Source):
 
     All but inputs and labels may be missing; without test_inputs a share of the examples is held out. Whole bytes with
     three or four axes are images, other whole numbers with two are tokens. Nothing pickled is read.
+
+    Examples may have several inputs: arrays inputs_0, inputs_1, ... (a tuple), or inputs_image, inputs_age, ... (by
+    name), and the same after test_.
 
     Labels are classes [n], numbers [n, outputs], 0 and 1 [n, labels], or tokens [n, length]. With kind = "text" they
     may be missing: the label of each token is then the next one.
@@ -37,11 +45,13 @@ class ArrayFiles(Source):
     def files(self) -> list[Path]:
         """The archive, or the arrays that count in the folder."""
         path = expanded(self.path)
-        return [file for name in NAMES if (file := path / f"{name}.npy").exists()] if path.is_dir() else [path]
+        return _npy_files(path) if path.is_dir() else [path]
 
     def load(self) -> Dataset:
         """Load the dataset. Raise RayflError if arrays are missing or have wrong values."""
-        return _dataset(self.name, self.path, _read(expanded(self.path)), self.test_share, self.kind)
+        arrays = _gathered(_read(expanded(self.path)))
+        layout = _pack(self.path, arrays)
+        return _dataset(self.name, self.path, arrays, self.test_share, self.kind, layout)
 
 
 class Arrays(Source):
@@ -55,6 +65,7 @@ class Arrays(Source):
     test_owners: np.ndarray | None = None
     kind: InputKind = "auto"
     test_share: float = Field(default=0.2, gt=0, lt=1)
+    _layout: InputLayout | None = PrivateAttr(default=None)
 
     # Any: arrays, and the options by name.
     def __init__(
@@ -68,6 +79,7 @@ class Arrays(Source):
             "test_labels": test_labels,
             **options,
         }
+        layout = _pack("the array data", arguments)
         try:
             arrays = {name: _as_array(name, arguments[name]) for name in NAMES if arguments.get(name) is not None}
         except RayflError:
@@ -75,6 +87,7 @@ class Arrays(Source):
         except (ValueError, TypeError):
             raise RayflError("the array data have rows of several shapes; give all one shape") from None
         super().__init__(**{**arguments, **arrays})
+        self._layout = layout
 
     def _arrays(self) -> dict[str, np.ndarray]:
         return {name: array for name in NAMES if (array := getattr(self, name)) is not None}
@@ -89,7 +102,7 @@ class Arrays(Source):
 
     def load(self) -> Dataset:
         """Make the dataset. Raise RayflError if the arrays have wrong values."""
-        return _dataset("arrays", "the array data", self._arrays(), self.test_share, self.kind)
+        return _dataset("arrays", "the array data", self._arrays(), self.test_share, self.kind, self._layout)
 
 
 # Any: what numpy turns into an array.
@@ -111,19 +124,55 @@ def _as_array(name: str, values: Any) -> np.ndarray:
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of `NAMES` that an .npz file or a folder has. Raise RayflError if it cannot be read."""
+    """The arrays that an .npz file or a folder has and that count. Raise RayflError if it cannot be read."""
     if not path.is_dir():
         with reading(path, _GIVE):
-            return read_npz(path, NAMES)
+            return read_npz(path, PATTERNS)
     arrays: dict[str, np.ndarray] = {}
-    for file in (path / f"{name}.npy" for name in NAMES):
-        if file.exists():
-            with reading(file, "write numbers or texts with numpy.save"):
-                arrays[file.stem] = read_npy(file)
+    for file in _npy_files(path):
+        with reading(file, "write numbers or texts with numpy.save"):
+            arrays[file.stem] = read_npy(file)
     return arrays
 
 
-def _dataset(name: str, place: str, arrays: dict[str, np.ndarray], test_share: float, kind: InputKind) -> Dataset:
+def _npy_files(folder: Path) -> list[Path]:
+    """The arrays that count in a folder."""
+    several = [file for pattern in PATTERNS[len(NAMES) :] for file in sorted(folder.glob(f"{pattern}.npy"))]
+    return [*(file for name in NAMES if (file := folder / f"{name}.npy").exists()), *several]
+
+
+def _gathered(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+    """The arrays, with those of inputs_a, inputs_b, ... as one dictionary, or as a tuple if they are numbered."""
+    gathered: dict[str, Any] = {name: array for name, array in arrays.items() if name in NAMES}
+    for prefix in (NAMES[0], NAMES[3]):
+        several = {name.removeprefix(f"{prefix}_"): arrays[name] for name in arrays if name.startswith(f"{prefix}_")}
+        if several and all(name.isdecimal() for name in several):
+            gathered.setdefault(prefix, tuple(several[name] for name in sorted(several, key=int)))
+        elif several:
+            gathered.setdefault(prefix, several)
+    return gathered
+
+
+# Any: arrays, or what becomes some.
+def _pack(place: str, arrays: dict[str, Any]) -> InputLayout | None:
+    """Put rows into `arrays` for several inputs, and return their layout; None if examples have one input."""
+    if not are_several(arrays.get(NAMES[0])):
+        return None
+    layout = InputLayout.of(arrays[NAMES[0]])
+    for name in (NAMES[0], NAMES[3]):
+        if arrays.get(name) is not None:
+            arrays[name] = layout.pack(place, arrays[name])
+    return layout
+
+
+def _dataset(
+    name: str,
+    place: str,
+    arrays: dict[str, np.ndarray],
+    test_share: float,
+    kind: InputKind,
+    layout: InputLayout | None = None,
+) -> Dataset:
     """The dataset of the arrays by name."""
     if kind == "text" and {"labels", "test_labels"}.isdisjoint(arrays):
         tokens = {name: array for name, array in arrays.items() if name.endswith("inputs") and array.ndim == 2}
@@ -135,4 +184,8 @@ def _dataset(name: str, place: str, arrays: dict[str, np.ndarray], test_share: f
     test = None
     if "test_inputs" in arrays:
         test = Examples(arrays["test_inputs"], arrays["test_labels"], arrays.get("test_owners"))
-    return dataset(name, place, train, test, test_share, kind)
+    if layout is None:
+        return dataset(name, place, train, test, test_share, kind)
+    if kind not in ("auto", "vector"):
+        raise RayflError(f"={kind!r} is for a single input, and {place} has several; remove it", ("kind",))
+    return replace(dataset(name, place, train, test, test_share, "vector"), layout=layout)
