@@ -255,7 +255,7 @@ _CHECKS: Mapping[str, tuple[type | UnionType, str, Callable[[Any, Any, tuple[Any
     "finish": (Finished, "a Finished", _finished),
     "receive_reply": (dict, _STATE, _tree),
     "eval_begin": (dict, _CARRY, _evaluated),
-    "outputs": (torch.Tensor, "a tensor, the outputs of a batch", None),
+    "outputs": (object, "the outputs of a batch", None),
     "final_model": (dict | None, f"{_MODEL}, or None", None),
     "init_server": (dict, _STATE, _tree),
     "init_server_memory": (dict, _STATE, _tree),
