@@ -65,7 +65,9 @@ class Settings(BaseModel):
     def __init__(self, **values: Value) -> None:
         check_plain(values)
         try:
-            super().__init__(**{key: _frozen(value) for key, value in values.items()})
+            super().__init__(
+                **{key: _fitting(value, type(self).model_fields.get(key)) for key, value in values.items()}
+            )
         except ValidationError as error:
             raise explained_mistake(error, type(self), values) from None
         # pydantic takes ValueErrors of validators alone; a plug-in's may raise anything.
@@ -137,6 +139,11 @@ def check_plain(value: Value, key: tuple[str, ...] = ()) -> None:
 def _named(key: tuple[str, ...]) -> tuple[str, ...]:
     """A path without its empty parts, which are items of lists."""
     return tuple(filter(None, key)) or ("a key",)
+
+
+def _fitting(value: Value, field: FieldInfo | None) -> Value:
+    """The value that a field gets: with tuples in place of lists, unless a third party's field is a list."""
+    return value if field is not None and "list[" in str(field.annotation) else _frozen(value)
 
 
 def _frozen(value: Value) -> Value:
@@ -229,10 +236,12 @@ def describe(annotation: Foreign, bounds: Iterable[Foreign] = (), several: bool 
     if get_origin(annotation) in (Union, UnionType):
         choices = [describe(choice, bounds) for choice in arguments if choice is not NoneType]
         return listed(choices, "or") + (", or be left out" if NoneType in arguments else "")
+    if get_origin(annotation) is list:
+        return f"a list of {describe(arguments[0], several=True)}"
     if get_origin(annotation) is tuple:
         length = "" if Ellipsis in arguments else f"{len(arguments)} "
         return f"a list of {length}{describe(arguments[0], several=True)}"
-    if get_origin(annotation) is abc.Mapping:
+    if get_origin(annotation) in (abc.Mapping, dict):
         return "a table" if arguments[1] is Any else f"a table of {describe(arguments[1], several=True)}"
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         keys = list(annotation.model_fields)

@@ -72,9 +72,9 @@ class PluginFile:
             {
                 name: cls.read(file, (*above, path.stem, name))
                 for name in sorted(names - {path.stem, *above, *sys.stdlib_module_names})
-                if (file := module_path(path, name)).is_file()
+                if (file := path.with_name(f"{name}.py")).is_file()
             },
-            read_beside(folder_of(path), source, path.stem if folder_of(path) == path.parent else alias, alias),
+            read_beside(path.parent, source, path.stem, alias),
         )
 
     @property
@@ -91,12 +91,14 @@ class PluginFile:
 
     def copies(self, path: Path) -> Iterator[tuple[str, bytes]]:
         """The paths of the copies of the file and of those that it imports and reads, with their contents. `path`: its
-        own."""
+        own, in a folder for all of them."""
         yield str(path), self.source.encode()
+        alias = Path(next(iter(self.files), "")).stem
         for name, content in self.files.items():
-            yield str(folder_of(path) / name), content
+            stem, dot, ending = name.partition(".")
+            yield str(path.parent / (f"{path.stem}{dot}{ending}" if stem == alias else name)), content
         for name, file in self.beside.items():
-            yield from file.copies(module_path(path, name))
+            yield from file.copies(path.with_name(f"{name}.py"))
 
     # Any: Python's own signature.
     def imported(self, name: str, *arguments: Any, **more: Any) -> Any:
@@ -105,18 +107,6 @@ class PluginFile:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _arrived, (vars(self), self.module in _files)
-
-
-def folder_of(path: Path) -> Path:
-    """The folder of the files that the plugin file at `path` reads; that of a copy in a run directory is beside it."""
-    copy = re.match("plugin-[0-9a-f]{12}(?=[-.])", path.name)
-    return path.parent / copy[0] if copy else path.parent
-
-
-def module_path(path: Path, name: str) -> Path:
-    """The file that the plugin file at `path` imports as `name`. If `path` is a copy in a run directory, so is it."""
-    folder = folder_of(path)
-    return path.with_name(f"{name}.py" if folder == path.parent else f"{folder.name}-{name}.py")
 
 
 _files: dict[str, PluginFile] = {}
@@ -193,7 +183,7 @@ def _module(file: PluginFile) -> ModuleType:
         return sys.modules[file.module]
     module = ModuleType(file.module)
     watch()
-    module.__file__ = str(placed(folder_of(Path(file.path)), file.digest, file.files)) if file.files else file.path
+    module.__file__ = str(placed(Path(file.path).parent, file.digest, file.files)) if file.files else file.path
     if file.beside:
         vars(module)["__builtins__"] = {**vars(builtins), "__import__": file.imported}
     # So that tracebacks show its lines even if this machine lacks the file.
@@ -216,6 +206,8 @@ def _failed(error: BaseException) -> RayflError:
     location = plugin_line(error).strip(" ()") or f"{frames[-1].filename}:{frames[-1].lineno}"
     words = " ".join(str(error).split())
     name = getattr(error, "name", None)
+    if isinstance(error, ImportError) and (package := Path(location).with_name("__init__.py")).is_file():
+        words += f"; {package.parent} is a package: install it with pip, and name the class PACKAGE.MODULE:CLASS"
     if isinstance(error, ModuleNotFoundError) and Path(location).with_name(f"{name}.py").is_file():
         words += f"; {name}.py beside it is found only by `import {name}`, and not if it imports this file, too"
     return RayflError(f"{location} cannot be imported: {type(error).__name__}{f': {words}' if words else ''}")
@@ -227,8 +219,11 @@ def _imported(module: str, name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise _failed(error) from None
+        parts = Path(*module.split("."))
+        here = [path for path in (parts.with_suffix(".py"), parts / "__init__.py") if path.is_file()]
+        file = here[0] if here else "path/to/file.py"
         raise RayflError(
-            f"there is no module {error.name!r} for {name!r}; install it, or name a file as in path/to/file.py:"
+            f"there is no module {error.name!r} for {name!r}; install it, or name a file as in {file}:"
             f"{name.partition(':')[2]}"
         ) from None
     except BaseException as error:  # noqa: BLE001 (a module may raise anything, SystemExit too)

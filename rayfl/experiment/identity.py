@@ -1,7 +1,8 @@
 """What makes runs the same: the settings that decide their numbers, and the files that they name.
 
 A trace, a graph, weights and a plug-in's code are read once, when a run is prepared, and copied into `files/` of its
-directory; a resumed run reads the copies. A copy's name follows from its content (files/trace-0f3a5c1b2d4e.csv), so
+directory; a resumed run reads the copies. A copy's name follows from its content (files/trace-0f3a5c1b2d4e.csv); code
+keeps its name in a folder with such a name (files/plugin-0f3a5c1b2d4e/my_methods.py), which decides nothing. So
 experiments with the same settings have the same files. Files of examples are not copied: a run records their paths,
 from the current directory if all lie in it.
 """
@@ -9,6 +10,7 @@ from the current directory if all lie in it.
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -46,6 +48,8 @@ _ONLY_TIME = (
 """Settings of `[runtime]` that change the time only. If `mixed` changed bits, platform.json has the machines."""
 
 
+_COPY = re.compile(r"(?<=files/)(plugin-[0-9a-f]{12})/[^/]*\.py$")
+"""The path of a plug-in's copy."""
 _DATA_PATHS = ("path", "test_path", "root", "image_folder", "cache")
 """The settings of `[data]` that name files and folders."""
 
@@ -55,7 +59,7 @@ def determining_settings(experiment: Mapping[str, object]) -> dict[str, object]:
 
     Where the data have whole digests their folder decides nothing: only which of its files has which part.
     """
-    kept = {key: value for key, value in experiment.items() if key not in NOT_DETERMINING}
+    kept = mapped({key: value for key, value in experiment.items() if key not in NOT_DETERMINING}, _by_content)
     settings = dotted(kept)
     only_time = [f"runtime.{key}" for key in _ONLY_TIME]
     # The first condition saves time where hundreds of runs are compared.
@@ -64,6 +68,11 @@ def determining_settings(experiment: Mapping[str, object]) -> dict[str, object]:
     }
     parts = _parts(data) if isinstance(data := experiment.get("data"), Mapping) and has_whole_digests(data) else {}
     return {key: value for key, value in (settings | parts).items() if key not in left_out}
+
+
+def _by_content(key: tuple[str, ...], path: str) -> str:
+    """The path of a copy without the name of its original, which decides nothing: files/plugin-0f3a5c1b2d4e.py."""
+    return _COPY.sub(r"\1.py", path)
 
 
 # Any: a table of settings.
@@ -137,7 +146,7 @@ def kept_files(table: Mapping[str, Any]) -> Description:
         with reading(Path(path), f"give {'.'.join(key)}=FILE with the file of the experiment", SyntaxError):
             copies = _copies(key, Path(path))
         name = next(iter(copies))
-        if key not in KINDS and not plugins.is_loaded(Path(name).stem.removeprefix("plugin-")):
+        if key not in KINDS and not plugins.is_loaded(Path(name).parent.name.removeprefix("plugin-")):
             raise RayflError(f"{path} has changed since the experiment was read; start again")
         contents.update(copies)
         return name
@@ -161,7 +170,7 @@ def _copies(key: tuple[str, ...], path: Path) -> dict[str, bytes]:
     if key in KINDS:
         return {input_name(KINDS[key], plugins.digest(content := read_bytes(path)), path.suffix): content}
     file = plugins.PluginFile.read(path)
-    return dict(file.copies(Path(input_name("plugin", file.digest, path.suffix))))
+    return dict(file.copies(Path(input_name("plugin", file.digest, ""), path.name)))
 
 
 # Any: settings of any type.
@@ -182,7 +191,7 @@ def require_copies(began: Mapping[str, Any], table: Mapping[str, Any], directory
         with suppress(OSError, SyntaxError, UnicodeDecodeError):
             if key in names and key not in STAYING:
                 copy = next(iter(_copies(key, Path(path))))
-                if Path(copy).stem not in [Path(name).stem for name in names[key]]:
+                if Path(_by_content(key, copy)).stem not in [Path(_by_content(key, name)).stem for name in names[key]]:
                     imported = "" if key in KINDS else " (its own, or that of files that it imports or reads)"
                     raise RayflError(
                         f"{'.'.join(key)} names a file with other content than {names[key][0]}{imported}, with which "

@@ -189,6 +189,10 @@ def test_hyper_parameters_of_a_file_are_listed(home: Path) -> None:
             ["mine/mine.py:3", "Half"],
         ),
         ("no_such_package.parts:Halved", METHOD, ["no_such_package", "module"]),
+        # A folder with __init__.py that is not installed: the way on is one of its files, or pip.
+        ("package:Halved", METHOD, ["package:Halved", "install", "package/__init__.py:Halved"]),
+        ("package.part:Halved", METHOD, ["package.part:Halved", "install", "package/part.py:Halved"]),
+        ("../package/part.py:Halved", METHOD, ["package/part.py:1", "install", "PACKAGE.MODULE:CLASS"]),
     ],
 )
 def test_what_is_no_plugin_is_refused_before_anything_starts(
@@ -196,8 +200,21 @@ def test_what_is_no_plugin_is_refused_before_anything_starts(
 ) -> None:
     (home / "mine.py").write_text(source)
     (home / "own.toml").write_text(EXPERIMENT.replace("mine.py:Halved", name))
+    Path("package").mkdir()
+    Path("package/__init__.py").touch()
+    Path("package/part.py").write_text(f"from package.other import X\n{METHOD}")
     refused(rayfl("run", "mine/own.toml"), names=names)
     assert not Path("runs").exists()
+
+
+def test_a_list_and_a_table_of_a_third_party_keep_their_types(home: Path) -> None:
+    fields = "widths: list[int] = [1, 2]\n        names: dict[str, float] = {}\n        half: float ="
+    (home / "mine.py").write_text(METHOD.replace("half: float =", fields))
+    given = {"name": "mine/mine.py:Halved", "widths": [3], "names": {"a": 0.5}}
+    hyper = find(Method, given["name"]).Hyper(widths=given["widths"], names=given["names"])
+    assert (hyper.widths, hyper.names) == ([3], {"a": 0.5})
+    refused(rayfl("run", "mine/own.toml", "method.widths=[3, 'x']"), names=["method.widths=[3, 'x']", "whole numbers"])
+    refused(rayfl("run", "mine/own.toml", "method.names={a='x'}"), names=["method.names", "table of numbers"])
 
 
 def test_unknown_options_are_refused_with_the_nearest(home: Path) -> None:
@@ -224,8 +241,8 @@ def test_a_run_keeps_the_file_and_is_resumed_from_its_copy(home: Path) -> None:
     for output, rounds in (("long", 4), ("short", 2)):
         result = rayfl("run", "mine/own.toml", "--inline", "--rounds", rounds, "--output", output)
         assert result.exit_code == 0, result.output
-    (copy,) = Path("short/files").iterdir()
-    assert copy.read_text() == METHOD and copy.name.startswith("plugin-")
+    (copy,) = Path("short/files").glob("plugin-*/*")
+    assert copy.read_text() == METHOD and copy.name == "mine.py"
     line_with(Path("short/report.html").read_text(), ["Halved", "digits"])
     (home / "mine.py").write_text(METHOD.replace("0.5", "0.25"))
     result = rayfl("resume", "short", "--rounds", 3)
@@ -325,8 +342,8 @@ def test_a_run_keeps_what_its_file_imports_and_is_resumed_from_the_copies(home: 
     for output, rounds in (("long", 3), ("short", 2)):
         result = rayfl("run", "mine/own.toml", "--inline", "--rounds", rounds, "--output", output)
         assert result.exit_code == 0, result.output
-    main, *others = sorted(Path("short/files").iterdir(), key=lambda path: len(path.name))
-    assert sorted(path.name for path in others) == [f"{main.stem}-{one}.py" for one in ("deeper", "halves", "lazy")]
+    copies = sorted(Path("short/files").glob("plugin-*/*"))
+    assert [path.name for path in copies] == ["deeper.py", "halves.py", "lazy.py", "mine.py"]
     # Other code, also where only a file beside it has changed.
     (home / "deeper.py").write_text("def call():\n    pass\n")
     changed = ["method.name", Path("short").absolute(), "files/plugin-"]
@@ -335,8 +352,8 @@ def test_a_run_keeps_what_its_file_imports_and_is_resumed_from_the_copies(home: 
         path.unlink()
     result = rayfl("resume", "short", "--rounds", 3)
     assert result.exit_code == 0, result.output
-    assert sorted(Path("short/files").iterdir()) == sorted([main, *others])
-    copy = main.with_name(f"{main.stem}-halves.py")
+    assert sorted(Path("short/files").glob("*/*")) == copies
+    copy = copies[1]
     copy.write_text((source := copy.read_text()) + "\n")
     refused(rayfl("resume", "short", "--rounds", 4), names=changed)
     copy.write_text(source)
@@ -393,7 +410,7 @@ def test_actors_run_what_they_have_never_seen(home: Path, monkeypatch: pytest.Mo
 
     def alone(*arguments, **options):
         """By now the files are kept, and neither the user's nor the kept ones are there for an actor."""
-        for path in (*home.glob("*.py"), *Path("there/files").iterdir()):
+        for path in (*home.glob("*.py"), *Path("there/files").glob("*/*")):
             path.unlink()
         return play(*arguments, **options)
 
