@@ -4,12 +4,13 @@ Nothing here loads torch or Ray before a command needs them.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import click
+from click.shell_completion import CompletionItem
 
-from jobs.shipped_experiments import experiment_file
+from jobs.shipped_experiments import experiment_file, names
 from rayfl.errors import RayflError
 from rayfl.untyped import Foreign
 
@@ -19,8 +20,13 @@ class _Place(click.ParamType):
 
     name = "path"
 
-    def __init__(self, convert_place: Callable[[str], Path | str]) -> None:
+    def __init__(self, convert_place: Callable[[str], Path | str], names: Callable[[], list[str]] = list) -> None:
         self._convert = convert_place
+        self._names = names
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        # bash drops what comes before the request for files.
+        return [CompletionItem(incomplete, type="file"), *map(CompletionItem, starting(self._names(), incomplete))]
 
     def convert(self, value: Foreign, param: click.Parameter | None, ctx: click.Context | None) -> Path | str:
         return value if isinstance(value, Path) else self._convert(value)
@@ -47,7 +53,32 @@ def _place(word: str) -> Path | str:
 
 ABSOLUTE = _Place(lambda word: _local(word).absolute())
 PLACE = _Place(_place)
-EXPERIMENT = _Place(lambda word: experiment_file(_local(word)))
+EXPERIMENT = _Place(lambda word: experiment_file(_local(word)), names)
+
+
+def names_in(table: str) -> list[str]:
+    """The names that an experiment's `table` can have: of methods, of models, ..."""
+    from rayfl.choices.kinds import known
+    from rayfl.experiment.experiment import LISTED
+
+    return [*known(LISTED[table])] if table in LISTED else []
+
+
+def _complete_setting(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Complete KEY=NAME, where KEY is a table such as method. bash gives KEY, "=" and NAME as three words."""
+    last = next((word for word in reversed(ctx.params["overrides"]) if word != "="), "=")
+    if "=" not in (last + incomplete):
+        return starting(names_in(last), incomplete)
+    key, _, start = incomplete.partition("=")
+    return [f"{key}={name}" for name in starting(names_in(key), start)]
+
+
+def starting(names: Iterable[str], start: str) -> list[str]:
+    """The names that begin with `start`."""
+    return [name for name in names if name.startswith(start)]
+
+
+SETTINGS = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...", shell_complete=_complete_setting)
 
 
 class WithSettings(click.Command):

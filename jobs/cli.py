@@ -13,8 +13,8 @@ import click
 
 from actors import fork_server, supervision
 from jobs import shipped_experiments
-from jobs.arguments import ABSOLUTE, EXPERIMENT, PLACE, WithSettings
-from jobs.display import Display, print_table, say, serve_any_reader
+from jobs.arguments import ABSOLUTE, EXPERIMENT, PLACE, SETTINGS, WithSettings, names_in, starting
+from jobs.display import Display, first_sentence, print_table, say, serve_any_reader
 from jobs.failures import FAILED, sentences
 from jobs.report_commands import COMMANDS, COMPARING, report_options, taking
 from rayfl.errors import RayflError
@@ -39,6 +39,12 @@ class Commands(click.Group):
 
         supervision.supervised(command, FAILED)
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """See click, which would cut the descriptions."""
+        for command in self.commands.values():
+            command.short_help = first_sentence(command.help or "")
+        super().format_commands(ctx, formatter)
+
     def invoke(self, ctx: click.Context) -> Foreign:
         with sentences():
             return super().invoke(ctx)
@@ -56,7 +62,7 @@ def main() -> None:
 
 @main.command(cls=WithSettings)
 @click.argument("file", type=EXPERIMENT)
-@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@SETTINGS
 @click.option("--rounds", type=int, help="Number of rounds, instead of the file's.")
 @click.option("--actors", metavar="N", help="Number of client actors, or all; changes the time and nothing else.")
 @click.option("--output", "--dir", type=PLACE, help="Run directory, or its URL; by default the next free runs/NAME.")
@@ -89,8 +95,8 @@ def run(
         raise RayflError("--resume continues the run in --output and --overwrite replaces it: give one of them")
     settings = [*overrides, *_settings(rounds, actors, inline)]
     table, lists = _read(file, settings)
-    if dry_run and (resumed or overwrite or output is not None or lists is not None):
-        raise RayflError("--dry-run is for one run and writes nothing: leave out [sweep], --output and --resume")
+    if dry_run and (resumed or overwrite or output is not None):
+        raise RayflError("--dry-run writes nothing: leave out --output, --overwrite and --resume")
     if lists is not None:
         if isinstance(output, str):
             raise RayflError(
@@ -98,7 +104,7 @@ def run(
                 f"output.directory={output} for the copies"
             )
         return context.invoke(
-            sweep, file=file, overrides=settings, directory=output, overwrite=overwrite, inline=inline
+            sweep, file=file, overrides=settings, directory=output, overwrite=overwrite, inline=inline, dry_run=dry_run
         )
     with _audience(inline or dry_run) as audience:
         from rayfl.experiment.experiment import Experiment
@@ -118,7 +124,7 @@ def run(
 
 @main.command(cls=WithSettings)
 @click.argument("directory", type=PLACE)
-@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@SETTINGS
 @click.option("--rounds", type=int, help="Number of rounds in all, to continue a run that is finished.")
 @click.option("--actors", metavar="N", help="Number of client actors, or all; changes the time and nothing else.")
 @click.option("--inline", is_flag=True, help="Resume in this process, without Ray.")
@@ -169,7 +175,7 @@ def _settings(rounds: int | None, actors: str | None, inline: bool) -> list[str]
 
 @main.command(cls=WithSettings)
 @click.argument("file", type=EXPERIMENT)
-@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@SETTINGS
 @click.option(
     "--dir", "--output", "directory", type=ABSOLUTE, help="Sweep directory; runs that finished there are not repeated."
 )
@@ -179,6 +185,7 @@ def _settings(rounds: int | None, actors: str | None, inline: bool) -> list[str]
 @taking(*COMPARING)
 @click.option("--overwrite", is_flag=True, help="Repeat the runs that finished in --dir.")
 @click.option("--inline", is_flag=True, help="Run without Ray (for debugging).")
+@click.option("--dry-run", is_flag=True, help="Print the steps, bytes and time of all runs; write nothing.")
 def sweep(
     file: Path,
     overrides: Sequence[str],
@@ -188,6 +195,7 @@ def sweep(
     actors: str | None,
     overwrite: bool,
     inline: bool,
+    dry_run: bool,
     **options: Value,
 ) -> None:
     """Run all combinations of the [sweep] table in FILE and compare them on one page.
@@ -199,17 +207,22 @@ def sweep(
     table, lists = _read(file, settings)
     if lists is None:
         raise RayflError(f"{file} has no [sweep] table; add one, or give sweep.KEY=[...], or use: rayfl run {file}")
-    with _audience(inline) as audience:
-        from jobs.sweep import sweep as run_all
+    with _audience(inline or dry_run) as audience:
         from rayfl.experiment.sweep import combine
 
         combinations = combine(table, lists, settings)
+        if dry_run:
+            from jobs.dry_run import foresee_all
+
+            return foresee_all(combinations, audience.display)
+        from jobs.sweep import sweep as run_all
+
         raise click.exceptions.Exit(run_all(combinations, directory, parallel, overwrite, audience))
 
 
 @main.command(cls=WithSettings)
 @click.argument("paper", type=click.Path(path_type=Path))
-@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@SETTINGS
 @click.option("--dir", "--output", "directory", type=ABSOLUTE, help="Directory; runs that finished are not repeated.")
 @click.option("--quick", is_flag=True, help="A few rounds and seeds, to try the sweeps in minutes.")
 @click.option("--parallel", type=int, default=1, metavar="N", help="Number of runs at once.")
@@ -231,7 +244,7 @@ def reproduce(
 
 @main.command(cls=WithSettings)
 @click.argument("file", type=EXPERIMENT)
-@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@SETTINGS
 @click.option("--budget", type=click.IntRange(1), required=True, metavar="N", help="Number of trials of each method.")
 @click.option("--dir", "--output", "directory", type=ABSOLUTE, help="Directory; a stopped tuning continues there.")
 @click.option("--rounds", type=int, help="Number of rounds, instead of the file's.")
@@ -262,7 +275,7 @@ def tune(
 
 @main.command(cls=WithSettings)
 @click.argument("file", type=EXPERIMENT)
-@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@SETTINGS
 @click.option("--write-partition", type=ABSOLUTE, metavar="OUT", help="Write who has which examples to a JSON file.")
 def data(file: Path, overrides: Sequence[str], write_partition: Path | None) -> None:
     """Show how the data are split among the clients, as a table. For a sweep, its first experiment.
@@ -310,7 +323,7 @@ def _catalogue(command: str, table: str) -> None:
     """Add the command that lists what the experiment's `table` can choose, or shows one of them."""
 
     @main.command(command, help=f"List the {command}, or show NAME (or FILE.py:CLASS): settings and an example.")
-    @click.argument("name", required=False)
+    @click.argument("name", required=False, shell_complete=lambda *given: starting(names_in(table), given[-1]))
     def list_or_show(name: str | None) -> None:
         with Display("loading") as display:
             from jobs import catalogue

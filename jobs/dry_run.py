@@ -1,19 +1,19 @@
-"""`rayfl run --dry-run`: predicts a run's steps, bytes, time and memory, without Ray and without writing a file.
+"""`--dry-run`: predicts the steps, bytes, time and memory of a run or a sweep, without Ray and without writing a file.
 
 The rounds are simulated in this process, with all random draws, messages and bills, but only one client is trained: the
-change of its model is applied to the models of all others, whose steps are counted. After LONGEST_S seconds the rest is
-extrapolated from the rounds so far.
+change of its model is applied to the models of all others, whose steps are counted. After LONGEST_S seconds, of which
+the runs of a sweep have a share each, the rest is extrapolated from the rounds so far.
 """
 
 import resource
 import time
 from collections import Counter
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
 from functools import cached_property
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 from rich.filesize import decimal
@@ -24,7 +24,9 @@ from jobs import display, reporting
 from rayfl import tree
 from rayfl.compress.dense import Dense
 from rayfl.experiment.experiment import Experiment
+from rayfl.experiment.identity import determining_settings
 from rayfl.experiment.prepare import prepare
+from rayfl.experiment.sweep import Combination
 from rayfl.methods.base import Carry, Method, Work
 from rayfl.report import comparison, wording
 from rayfl.rounds import engines, executor, ledger, rounds
@@ -97,9 +99,27 @@ class DrySetup(Setup):
         return is_dense and can.hands_over_trees and not free
 
 
-def foresee(experiment: Experiment, shown: display.Display) -> None:
-    """Print the predicted steps, bytes, time and memory of a run."""
-    shown.stage("playing the rounds without training")
+class Forecast(NamedTuple):
+    """The totals of a run, extrapolated from `simulated` of its `num_rounds` rounds; is_sized: whether the sizes of
+    messages do not depend on their values. bytes: of the driver, of an actor and of the object store."""
+
+    num_rounds: int
+    simulated: int
+    is_sized: bool
+    steps: float
+    uplink_bytes: float
+    downlink_bytes: float
+    flops: float
+    simulated_s: float
+    real_s: float
+    actors: int
+    driver_bytes: int
+    actor_bytes: int
+    store_bytes: int
+
+
+def forecast(experiment: Experiment, runs: int = 1) -> Forecast:
+    """Play the rounds of one of `runs` runs without training."""
     plain = replace(prepare(experiment), stop=None)
     setup = DrySetup(**{field.name: getattr(plain, field.name) for field in fields(Setup)})
     sums = Counter[str]()
@@ -116,7 +136,7 @@ def foresee(experiment: Experiment, shown: display.Display) -> None:
             int(metric.value or 0) for metric in record.metrics if metric.name == FLOPS and metric.client is not None
         )
         sums["states"] = sum(map(tree.num_bytes, (*run_state.states.values(), *run_state.server_memories.values())))
-        if time.monotonic() - begun > LONGEST_S:
+        if time.monotonic() - begun > LONGEST_S / runs:
             raise Stopped
 
     with suppress(Stopped):
@@ -126,35 +146,92 @@ def foresee(experiment: Experiment, shown: display.Display) -> None:
     given = 1 if experiment.runtime.executor == "inline" else experiment.runtime.actors
     actors = min(setup.most_actors, given if isinstance(given, int) else psutil.cpu_count() or 1)
     evaluations_s = sum(map(plain.evaluated, range(setup.rounds))) * max(0.0, walls[0] - setup.engine.spent_s - round_s)
-    real_s = (scale * sums["examples"] * setup.engine.example_s + evaluations_s) / actors + setup.rounds * round_s
     models = tree.num_bytes(setup.initial_arrays) * (
         3 + (sums["selected"] / len(walls) if setup.keeps_messages else actors)
     )
     data = sum(
         array.nbytes for part in (setup.dataset.train, setup.dataset.test) for array in (part.inputs, part.labels)
     )
-    counted = "exact" if scale == 1 else f"estimate from {wording.counted(len(walls), 'round')}"
-    sized = counted if setup.has_fixed_sizes or scale > 1 else "estimate: the sizes of messages depend on their values"
+    return Forecast(
+        num_rounds=setup.rounds,
+        simulated=len(walls),
+        is_sized=setup.has_fixed_sizes,
+        steps=scale * sums["steps"],
+        uplink_bytes=scale * sums["uplink_bits"] / 8,
+        downlink_bytes=scale * sums["downlink_bits"] / 8,
+        flops=scale * sums["flops"],
+        simulated_s=scale * sums["simulated_s"],
+        real_s=(scale * sums["examples"] * setup.engine.example_s + evaluations_s) / actors + setup.rounds * round_s,
+        actors=actors,
+        driver_bytes=driver,
+        actor_bytes=1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+        store_bytes=int(data + sums["states"] + models),
+    )
+
+
+def foresee(experiment: Experiment, shown: display.Display) -> None:
+    """Print the predicted steps, bytes, time and memory of a run."""
+    shown.stage("playing the rounds without training")
+    seen = forecast(experiment)
+    is_whole = seen.simulated == seen.num_rounds
+    counted = "exact" if is_whole else f"estimate from {wording.counted(seen.simulated, 'round')}"
+    sized = counted if seen.is_sized or not is_whole else "estimate: the sizes of messages depend on their values"
     rows = [
-        ["steps of all clients", f"{scale * sums['steps']:,.0f}", counted],
-        ["bytes up", f"{scale * sums['uplink_bits'] / 8:,.0f}", sized],
-        ["bytes down", f"{scale * sums['downlink_bits'] / 8:,.0f}", sized],
-        ["operations of the training", f"{scale * sums['flops']:.4g}" if sums["flops"] else "not counted", sized],
-        ["simulated time", wording.seconds(scale * sums["simulated_s"]), sized],
-        ["real time of the rounds", wording.seconds(real_s), f"estimate for {actors} actors, from one trained client"],
-        ["memory of the driver", decimal(driver), "as in this process before the rounds; Ray needs more"],
+        ["steps of all clients", f"{seen.steps:,.0f}", counted],
+        ["bytes up", f"{seen.uplink_bytes:,.0f}", sized],
+        ["bytes down", f"{seen.downlink_bytes:,.0f}", sized],
+        ["operations of the training", f"{seen.flops:.4g}" if seen.flops else "not counted", sized],
+        ["simulated time", wording.seconds(seen.simulated_s), sized],
         [
-            "memory of an actor",
-            decimal(1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss),
-            "at most: this process, server and object store too",
+            "real time of the rounds",
+            wording.seconds(seen.real_s),
+            f"estimate for {wording.counted(seen.actors, 'actor')}, from one trained client",
         ],
-        [
-            "object store",
-            decimal(int(data + sums["states"] + models)),
-            "estimate: data, clients' states, models, messages",
-        ],
+        ["memory of the driver", decimal(seen.driver_bytes), "as in this process before the rounds; Ray needs more"],
+        ["memory of an actor", decimal(seen.actor_bytes), "at most: this process, server and object store too"],
+        ["object store", decimal(seen.store_bytes), "estimate: data, clients' states, models, messages"],
     ]
     shown.close()
     most = "at most " if experiment.stop else ""
-    title = f"{experiment.name}: {most}{wording.counted(setup.rounds, 'round')}; nothing was written"
+    title = f"{experiment.name}: {most}{wording.counted(seen.num_rounds, 'round')}; nothing was written"
     display.print_table(reporting.rich_table(title, comparison.TextTable(["what", "value", "how"], rows)))
+
+
+def foresee_all(combinations: Sequence[Combination], shown: display.Display) -> None:
+    """Print the predicted rounds, steps, bytes and time of a sweep's runs, and their totals.
+
+    Of runs that differ in their seeds, the first is simulated and stands for all.
+    """
+    alike: dict[str, list[Combination]] = {}
+    for combination in combinations:
+        settings = determining_settings(combination.experiment.as_dict())
+        alike.setdefault(repr(sorted(settings.items())), []).append(combination)
+    totals, rows = Counter[str](), []
+    for number, (first, *others) in enumerate(alike.values(), 1):
+        shown.stage(f"playing the rounds without training: {first.title} ({number} of {len(alike)})")
+        seen = forecast(first.experiment, len(alike))
+        count = 1 + len(others)
+        sums = {name: count * getattr(seen, name) for name in _SUMMED} | {"runs": count}
+        totals.update(sums)
+        most = "at most " if first.experiment.stop else ""
+        rows.append(
+            [first.title + f" and {wording.counted(len(others), 'more seed')}" * bool(others), *_cells(sums, most)]
+        )
+    shown.close()
+    title = f"{wording.counted(len(combinations), 'run')}, one after another; nothing was written"
+    heads = ["runs", "number", "rounds", "steps", "bytes up", "bytes down", "simulated time", "real time"]
+    table = comparison.TextTable(heads, [*rows, ["all", *_cells(totals, "")]])
+    display.print_table(reporting.rich_table(title, table), 150)
+    display.say(
+        "Numbers of bytes are estimates where the sizes of messages depend on their values, and real times always."
+    )
+
+
+_SUMMED = ("num_rounds", "steps", "uplink_bytes", "downlink_bytes", "simulated_s", "real_s")
+
+
+def _cells(sums: Mapping[str, float], most: str) -> list[str]:
+    """The cells of a row about some runs; most: a word before the number of rounds."""
+    counts = [f"{sums[name]:,.0f}" for name in ("num_rounds", "steps", "uplink_bytes", "downlink_bytes")]
+    times = [wording.seconds(sums[name]) for name in ("simulated_s", "real_s")]
+    return [f"{sums['runs']:g}", most + counts[0], *counts[1:], *times]

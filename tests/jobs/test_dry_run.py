@@ -145,7 +145,22 @@ def test_a_long_run_is_extrapolated(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert rows["bytes up"][0] == f"{1000 * real['uplink_bits'] / 8:,.0f}"
 
 
-@pytest.mark.parametrize("given", [["--resume"], ["--overwrite"], ["--output", "x"], ["sweep.seed=[1, 2]"]])
+@pytest.mark.parametrize("given", [["--resume"], ["--overwrite"], ["--output", "x"]])
 def test_what_asks_for_a_run_is_refused(tmp_path: Path, given: list[str]):
     (tmp_path / "one.toml").write_text(FILE)
-    refused(rayfl("run", tmp_path / "one.toml", "--dry-run", *given), names=["--dry-run", "--output", "[sweep]"])
+    refused(rayfl("run", tmp_path / "one.toml", "--dry-run", *given), names=["--dry-run", "--output", "--resume"])
+
+
+def test_a_sweep_is_the_sum_of_its_runs(tmp_path: Path):
+    (tmp_path / "one.toml").write_text(FILE)
+    swept = ["sweep.seed=[1, 2, 3]", "sweep.method.epochs=[1, 3]"]
+    outputs = [rayfl(command, tmp_path / "one.toml", "--dry-run", *swept).output for command in ("run", "sweep")]
+    rows = [line.replace("\u2502", "|").split("|")[1:-1] for line in outputs[0].splitlines() if "\u2502" in line]
+    cells = [[cell.strip() for cell in row] for row in rows]
+    assert [row[1] for row in cells] == ["3", "3", "6"]
+    assert [row[0].endswith("2 more seeds") for row in cells] == [True, True, False]
+    alone = printed(rayfl("run", tmp_path / "one.toml", "--dry-run", "method.epochs=3").output)
+    assert int(cells[1][4].replace(",", "")) == 3 * int(alone["bytes up"][0].replace(",", ""))
+    numbers = [[int(cell.replace(",", "")) for cell in row[2:6]] for row in cells]
+    assert [a + b for a, b in zip(*numbers[:2], strict=True)] == numbers[2]
+    assert [row.split("\u2502")[5] for row in outputs[1].splitlines() if "\u2502" in row] == [row[4] for row in rows]
