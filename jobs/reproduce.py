@@ -67,17 +67,19 @@ def reproduce(
             opened.enter_context(keeping_datasets(first))
         home = directory or Path("runs", f"reproduce-{folder.name}{'-quick' * quick}").absolute()
         code = 0
+        again = f"go on with: {origin(Path.cwd())['command']}"
         for name in only or sweeps:
             with Display(name) as display:
                 audience = Audience(display=display, began=began)
-                done = sweep(sweeps[name], home / name, parallel, False, audience, f"go on with --dir {home}")
+                done = sweep(sweeps[name], home / name, parallel, False, audience, again)
             runs = _write(paper, sweeps, home, quick)[name]
             if runs:
                 write_figures(runs, home / name / "figures", sweeps[name][0].experiment.report, overwrite=True)
             code = max(code, done)
             if done in (INTERRUPTED, LIMIT):
                 return done
-    say(f"the verdicts are in {home / 'verdicts.md'}")
+    what = "the differences, without verdicts on the paper," if quick else "the verdicts"
+    say(f"{what} are in {home / 'verdicts.md'}")
     return code
 
 
@@ -141,6 +143,8 @@ def _write(paper: Paper, sweeps: Sweeps, home: Path, quick: bool) -> Mapping[str
     }
     finished = {name: [run for _, run in some if run is not None] for name, some in runs_by_choices.items()}
     verdicts = assess(paper.claim, runs_by_choices)
+    if quick:
+        verdicts.loc[verdicts["verdict"] != "not run", "verdict"] = "no verdict"
     title = f"{paper.paper}{' (quick: no verdict on the paper)' * quick}"
     runs = [run for some in finished.values() for run in some]
     planned = sum(map(len, sweeps.values()))

@@ -132,6 +132,9 @@ class Tuning:
         cases = [_with(case, best[label], self.overrides) for label, case in self.cases.items() if case]
         lists = {"seed": self.seeds if self.seeds != [self.table.get("seed", 1)] else None, "case": cases or None}
         best_table = _with(self.table, {"report.note": note, **({} if cases else best[self.name])})
+        if any(setting.startswith("runtime.executor=") for setting in self.overrides):
+            # As --inline: where the trials ran.
+            best_table["runtime"].pop("executor", None)
         return toml.dumps(table.absolute({**best_table, "sweep": lists if any(lists.values()) else None}))
 
 

@@ -94,7 +94,8 @@ def facts(method: type[Method]) -> list[str]:
         found.append("It uses `clients.retention_ratio`.")
     if unused := method.unused(method.Hyper()):
         settings = ", ".join(f"`{key}`" for key in sorted(unused))
-        found.append(f"It refuses {settings}: they [do nothing](../../how-to/settings.md) here.")
+        do = "they [do" if len(unused) > 1 else "it [does"
+        found.append(f"It refuses {settings}: {do} nothing](../../how-to/settings.md) here.")
     if can.depends_on_num_rounds:
         found.append("Its rounds depend on the number of rounds, so a run that has begun cannot be extended.")
     return found

@@ -104,11 +104,18 @@ def source_digests(source: "Source") -> dict[str, str]:
     if source.digest is None:
         return digests
     for name in sorted({*digests, *source.digest}):
-        expected = source.digest.get(name, "nothing")
-        actual = digests.get(name, "nothing")
+        expected = source.digest.get(name)
+        actual = digests.get(name)
         if expected != actual:
+            what = (
+                f"is missing, and data.digest names it with {expected}"
+                if actual is None
+                else "is not among the files that data.digest names"
+                if expected is None
+                else f"has not the content that the experiment names: data.digest says {expected}, and it is {actual}"
+            )
             raise RayflError(
-                f"{Path(home, name)} has not the content that the experiment names: data.digest says {expected}, and "
-                f"it is {actual}; put the file back, give its data.path=PATH, or start a new run without data.digest"
+                f"{Path(home, name)} {what}; put the file back, give its data.path=PATH, or start a new run without "
+                "data.digest"
             )
     return digests

@@ -67,8 +67,12 @@ def explained(error: UnknownKey, experiment: type[Settings], chosen: Chosen, tab
     choices = sorted(known(chosen[table]).items()) if len(keys) == 2 and table in chosen else []
     if others := [name for name, component in choices if last in settings_of(component)]:
         return _of_others(error, chosen[table], others, tables[table])
+    if parts := [key for key in error.known if len(keys) == 2 and _plain(word) in key.split("_")]:
+        return _meant(error, parts)
     is_near = word not in OTHER_WORDS and difflib.get_close_matches(word, error.known)
-    return error if is_near or not (keys_meant := places(word, experiment, chosen)) else _meant(error, keys_meant)
+    keys_meant = places(word, experiment, chosen)
+    # A word of several other tables says nothing about this one.
+    return error if is_near or not keys_meant or (choices and len(keys_meant) > 1) else _meant(error, keys_meant)
 
 
 def places(word: str, experiment: type[Settings], chosen: Chosen) -> list[str]:

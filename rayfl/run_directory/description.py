@@ -4,6 +4,7 @@ facts of the metrics, without which a report of a later day would need their cla
 The bits of a run depend on the machines, so platform.json has what the machines report about themselves.
 """
 
+import json
 import platform as system
 import re
 import shlex
@@ -13,6 +14,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,15 +36,16 @@ PART = RunFiles(
         "can be edited and run",
         "`platform.json`": "builds and hardware as the actors report them, on which "
         "[the bits](../explanations/determinism.md) depend; `driver` and `mixed`: the other kinds that took part",
-        "`origin.json`": "the command, when it was given, on which host, and the commit of the folder it was given in; "
+        "`origin.json`": "the command, when it was given, on which host, and the commit of rayfl; "
         "nothing depends on it",
         "`metrics.json`": "of every value that is evaluated: its title, unit and range, whether higher is better, and "
         "what a page draws of it",
     },
 )
 ORIGIN = ("command", "started", "host", "commit")
-"""The entries of origin.json; the commit is missing outside a git repository."""
+"""The entries of origin.json; the commit is missing if rayfl was installed from no repository."""
 _GIT_TIMEOUT_S = 5
+_PACKAGE = Path(__file__).parents[1]
 _Content = TypeVar("_Content")
 INPUT_FILES = RunFiles(
     (r"files/[a-z]+-[0-9a-f]{12}(-\w+)?(\..*)?", "files/plugin-[0-9a-f]{12}/.+"),
@@ -166,13 +169,13 @@ def read_origin(directory: Path) -> Mapping[str, str]:
     return {name: entries[name] for name in ORIGIN if isinstance(entries.get(name), str)}
 
 
-def origin(folder: Path) -> dict[str, str]:
-    """The origin of a run that this process begins in `folder`, from which its paths begin; without a commit if that is
-    in no git repository."""
+def origin(folder: Path, package: Path = _PACKAGE) -> dict[str, str]:
+    """The origin of a run that this process begins in `folder`, from which its paths begin; without a commit if that of
+    rayfl's `package` is unknown."""
     program, *arguments = sys.argv or [""]
     # `python -m rayfl` has the path of rayfl/__main__.py there.
     name = Path(program.removesuffix("/__main__.py")).name
-    commit = _commit(folder)
+    commit = _commit(package)
     inside = re.compile(rf"^([\w.]+=|--[\w-]+=|){re.escape(str(folder))}/")
     return {
         "command": shlex.join([name or "python", *(inside.sub(r"\1", argument) for argument in arguments)]),
@@ -182,13 +185,23 @@ def origin(folder: Path) -> dict[str, str]:
     }
 
 
-def _commit(folder: Path) -> str | None:
-    """The commit of git's HEAD, with "(changed)" if tracked files differ from it; None without a repository."""
+def _commit(package: Path) -> str | None:
+    """The commit of the repository that has the package, with "(changed)" if tracked files differ from it; else the one
+    that pip installed. None if neither is known."""
     # A repository may set a program that monitors its files, which git would start.
-    command = ["git", "-C", str(folder), "--no-optional-locks", "-c", "core.fsmonitor=false", "describe"]
-    command += ["--always", "--exclude=*", "--abbrev=12", "--dirty= (changed)"]
-    try:
-        done = subprocess.run(command, capture_output=True, timeout=_GIT_TIMEOUT_S, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
+    git = ["git", "-C", str(package), "--no-optional-locks", "-c", "core.fsmonitor=false"]
+    describe = ["describe", "--always", "--exclude=*", "--abbrev=12", "--dirty= (changed)"]
+    # An environment may lie in a repository that does not have its packages.
+    for arguments in (["ls-files", "--error-unmatch", "__init__.py"], describe):
+        try:
+            done = subprocess.run([*git, *arguments], capture_output=True, timeout=_GIT_TIMEOUT_S, check=True)
+        except (OSError, subprocess.SubprocessError):
+            return _installed_commit()
     return done.stdout.decode(errors="replace").strip()
+
+
+def _installed_commit() -> str | None:
+    """The commit that pip fetched from a repository and installed; None if it installed something else."""
+    with suppress(Exception):
+        return json.loads(distribution("rayfl").read_text("direct_url.json") or "")["vcs_info"]["commit_id"][:12]
+    return None

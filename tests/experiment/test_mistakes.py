@@ -44,6 +44,10 @@ UNION = ("number", "list", "median", "sigma", "low", "high")
         ({"learning_rat": 0.1}, ["learning_rat", "unknown", "known"]),
         ({"method": {"name": "fedavg", "keep_ratio": 0.1, "lr": 0.1}},
          ["method.keep_ratio", "fedavg", "fedpse", "fedscr", "fedstc"]),
+        ({"partition": {"name": "labels-per-client", "labels": 2}}, ["partition.labels", "'labels_per_client'"]),
+        # Keys of the same name in two other tables mean something else.
+        ({"partition": {"name": "pathological", "labels": 2}}, ["partition.labels", "classes_per_client"]),
+        ({"patience": 3}, ["'patience'", "stop.patience"]),
         ({"partition": {"name": "iid", "ratio": 0.1}},
          ["partition.ratio", "lambda-ratio", "remove", "partition=iid", "partition.name=iid"]),
         ({"method": "fedspe"}, ["fedspe", "fedpse"]),

@@ -48,6 +48,9 @@ def test_a_run_goes_on_with_the_same_data_alone(home: Path):
     refused(rayfl("resume", "first", "--rounds", 3), names=found)
     refused(rayfl("run", "first/experiment.toml", "--inline", "--output", "second"), names=found)
     refused(rayfl("run", "patients.toml", "--inline", "--output", "first", "--resume"), names=["patients.csv"])
+    (home / "patients.csv").unlink()
+    missing = refused(rayfl("resume", "first", "--rounds", 3), names=["patients.csv", *found[1:], "missing"])
+    assert "nothing" not in missing
     write_patients(home, 0)
     result = rayfl("resume", "first", "--rounds", 3)
     assert result.exit_code == 0, result.output

@@ -1,6 +1,7 @@
 """A `[stop]` table in the commands: run, resume, sweep, tune, --dry-run and reports."""
 
 import json
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,14 @@ def test_trials_of_a_tuning_end_early(file: Path, tmp_path: Path):
     assert result.exit_code == 0, result.output
     assert all(len(read_run(path.parent).rounds) < 30 for path in tmp_path.glob("tune/*/experiment.json"))
     assert "[stop]" in (tmp_path / "tune" / "best.toml").read_text()
+
+
+def test_the_best_file_of_a_tuning_does_not_say_where_its_trials_ran(file: Path, tmp_path: Path):
+    file.write_text(FILE.replace('runtime = {executor = "inline"}', "runtime = {threads = 1}"))
+    result = rayfl("tune", file, "tune.method.lr=[0.1]", "--budget", 1, "--dir", tmp_path / "tune", "--inline")
+    assert result.exit_code == 0, result.output
+    best = tomllib.loads((tmp_path / "tune" / "best.toml").read_text())
+    assert best["runtime"] == {"threads": 1}
 
 
 def test_a_dry_run_tells_the_most_that_the_run_takes(file: Path):

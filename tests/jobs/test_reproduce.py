@@ -130,8 +130,9 @@ def test_quick_changes_all_sweeps_or_one_and_the_user_has_the_last_word(paper):
     assert [settings[key] for key in ("clients.count", "method.steps", "method.batch_size")] == [3, 2, 9]
     assert len(run.rounds) == 1
     assert not (home / "rates" / "seed=3,lr=0.1").exists()
-    assert pd.read_csv(home / "verdicts.csv")["verdict"].tolist()[-1] == "not run"
-    assert "quick" in (home / "verdicts.md").read_text()
+    # Too few rounds for a verdict on the paper.
+    assert {*pd.read_csv(home / "verdicts.csv")["verdict"]} == {"no verdict", "not run"}
+    assert "quick" in (home / "verdicts.md").read_text() and "without verdicts" in result.output
 
 
 def test_tuning_runs_only_by_its_name(paper):
@@ -147,7 +148,7 @@ def test_a_paper_that_comes_with_rayfl_runs_quickly_on_the_data_that_come_too(tm
     result = rayfl("reproduce", "elastic", "--quick", "--only", "hosts", "--dir", "out", *digits)
     assert result.exit_code == 0, result.output
     found = pd.read_csv("out/verdicts.csv").set_index("sweep")
-    assert set(found.loc["hosts", "verdict"]) <= {"reproduced", "refuted", "undecided"}
+    assert set(found.loc["hosts", "verdict"]) == {"no verdict"}
     assert set(found.drop("hosts")["verdict"]) == {"not run"}
     # Elastic aggregation changes the update of every host, and its mean step each of these.
     assert (found.loc["hosts", "mean"] != 0).all()

@@ -39,7 +39,7 @@ def test_what_cannot_be_read_is_nothing(tmp_path: Path):
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="no git here")
-def test_the_commit_of_the_folder_and_whether_it_was_changed(tmp_path: Path, monkeypatch):
+def test_the_commit_of_the_package_and_whether_it_was_changed(tmp_path: Path, monkeypatch):
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
 
     def git(*arguments: str) -> str:
@@ -47,12 +47,19 @@ def test_the_commit_of_the_folder_and_whether_it_was_changed(tmp_path: Path, mon
         done = subprocess.run(["git", "-C", tmp_path, *who, *arguments], capture_output=True, check=True, text=True)
         return done.stdout.strip()
 
-    assert "commit" not in origin(tmp_path)
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").write_text("one")
+    assert "commit" not in origin(tmp_path, package)
     git("init", "-q")
     (tmp_path / "file").write_text("one")
     git("add", "file")
     git("commit", "-q", "-m", "one")
+    # As site-packages of an environment in somebody's repository.
+    assert "commit" not in origin(tmp_path, package)
+    git("add", "package")
+    git("commit", "-q", "-m", "two")
     commit = git("rev-parse", "HEAD")[:12]
-    assert origin(tmp_path)["commit"] == commit
-    (tmp_path / "file").write_text("another one")
-    assert origin(tmp_path)["commit"] == f"{commit} (changed)"
+    assert origin(tmp_path, package)["commit"] == commit
+    (package / "__init__.py").write_text("another one")
+    assert origin(tmp_path, package)["commit"] == f"{commit} (changed)"
