@@ -1,9 +1,12 @@
 """A graph over peers from a file: which peers receive from which.
 
 - `.npy`: an array of numbers or booleans; nothing pickled is read.
-- any other ending: text with values between spaces or commas, without what follows a # in a line.
+- `.graphml`, `.gml`, `.gexf`, `.net` (Pajek): read by networkx.
+- any other ending: text with values between spaces or commas, without what follows a # in a line. It may have a header,
+  names in place of numbers, and a first line with the number of peers (see graph_formats.py).
 
 With n rows of n values it is a matrix of 0 and 1, with two values a row a list of edges between peers 0 to n - 1.
+Weights in a third column do nothing without mixing weights, and a notice says so.
 
 Row i of a matrix has 1 in the columns that peer i receives from; the diagonal is ignored, since each peer has its own
 model. An edge goes both ways unless the list is directed: then "i j" means that i receives from j.
@@ -13,14 +16,15 @@ which is the weight that i gives to what j sends. A peer without a weight for it
 others leave of 1.
 """
 
-import warnings
+from logging import WARNING
 from pathlib import Path
 
 import numpy as np
 
-from rayfl.errors import RayflError
+from rayfl.errors import RayflError, log_once
 from rayfl.limits.npy import read_npy
-from rayfl.limits.regular_files import read_text, reading
+from rayfl.limits.regular_files import reading
+from rayfl.topology.graph_formats import READERS, read_graph_file, read_text_graph
 
 
 def read_links(path: Path, num_peers: int, directed: bool = False) -> np.ndarray:
@@ -28,9 +32,15 @@ def read_links(path: Path, num_peers: int, directed: bool = False) -> np.ndarray
 
     Raise RayflError if the file has no such graph.
     """
-    values = _read(path)
-    is_list = values.shape != (num_peers, num_peers) and values.shape[1:] == (2,)
-    if is_list:
+    values = _read(path, num_peers, directed)
+    if _are_weighted_edges(values, num_peers):
+        if (values[:, 2] != 1).any():
+            log_once(
+                WARNING,
+                f"the weights of the edges of {path} are not used; topology.weighted=true makes them mixing weights",
+            )
+        values = values[:, :2]
+    if values.shape != (num_peers, num_peers) and values.shape[1:] == (2,):
         return _edges(path, values, num_peers, directed)
     _require_matrix(path, values, num_peers, "two peers per line")
     strange = values[(values != 0) & (values != 1)]
@@ -47,7 +57,7 @@ def read_weights(path: Path, num_peers: int, directed: bool = False) -> tuple[np
 
     Raise RayflError if the file has no such weights.
     """
-    values = _read(path).astype(np.float64)
+    values = _read(path, num_peers, directed).astype(np.float64)
     if values.shape == (num_peers, num_peers) or values.shape[1:] != (3,):
         _require_matrix(path, values, num_peers, "two peers and a weight per line")
         links = np.argwhere(values)
@@ -68,20 +78,28 @@ def read_weights(path: Path, num_peers: int, directed: bool = False) -> tuple[np
     return np.concatenate([links, np.stack([others, others], axis=1)]), np.concatenate([numbers, 1.0 - given])
 
 
-def _read(path: Path) -> np.ndarray:
+def _are_weighted_edges(values: np.ndarray, num_peers: int) -> bool:
+    """Whether the rows are two peers and a weight.
+
+    Rows of three peers may be a matrix: edges then are no loops and have weights, and some number is neither 0 nor 1.
+    """
+    if values.shape[1:] != (3,) or num_peers != 3:
+        return values.shape[1:] == (3,)
+    first, second, weights = values.T
+    are_ends = np.isin(values[:, :2], np.arange(num_peers)).all() and (first != second).all()
+    return bool(are_ends and weights.all() and not np.isin(values, (0, 1)).all())
+
+
+def _read(path: Path, num_peers: int, directed: bool) -> np.ndarray:
     """The numbers of a file. Raise RayflError if it has none."""
-    with reading(path, "give a graph as a .npy file, a CSV file or a list of edges"):
-        values = read_npy(path) if path.suffix == ".npy" else _read_text(path)
+    # networkx raises many types of exceptions for damaged files.
+    with reading(path, "give a graph as a .npy file, a CSV file, a list of edges, or GraphML", Exception):
+        if path.suffix.lower() in READERS:
+            return read_graph_file(path, num_peers, directed)
+        values = read_npy(path) if path.suffix == ".npy" else read_text_graph(path, num_peers)
     if values.dtype.kind not in "biuf":
         raise RayflError(f"the graph {path} holds no numbers; save a matrix of 0 and 1")
     return values
-
-
-def _read_text(path: Path) -> np.ndarray:
-    lines = read_text(path).replace(",", " ").replace(";", " ").splitlines()
-    with warnings.catch_warnings(action="ignore", category=UserWarning):
-        # numpy warns of a file without numbers, whose shape is refused later.
-        return np.loadtxt(lines, ndmin=2)
 
 
 def _require_matrix(path: Path, values: np.ndarray, num_peers: int, lines: str) -> None:
@@ -97,9 +115,12 @@ def _edges(path: Path, pairs: np.ndarray, num_peers: int, directed: bool) -> np.
     strange = pairs[~np.isin(pairs, np.arange(num_peers)).all(axis=1)]
     if len(strange):
         first, second = strange[0]
+        from_one = (
+            "; subtract 1 from all, since it counts from 1" if np.isin(pairs - 1, np.arange(num_peers)).all() else ""
+        )
         raise RayflError(
             f"the graph {path} has the edge {first:g} {second:g}; clients.count={num_peers} peers are 0 to "
-            f"{num_peers - 1}"
+            f"{num_peers - 1}{from_one}"
         )
     links = pairs.astype(np.int64)
     return links if directed else np.concatenate([links, links[:, ::-1]])

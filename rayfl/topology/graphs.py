@@ -237,7 +237,7 @@ class FixedGraph(SparseTopology):
     path: str = Field(
         min_length=1,
         examples=["my_graph.csv"],
-        description="a .npy file, or text with a matrix or one pair of peers per line",
+        description="a .npy, .graphml or .gml file, or text with a matrix or one pair of peers per line",
     )
     directed: bool = Field(default=False, description="whether a pair i j of a list means only that i receives from j")
     weighted: bool = Field(

@@ -2,12 +2,14 @@
 
 from pathlib import Path
 
+import networkx
 import numpy as np
 import pytest
 
 from rayfl.choices.kinds import make
+from rayfl.topology.graph_file import read_weights
 from rayfl.topology.graphs import FixedGraph, Topology
-from tests.refusals import refused
+from tests.refusals import check_sentence, refused
 
 DIRECTED = [[0, 1, 0], [0, 0, 1], [1, 1, 0]]
 
@@ -52,7 +54,6 @@ def test_edges_go_both_ways_unless_directed(tmp_path: Path):
         ("0 1 0\n1 0 0\n", ["2 x 3", "3 x 3", "clients.count=3"]),
         ("", ["0", "3 x 3", "clients.count=3"]),
         ("0,1,0\n1,0,2\n0,1,0\n", ["holds 2", "1 for a link"]),
-        ("from,to\n0,1\n", ["graph", "'from'", "row 0"]),
         ("0,1\n1,3\n", ["graph", "edge 1 3", "0 to 2", "clients.count=3"]),
         ("0,1\n1,0.5\n", ["graph", "edge 1 0.5"]),
         ("0,-1\n", ["edge 0 -1"]),
@@ -63,6 +64,96 @@ def test_text_that_is_no_graph(tmp_path: Path, text: str, names: list[str]):
     with refused(names=names) as error:
         read_adjacency(written(tmp_path, text), 3)
     assert "\n" not in str(error.value)
+
+
+LINE = [[0, 1, 0, 0], [1, 0, 1, 0], [0, 1, 0, 1], [0, 0, 1, 0]]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "4\n0 1\n1 2\n2 3\n",
+        "4 3\n0 1\n1 2\n2 3\n",
+        "0 1 4\n1 2 5\n2 3 0.5\n",
+        "source,target\n0,1\n1,2\n2,3\n",
+        "from;to;weight\n0;1;1\n1;2;1\n2;3;1\n",
+        "Id,Source,Target,Type,Label,Weight\n7,0,1,Undirected,,1.0\n8,1,2,Undirected,,1.0\n9,2,3,Undirected,,2\n",
+        "0 1 {}\n1 2 {}\n2 3 {}\n",
+        "0 1 {'weight': 4}\n1 2 {'weight': 2.5}\n2 3 {'color': 'red', 'weight': 1}\n",
+        "bob alice\nbob carol\ncarol dave\n",
+        "n2 n10\nn1 n2\nn10 n11\n",
+        "source,target,weight\nalice,bob,1\nbob,carol,1\ncarol,dave,2\n",
+        ",0,1,2,3\n0,0,1,0,0\n1,1,0,1,0\n2,0,1,0,1\n3,0,0,1,0\n",
+        ",a,b,c,d\na,0,1,0,0\nb,1,0,1,0\nc,0,1,0,1\nd,0,0,1,0\n",
+        "a,b,c,d\n0,1,0,0\n1,0,1,0\n0,1,0,1\n0,0,1,0\n",
+        "0,1,2,3\n0,1,0,0\n1,0,1,0\n0,1,0,1\n0,0,1,0\n",
+    ],
+)
+def test_texts_of_other_programs(tmp_path: Path, text: str):
+    assert read_adjacency(written(tmp_path, text), 4).astype(int).tolist() == LINE
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("5\n0 1\n", ["5 peers", "clients.count=5"]),
+        ("alice bob\nbob carol\n", ["3 names", "clients.count=3"]),
+        ("1 2\n2 3\n3 4\n", ["edge 3 4", "subtract 1"]),
+        (",a,b,c,d\nb,0,1,0,0\na,1,0,1,0\nc,0,1,0,1\nd,0,0,1,0\n", ["row 'b'", "column is 'a'", "order"]),
+        ("0 1 3\n1 2\n2 3\n3\n", ["columns", "3 to 2", "row 2 of 4"]),
+        ("0 1 x\n1 2 y\n", ["'x'", "no number"]),
+        ("0 1 3\n0 4 2\n", ["edge 0 4", "0 to 3"]),
+    ],
+)
+def test_texts_of_other_programs_that_do_not_fit(tmp_path: Path, text: str, names: list[str]):
+    with refused(names=["graph.csv", *names]):
+        read_adjacency(written(tmp_path, text), 4)
+
+
+def test_weights_and_names_are_noticed_or_used(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    path = written(tmp_path, "b a 0.25\nb c 0.5\n")
+    read_adjacency(path, 3)
+    check_sentence(caplog.messages[0], [path, "0 is 'a'", "1 is 'b'"])
+    check_sentence(caplog.messages[1], [path, "topology.weighted=true"])
+    links, weights = read_weights(path, 3)
+    matrix = np.zeros((3, 3))
+    matrix[*links.T] = weights
+    assert matrix.tolist() == [[0.75, 0.25, 0], [0.25, 0.25, 0.5], [0, 0.5, 0.5]]
+
+
+@pytest.mark.parametrize("ending", ["graphml", "gml", "gexf", "net"])
+def test_files_that_networkx_writes(tmp_path: Path, ending: str):
+    write = {"graphml": "write_graphml", "gml": "write_gml", "gexf": "write_gexf", "net": "write_pajek"}[ending]
+    line = networkx.Graph([("0", "1"), ("1", "2"), ("2", "3")])
+    getattr(networkx, write)(line, tmp_path / f"a.{ending}")
+    assert read_adjacency(tmp_path / f"a.{ending}", 4).astype(int).tolist() == LINE
+    with refused(names=[f"a.{ending}", "4 names", "clients.count=4"]):
+        read_adjacency(tmp_path / f"a.{ending}", 5)
+    getattr(networkx, write)(networkx.DiGraph([("0", "1"), ("1", "2")]), tmp_path / f"b.{ending}")
+    with refused(names=[f"b.{ending}", "topology.directed=true"]):
+        read_adjacency(tmp_path / f"b.{ending}", 3)
+    one_way = read_adjacency(tmp_path / f"b.{ending}", 3, directed=True)
+    assert one_way.astype(int).tolist() == [[0, 1, 0], [0, 0, 1], [0, 0, 0]]
+    with refused(names=[f"a.{ending}", "undirected", "topology.directed"]):
+        read_adjacency(tmp_path / f"a.{ending}", 4, directed=True)
+    (tmp_path / f"c.{ending}").write_text("<graph [")
+    if ending != "net":
+        with refused(names=[f"c.{ending}", "cannot be read"]):
+            read_adjacency(tmp_path / f"c.{ending}", 4)
+
+
+def test_weights_of_graphml_are_mixing_weights(tmp_path: Path):
+    graph = networkx.Graph()
+    graph.add_weighted_edges_from([(0, 1, 0.25), (1, 2, 0.25)])
+    networkx.write_graphml(graph, tmp_path / "a.graphml")
+    links, weights = read_weights(tmp_path / "a.graphml", 3)
+    matrix = np.zeros((3, 3))
+    matrix[*links.T] = weights
+    assert matrix.tolist() == [[0.75, 0.25, 0], [0.25, 0.5, 0.25], [0, 0.25, 0.75]]
+    graph.add_edge(0, 2)
+    networkx.write_graphml(graph, tmp_path / "b.graphml")
+    with refused(names=["b.graphml", "2 of 3 edges"]):
+        read_weights(tmp_path / "b.graphml", 3)
 
 
 def test_files_that_are_no_graph(tmp_path: Path):

@@ -6,6 +6,7 @@ import pytest
 from rayfl.choices.kinds import named
 from rayfl.data.partition import Partition, PartitionScheme
 from rayfl.data.partitions.dirichlet import DirichletClass
+from rayfl.data.partitions.from_file import PartitionFile
 from rayfl.data.partitions.labels import LabelsPerClient, LambdaRatio
 from rayfl.data.sources.synthetic import Synthetic
 from rayfl.determinism.seeding import generator
@@ -14,7 +15,7 @@ from rayfl.experiment.experiment import Experiment
 from tests.refusals import refused
 
 OPTIONS = {LambdaRatio: {"ratio": 0.5}, LabelsPerClient: {"labels_per_client": 3}, DirichletClass: {"min_samples": 1}}
-SCHEMES = [scheme for scheme in named(PartitionScheme).values() if issubclass(scheme, PartitionScheme)]
+SCHEMES = [scheme for scheme in named(PartitionScheme).values() if scheme is not PartitionFile]
 USE_EVERYTHING = ("iid", "lambda-ratio", "dirichlet-client", "dirichlet-class", "dirichlet-sizes", "shared-groups")
 DATASET = Synthetic(num_groups=8, samples_per_group=50, num_classes=4, dim=5).load()
 
