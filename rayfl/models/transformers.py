@@ -50,7 +50,7 @@ class VisionTransformer(nn.Module):
         self.class_token = nn.Parameter(torch.zeros(options.width))
         self.positions = nn.Parameter(torch.zeros(num_patches + 1, options.width))
         hidden = max(1, round(options.mlp_ratio * options.width))
-        self.blocks = nn.Sequential(*(Block(options.width, options.heads, hidden) for _ in range(options.depth)))
+        self.blocks = nn.Sequential(*(EncoderBlock(options.width, options.heads, hidden) for _ in range(options.depth)))
         self.norm = nn.LayerNorm(options.width)
         self.head = nn.Linear(options.width, num_classes)
         nn.init.normal_(self.class_token, std=0.02)
@@ -63,7 +63,7 @@ class VisionTransformer(nn.Module):
         return self.head(self.norm(self.blocks(tokens)[:, 0]))
 
 
-class Block(nn.Module):
+class EncoderBlock(nn.Module):
     """x + attention(norm(x)), then x + MLP(norm(x))."""
 
     def __init__(self, width: int, heads: int, hidden: int) -> None:

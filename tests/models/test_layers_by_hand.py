@@ -17,7 +17,7 @@ from rayfl.models.convolutional import (
     pooled_relu,
 )
 from rayfl.models.text import CharLSTM, MeanEmbedding
-from rayfl.models.transformers import Block, ViTTiny
+from rayfl.models.transformers import EncoderBlock, ViTTiny
 from tests.models.examples import EXAMPLES
 from tests.models.paper_resnet import PaperResNet18
 
@@ -203,7 +203,7 @@ def test_two_classes_have_the_loss_of_one_sigmoid():
 def test_a_block_of_the_vision_transformer_is_torchs():
     """torch's layer has queries, keys and values in one matrix."""
     torch.manual_seed(2)
-    ours = Block(width=12, heads=3, hidden=20).double()
+    ours = EncoderBlock(width=12, heads=3, hidden=20).double()
     theirs = nn.TransformerEncoderLayer(12, 3, 20, 0.0, "gelu", batch_first=True, norm_first=True).double()
     parts = dict(ours.named_parameters())
     for kind in ("weight", "bias"):
