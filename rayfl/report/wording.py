@@ -199,6 +199,12 @@ _METRICS = {
         "norm",
         "The norm of FedMGDA's combination of unit updates; if it is near 0, no direction helps all clients.",
     ),
+    "fedexp/server_lr": MetricText(
+        "Learning rate of FedExP's server", "", "1 is FedAvg's step; if it keeps growing, raise method.epsilon."
+    ),
+    "qfedavg/loss": MetricText(
+        "Loss before training", "loss", "The loss of the received model on the client's training examples."
+    ),
     "marina/dense": MetricText(
         "Rounds of uncompressed gradients", "1: yes, 0: no", "Whether MARINA's clients sent uncompressed gradients."
     ),

@@ -12,6 +12,7 @@ from rayfl.rounds.collect import COLLECTORS
 from rayfl.rounds.early_stop import EarlyStop, StopRule, stop_rule
 from rayfl.rounds.peer_exchange import graph_among, mixing_weights
 from rayfl.rounds.setup import Setup
+from rayfl.task import NetworkTask
 from rayfl.tasks.supervised import Classification
 from rayfl.topology.graphs import Topology
 
@@ -24,11 +25,14 @@ def check_setup(setup: Setup) -> None:
     check_retention(method, setup.uplink, clients)
     check_feedback(setup)
     if method.capabilities.needs_features and not (
-        isinstance(getattr(method.task, "task", None), Classification)
-        and {f"{method.task.head}.weight", f"{method.task.head}.bias"} < setup.initial.keys()
+        isinstance(task := method.task, NetworkTask)
+        and isinstance(task.task, Classification)
+        # A method may have parameters beside the network.
+        and {f"{task.head}.weight", f"{task.head}.bias"}
+        < setup.initial.keys() & {slot[-1] for slot in task.network.slots}
     ):
         raise RayflError(
-            f"{name} compares representations, the input of a classifier's last linear layer; take task "
+            f"{name} uses representations, the input of a classifier's last linear layer; take task "
             "'classification' and a model that ends with such a layer, trained with its bias and with layers before "
             "it, for example 'mlp'"
         )
