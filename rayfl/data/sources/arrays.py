@@ -2,6 +2,7 @@
 
 import hashlib
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,22 @@ NAMES = ("inputs", "labels", "owners", "test_inputs", "test_labels", "test_owner
 """The names of arrays that are read; the first two are required."""
 PATTERNS = (*NAMES, "inputs_*", "test_inputs_*")
 """The names of arrays that are read, with those of one of several inputs."""
+_OTHER_NAMES = {
+    "inputs": ("x_train", "X_train", "train_images", "train_x", "x", "X", "images", "features"),
+    "labels": ("y_train", "Y_train", "train_labels", "train_y", "y", "Y", "targets"),
+    "test_inputs": ("x_test", "X_test", "test_images", "test_x"),
+    "test_labels": ("y_test", "Y_test", "test_labels", "test_y"),
+}
+"""Names that Keras', MedMNIST's and other people's archives give to these arrays, if they have not the first ones."""
 _GIVE = "give data.path an .npz file, or a folder of .npy files"
 
 
 class ArrayFiles(Source):
     """An .npz file or a folder of .npy files: inputs, labels, owners, test_inputs, test_labels, test_owners.
 
-    All but inputs and labels may be missing; without test_inputs a share of the examples is held out. Whole bytes with
-    three or four axes are images, other whole numbers with two are tokens. Nothing pickled is read.
+    The names of Keras' and MedMNIST's archives are known, too (x_train, y_test, train_images, ...). All but inputs and
+    labels may be missing; without test_inputs a share of the examples is held out. Whole bytes with three or four axes
+    are images, other whole numbers with two are tokens. Nothing pickled is read.
 
     Examples may have several inputs: arrays inputs_0, inputs_1, ... (a tuple), or inputs_image, inputs_age, ... (by
     name), and the same after test_.
@@ -127,8 +136,14 @@ def _read(path: Path) -> dict[str, np.ndarray]:
     """The arrays that an .npz file or a folder has and that count. Raise RayflError if it cannot be read."""
     if not path.is_dir():
         with reading(path, _GIVE):
-            return read_npz(path, PATTERNS)
-    arrays: dict[str, np.ndarray] = {}
+            arrays = read_npz(path, PATTERNS)
+            is_given = {name for name in _OTHER_NAMES if any(given.startswith(name) for given in arrays)}
+            lacking = {name: others for name, others in _OTHER_NAMES.items() if name not in is_given}
+            renamed = read_npz(path, [*chain.from_iterable(lacking.values())])
+        for name, others in lacking.items():
+            arrays |= dict([(name, renamed[other]) for other in others if other in renamed][:1])
+        return arrays
+    arrays = {}
     for file in _npy_files(path):
         with reading(file, "write numbers or texts with numpy.save"):
             arrays[file.stem] = read_npy(file)

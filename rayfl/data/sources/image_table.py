@@ -12,7 +12,7 @@ from rayfl.data.sources.conversion import dataset
 from rayfl.data.sources.images import Channels, ImageSide, decoded
 from rayfl.data.sources.table_columns import TableColumns, TableSource, is_text
 from rayfl.errors import RayflError
-from rayfl.limits.regular_files import expanded
+from rayfl.limits.regular_files import expanded, files_below
 from rayfl.settings import shown
 
 
@@ -58,7 +58,7 @@ class ImageTable(TableSource):
                     f"{columns.path} has names of images in column {self.image!r}; set data.image_folder to the folder "
                     f"of {shown(column[0].as_py())}"
                 )
-            return [home / name for name in columns.column(self.image).tolist()], None
+            return _named(home, columns.column(self.image).tolist()), None
         if self.image_folder is not None:
             raise RayflError(f"{columns.path} has the images of column {self.image!r} itself; remove data.image_folder")
         if pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0:
@@ -76,3 +76,12 @@ class ImageTable(TableSource):
                 "drop the row, or write the table with the bytes of its images"
             )
         return [Path(f"{columns.path}, row {row}") for row in range(len(contents))], contents
+
+
+def _named(home: Path, names: Sequence[str]) -> list[Path]:
+    """The files of these names below `home`; a name may lack the ending of its file, as FLamby's do."""
+    paths = [home / name for name in names]
+    if paths and not paths[0].exists() and not paths[0].suffix:
+        with_ending = {file.with_suffix(""): file for file in files_below(home)}
+        paths = [with_ending.get(path, path) for path in paths]
+    return paths

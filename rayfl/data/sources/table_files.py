@@ -23,7 +23,7 @@ from rayfl.settings import shown
 FILE = "file"
 """The column that says from which file of a folder a row is, for data.owners."""
 FORMATS: Mapping[str, str] = {
-    **dict.fromkeys((".csv", ".tsv", ".tab", ".txt", ".dat", ".data", ".test", ".train"), "csv"),
+    **dict.fromkeys((".csv", ".tsv", ".tab", ".txt", ".dat", ".data", ".test", ".train", ".tra", ".tes"), "csv"),
     **dict.fromkeys((".json", ".jsonl", ".ndjson"), "json"),
     **dict.fromkeys((".parquet", ".pq"), "parquet"),
     **dict.fromkeys((".feather", ".arrow", ".ipc"), "feather"),
@@ -49,7 +49,8 @@ def ending(path: Path) -> str:
 
 def form(path: Path) -> str | None:
     """The format of a file by its ending; None if it is unknown."""
-    return FORMATS.get(ending(path))
+    # UCI's german.data-numeric and sonar.all-data.
+    return FORMATS.get(re.sub(r"^\.data-.*|^\.all-data$", ".data", ending(path)))
 
 
 def read_tables(path: str, setting: str, dialect: Dialect, with_file: bool = False) -> Tables:
