@@ -156,13 +156,19 @@ def _read_file(file: Path, path: str, setting: str, dialect: Dialect) -> Tables:
             f"{setting}={path!r} is no CSV file, so that data.separator, header, encoding and decimal do nothing"
         )
     advice = f"give {setting} the path of a .csv, .json, .jsonl, .parquet or .feather file"
-    with reading(file, advice, pa.ArrowException):
+    # pyarrow takes no whole numbers of more than 64 bits, and fails in several ways at damaged files.
+    with reading(file, advice, pa.ArrowException, OverflowError, LookupError):
         require_regular(file)
-        if kind == "csv":
-            return {"train": read_csv(file, dialect)}
-        if kind == "json":
-            return _read_json(file)
-        return {"train": _read_parquet(file) if kind == "parquet" else _read_feather(file)}
+        try:
+            if kind == "csv":
+                return {"train": read_csv(file, dialect)}
+            if kind == "json":
+                return _read_json(file)
+            table = _read_parquet(file) if kind == "parquet" else _read_feather(file)
+            table.validate(full=True)
+            return {"train": table}
+        except pa.ArrowMemoryError:
+            raise ValueError("it asks for more memory than there is, or is damaged") from None
 
 
 def _read_parquet(file: Path) -> pa.Table:
@@ -199,6 +205,7 @@ def _read_json(file: Path) -> Tables:
     """JSON lines, a list of objects, {"training": [...], "validation": [...]}, or pandas' {column: {row: value}}."""
     content = unpacked(file)
     content = read_bytes(file) if content is None else content
+    content.decode()
     if (start := content.lstrip()[:1]) not in (b"[", b"{"):
         raise ValueError("it has neither objects nor a list of them")
     document = whole_json(file, content) if start == b"[" or ending(file) == ".json" else None

@@ -104,6 +104,7 @@ def test_a_file_is_read_as_it_is_written(tmp_path: Path, name: str, content: str
         ("a.xlsx", "PK\x03\x04", {}, ["data.path", ".csv", ".parquet", ".json"]),
         ("a.jsonl", "{}\n", {"separator": ";"}, ["data.separator", "no CSV"]),
         ("a.json", "[1, 2]", {}, ["1 is", "objects"]),
+        ("a.json", '[{"a": 99999999999999999999999, "label": 0}]', {}, ["a.json", "too large"]),
         ("a.json", '{"a": 1}', {}, ["one object", "data"]),
         ("a.jsonl", '{"a": 1, "label": 0}\n{"a": "x", "label": 1}\n', {}, ["/a", "number", "string"]),
         ("a.feather", "xx", {}, ["a.feather", "cannot be read"]),
