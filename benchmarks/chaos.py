@@ -35,6 +35,7 @@ from rayfl.methods.base import Method, PeerHalf
 from rayfl.run_directory import checkpoint_folders
 from rayfl.run_directory.record import read_run
 from rayfl.schedules.base import Schedule
+from rayfl.testing.graphs import fitting_graph
 
 METHODS = ("fedpse", "fedavg", "dispfl", "scaffold", "buffered fedavg", "buffered fedpse")
 ON_NODES, STOPPED = "node", "stopped"
@@ -218,7 +219,7 @@ def experiment(name: str, rounds: int = 80) -> Experiment:
     of_kind: dict[str, Any] = {"clients": {"count": 20, "per_round": 10, "dropout_after_training": 0.1}}
     exchanges = bool(kind.gather)
     if issubclass(kind, PeerHalf):
-        of_kind = {"clients": {"count": 10}, **({"topology": "ring"} if exchanges else {})}
+        of_kind = {"clients": {"count": 10}, **({"topology": fitting_graph(kind.capabilities)} if exchanges else {})}
     if schedule != "synchronous":
         of_kind["schedule"] = {"name": schedule, **({"buffer": 4} if schedule == "buffered" else {})}
         of_kind["clients"]["examples_per_s"] = {"median": 200.0, "sigma": 1.0}

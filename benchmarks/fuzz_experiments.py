@@ -23,7 +23,7 @@ from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare
 from rayfl.experiment.table import put
 from rayfl.methods.base import Method, PeerHalf
-from rayfl.topology.mixing import FITTING
+from rayfl.testing.graphs import fitting_graph
 
 # Any: tables of an experiment.
 Tables = dict[str, Any]
@@ -102,7 +102,7 @@ def plain(draws: Draws) -> Tables:
     }
     can = kind.capabilities
     if can.uses_graph or (kind.gather and issubclass(kind, PeerHalf)):
-        tables["topology"] = {"name": "ring", "weights": FITTING[can.needs_weights]}
+        tables["topology"] = fitting_graph(can)
     return deepcopy(tables)
 
 

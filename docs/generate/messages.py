@@ -8,12 +8,14 @@ from typing import Any
 
 from docs.generate.markdown import code, table
 from rayfl.choices.kinds import named
+from rayfl.compress.base import Message
 from rayfl.determinism.process import prepare_process
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare
 from rayfl.methods.base import Method, PeerHalf
 from rayfl.testing.executors import play
-from rayfl.testing.watching import buffer_bits, watched
+from rayfl.testing.graphs import fitting_graph
+from rayfl.testing.watching import Log, buffer_bits, watched
 
 MEASURED: Mapping[str, Any] = {
     "rounds": 4,
@@ -42,14 +44,16 @@ class Sent:
 def measured(name: str) -> tuple[tuple[Sent, ...], frozenset[str]]:
     """The messages that one client sends and receives in a small run, and the names of the recorded metrics."""
     kind = named(Method)[name]
-    graph = {"topology": "ring"} if kind.capabilities.uses_graph or (kind.gather and issubclass(kind, PeerHalf)) else {}
+    can = kind.capabilities
+    has_graph = can.uses_graph or (kind.gather and issubclass(kind, PeerHalf))
+    graph = {"topology": fitting_graph(can)} if has_graph else {}
     setup, log = watched(prepare(Experiment(**MEASURED, **graph, method=name)))
     records, _ = play(setup)
     seen: dict[tuple[str, str], dict[int, int]] = {}
     for record in records:
         round_number = record.row.round
         down = [log.broadcasts.get(round_number, {}), *log.down.get((round_number, 0), [])]
-        messages = [("up", log.up.get((round_number, 0), {})), *(("down", message) for message in down)]
+        messages = [("up", sent_by_first(log, round_number)), *(("down", message) for message in down)]
         for direction, message in messages:
             for word, packet in message.items():
                 key = (re.sub(r" \d+$", " N", word), "to each neighbour" if issubclass(kind, PeerHalf) else direction)
@@ -57,6 +61,12 @@ def measured(name: str) -> tuple[tuple[Sent, ...], frozenset[str]]:
                 sizes[round_number] = sizes.get(round_number, 0) + buffer_bits({word: packet}) // 8
     sent = [Sent(*key, tuple(sizes.values()), tuple(sizes)) for key, sizes in seen.items()]
     return tuple(sent), frozenset(metric.name for record in records for metric in record.metrics)
+
+
+def sent_by_first(log: Log, round_number: int) -> Message:
+    """What client 0 sent, to its first neighbour if each gets a message of its own."""
+    links = [message for (number, sender, _), message in log.links.items() if (number, sender) == (round_number, 0)]
+    return links[0] if links else log.up.get((round_number, 0), {})
 
 
 def _num_parameters() -> int:

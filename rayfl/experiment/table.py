@@ -21,6 +21,7 @@ KINDS = {
     ("clients", "availability", "trace"): "trace",
     ("topology", "path"): "graph",
     ("partition", "path"): "partition",
+    ("topology", "base", "path"): "graph",
     ("model", "start"): "weights",
 }
 """The settings that name a file, and the word with which the copy's name begins."""

@@ -359,6 +359,16 @@ class PeerHalf:
         same. Called once a round, where the round is played."""
         return weights
 
+    def message_to(self, state: State, neighbour: int, ctx: Context) -> Upload:
+        """What a peer sends to one of `ctx.neighbours_out`, by name, for methods that send each neighbour a message of
+        its own; `state` is what `finish` returned, with {} as the message. Trees are encoded with the uplink."""
+        return {}
+
+    @property
+    def has_link_messages(self) -> bool:
+        """Whether a peer sends each neighbour a message of its own."""
+        return type(self).message_to is not PeerHalf.message_to
+
     def mix(self, state: State, received: Received, ctx: Context) -> State:
         """The new state after the exchange; the same state by default. `received` is empty for an absent peer."""
         return state

@@ -105,6 +105,8 @@ class Capabilities(Settings):
     """What peers need of mixing weights: "row" sums of 1, "column" sums of 1 and no negative weight, a "symmetric"
     matrix with sums of 1, or sums of 1 in both directions, "doubly". With `needs_everyone` and other needs than "row"
     the matrix must be the same in all rounds."""
+    needs_tree: Annotated[bool, Rule.INNER] = False
+    """Whether the peers' graph must be a tree that does not change."""
     num_exchanges: Annotated[int, Rule.INNER] = 1
     """The number of exchanges of a peers' round, with the same graph and messages of the same size: all are billed, and
     `PeerHalf.mixing` gives the product of their matrices. Above 1, uplinks with loss are refused."""

@@ -209,10 +209,16 @@ def _finished(finished: Any, method: Any, args: tuple[Any, ...]) -> None:
         raise _WrongAnswerError(f"returns a weight of type {type(finished.weight).__name__}; it must be a number")
     if finished.message is None:
         return
+    if finished.message and getattr(method, "has_link_messages", False):
+        raise _WrongAnswerError("sends a message to all, beside those of message_to; give Finished the message {}")
+    _sendable(finished.message, method)
+
+
+def _sendable(message: Any, method: Any) -> None:
     wanted = "trees, Differences or packets"
-    _each(finished.message, "a message", wanted, lambda part: isinstance(part, dict | tree.Difference | Packet))
+    _each(message, "a message", wanted, lambda part: isinstance(part, dict | tree.Difference | Packet))
     read_alone = getattr(type(method), "store_uplink", ServerHalf.store_uplink) is not ServerHalf.store_uplink
-    for name, part in finished.message.items():
+    for name, part in message.items():
         # Nobody would read a tree under another name; a packet may be sent only to be billed.
         if name not in method.gather and not read_alone and not isinstance(part, Packet):
             raise _WrongAnswerError(
@@ -265,6 +271,7 @@ _CHECKS: Mapping[str, tuple[type | UnionType, str, Callable[[Any, Any, tuple[Any
     "store_uplink": (dict, _STATE, _tree),
     "server_update": (tuple, _UPDATE, _updated),
     "reply": (Reply, "a Reply", _reply),
+    "message_to": (Mapping, "trees or packets by name", lambda sent, method, args: _sendable(sent, method)),
     "mix": (dict, _STATE, _tree),
 }
 """For each hook: the type of its return value, the words for this type, and the check of what the value holds, unless

@@ -14,7 +14,8 @@ from rayfl.rounds.peer_exchange import graph_among, mixing_weights
 from rayfl.rounds.setup import Setup
 from rayfl.task import NetworkTask
 from rayfl.tasks.supervised import Classification
-from rayfl.topology.graphs import Topology
+from rayfl.topology.graphs import Topology, connected
+from rayfl.topology.mixing import is_symmetric
 
 
 def check_setup(setup: Setup) -> None:
@@ -78,6 +79,12 @@ def check_setup(setup: Setup) -> None:
             f"{method.capabilities.num_exchanges} per round; remove it, or take one exchange per round",
             ("uplink",),
         )
+    if setup.is_peer and setup.peer_half.has_link_messages and setup.uplink.omega(tree.num_entries(setup.initial)) != 0:
+        raise RayflError(
+            f"={setup.uplink.name!r} loses something, and {name} sends each neighbour a message of its own, which must "
+            "arrive as it is; remove it",
+            ("uplink",),
+        )
     check_evaluation(setup)
     if setup.unseen:
         check_unseen(setup, name)
@@ -107,6 +114,8 @@ def check_graph(setup: Setup, topology: Topology, name: str) -> None:
         setup.links(0)
         return
     can = setup.method.capabilities
+    if can.needs_tree:
+        check_tree(setup, topology, name)
     away = "".join(f", clients.{key}" for key in setup.away)
     # The graph of a file has lost its name.
     weights = "" if topology.own_weights else f", weights={topology.weights!r}"
@@ -130,6 +139,23 @@ def check_graph(setup: Setup, topology: Topology, name: str) -> None:
             except RayflError as error:
                 whoever = " whichever peers are absent" if missing else ""
                 raise RayflError(f"{what} is not possible with {name}{whoever}: {error}", ("topology",)) from None
+
+
+def check_tree(setup: Setup, topology: Topology, name: str) -> None:
+    """Reject a graph that is no tree, or that changes."""
+    graph = topology.sparse(setup.num_clients, setup.seed, 0)
+    why = {
+        "changes from round to round": topology.varying,
+        "has links that go one way": not is_symmetric(graph),
+        "is in several parts": not connected(graph),
+        f"has a cycle, with {graph.nnz // 2} links for {setup.num_clients} peers": graph.nnz >= 2 * setup.num_clients,
+    }
+    if any(why.values()):
+        raise RayflError(
+            f"={getattr(topology, 'name', 'file')!r} {next(reason for reason in why if why[reason])}, and {name} needs "
+            "a tree, such as grid with rows=1, or the spanning tree of a graph: {name='spanning-tree', base='ring'}",
+            ("topology",),
+        )
 
 
 def check_evaluation(setup: Setup) -> None:

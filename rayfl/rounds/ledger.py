@@ -163,14 +163,12 @@ def client_row(traits: Traits, result: ClientResult) -> ClientRow:
 MEGABYTES_A_VALUE = 4e-6
 
 
-def paper_comm(graph: Sparse, values: Mapping[int, int]) -> dict[str, float]:
+def paper_comm(values: Sparse) -> dict[str, float]:
     """`comm/busiest_megabytes`, `comm/busiest_received_megabytes` and `comm/mean_megabytes` of a round among peers.
 
-    graph: boolean [n, n], True where row receives from column; values: numbers in each sender's message.
+    values: numbers in the message that row receives from column, [n, n].
     """
-    sizes = np.zeros(graph.shape[0])
-    sizes[list(values)] = list(values.values())
-    received, sent = graph @ sizes, graph.sum(axis=0) * sizes
+    received, sent = values.sum(axis=1), values.sum(axis=0)
     return _metrics(received.max(), sent.max(), received.mean())
 
 

@@ -35,6 +35,15 @@ def gather_rows(
     return {client: shares[key] for client, key in keys.items()}
 
 
+def gather_links(
+    rules: Mapping[str, Gather], row: Row, receiver: int, sent: Mapping[int, Mapping[int, Message]]
+) -> dict[str, Aggregate]:
+    """The aggregates of one receiver by message name, from messages by sender and receiver; {} for an empty row."""
+    messages = {sender: by_receiver[receiver] for sender, by_receiver in sent.items() if receiver in by_receiver}
+    heard = {sender: weight for sender, weight in row.items() if sender in messages}
+    return gather_rows(rules, MixJob({receiver: heard}, tuple(messages)), messages)[receiver] if row else {}
+
+
 def gathered(rule: Gather, packets: Mapping[int, Packet], rows: Sequence[Row]) -> list[Aggregate]:
     """The aggregate for each row, added in the order of the packets; an entrywise rule keeps only the result."""
     shapes = common_shapes(list(packets.values())) if rule.entrywise else None

@@ -4,16 +4,17 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
+from scipy.sparse import csr_array
 
 from rayfl import tree
 from rayfl.determinism.addition_order import runs
 from rayfl.gather import ElementwiseMean
 from rayfl.rounds.check_hooks import checked
-from rayfl.rounds.executor import Job, Ref
+from rayfl.rounds.executor import Job, JobResult, Ref
 from rayfl.rounds.ledger import Ledger, paper_comm
 from rayfl.rounds.run_state import CurrentRound
 from rayfl.rounds.setup import Setup
-from rayfl.rounds.worker_jobs import MixJob
+from rayfl.rounds.worker_jobs import MixJob, SendJob
 from rayfl.topology.graphs import graph_of, link_weights
 from rayfl.topology.mixing import Exchange, Sparse, check_weights, without_diagonal
 from rayfl.topology.statistics import round_metrics
@@ -46,17 +47,48 @@ def mix(current: CurrentRound, messages: Mapping[int, Ref]) -> None:
     weights = checked(setup.peer_half.mixing, WEIGHTS, lambda made: made.shape == graph.shape)(weights, exchange)
     if not setup.method.capabilities.include_self:
         weights = without_diagonal(weights)
-    bill(graph, messages, ledger, setup.method.capabilities.num_exchanges)
     listeners = graph.T.tocsr()
     counted = [client for client, result in ledger.results.items() if result.status.keeps_state]
     receivers = [client for client in counted if client in current.run_state.states or not setup.stateful]
+    parts = in_calls(receivers, weights, current.executor.num_workers, 4 * tree.num_entries(setup.initial))
+    if setup.peer_half.has_link_messages:
+        sent, bits, values = send(current, graph, listeners, parts)
+    else:
+        sent, times = None, setup.method.capabilities.num_exchanges
+        bits, values = (times * link_sizes(graph, ledger, messages, size) for size in ("message_bits", "num_values"))
+    bill(ledger, messages, bits, values)
     slots = setup.state_slots
     jobs = []
-    for part in in_calls(receivers, weights, current.executor.num_workers, 4 * tree.num_entries(setup.initial)):
+    for index, part in enumerate(parts):
         work = mix_job(part, weights, present, listeners)
-        inputs = (*current.run_state.inputs(slots, part), *(messages[sender] for sender in work.senders))
-        jobs.append(Job(work, inputs, len(slots) * len(part), slots.kept(len(part)), setup.together))
+        if sent is None:
+            inputs = [messages[sender] for sender in work.senders]
+        else:
+            work, inputs = replace(work, by_link=True), [answer.outputs[index] for answer in sent]
+        states = current.run_state.inputs(slots, part)
+        jobs.append(Job(work, (*states, *inputs), len(slots) * len(part), slots.kept(len(part)), setup.together))
     current.keep(slots, jobs, current.run(jobs))
+
+
+def send(
+    current: CurrentRound, graph: Sparse, listeners: Sparse, parts: Sequence[tuple[int, ...]]
+) -> tuple[list[JobResult], Sparse, Sparse]:
+    """Let the peers make a message for each link of the round's graph [n, n]. Returns the results of the `SendJob`s,
+    and the bits and numbers of what row receives from column, [n, n].
+
+    listeners: the transposed graph. parts: the receivers of each mixing call.
+    """
+    setup = current.setup
+    senders = np.flatnonzero(np.diff(listeners.indptr)).tolist()
+    jobs = []
+    for part in in_calls(senders, listeners, current.executor.num_workers, 4 * tree.num_entries(setup.initial)):
+        heard, told = ({peer: tuple(row(links, peer)) for peer in part} for links in (graph, listeners))
+        work = SendJob(told, heard, tuple(parts))
+        jobs.append(Job(work, current.run_state.inputs(setup.state_slots, part), len(parts)))
+    answers = current.run(jobs)
+    sizes = np.array([size for answer in answers for size in answer.result], np.int64).reshape(-1, 4).T
+    bits, values = (csr_array((size, (sizes[1], sizes[0])), shape=graph.shape) for size in sizes[2:])
+    return answers, bits, values
 
 
 def graph_among(setup: Setup, exchange: Exchange) -> Sparse:
@@ -77,16 +109,20 @@ def mixing_weights(setup: Setup, graph: Sparse, exchange: Exchange) -> Sparse:
     return weights
 
 
-def bill(graph: Sparse, senders: Collection[int], ledger: Ledger, exchanges: int = 1) -> None:
-    """Bill every link of the round's graph [n, n] on both ends for each exchange, from the messages in the ledger."""
-    sent, listeners = {client: ledger.results[client] for client in senders}, graph.sum(axis=0)
-    for client, result in sent.items():
-        ledger.results[client] = replace(
-            result,
-            billed_bits=exchanges * result.message_bits * int(listeners[client]),
-            downlink_bits=exchanges * sum(sent[sender].message_bits for sender in row(graph, client)),
-        )
-    ledger.metrics |= paper_comm(graph, {client: exchanges * result.num_values for client, result in sent.items()})
+def link_sizes(graph: Sparse, ledger: Ledger, senders: Collection[int], size: str) -> Sparse:
+    """The size of the message on each link of a graph [n, n], from those of the senders in the ledger."""
+    sizes = np.zeros(graph.shape[0], np.int64)
+    sizes[[*senders]] = [getattr(ledger.results[client], size) for client in senders]
+    return (graph.astype(np.int64) * sizes).tocsr()
+
+
+def bill(ledger: Ledger, senders: Collection[int], bits: Sparse, values: Sparse) -> None:
+    """Bill every link on both ends. bits, values: the size of the message that row receives from column, [n, n]."""
+    received, sent = bits.sum(axis=1), bits.sum(axis=0)
+    for client in senders:
+        billed = {"billed_bits": int(sent[client]), "downlink_bits": int(received[client])}
+        ledger.results[client] = replace(ledger.results[client], **billed)
+    ledger.metrics |= paper_comm(values)
 
 
 def in_calls(receivers: Sequence[int], weights: Sparse, num_workers: int, model_bytes: int) -> list[tuple[int, ...]]:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from rayfl import tree
-from rayfl.compress.base import message_bits
+from rayfl.compress.base import Message, message_bits
 from rayfl.data.transfer import to_device
 from rayfl.determinism.global_draws import UnkeyedDraw, key, watched
 from rayfl.determinism.process import trim
@@ -30,13 +30,14 @@ from rayfl.rounds.client_round import (
     ClientRound,
     Ended,
     Participant,
+    encode_upload,
     for_hooks,
     with_memory,
     without_memory,
 )
 from rayfl.rounds.errors import HookError, MethodError, naming_round_and_client
 from rayfl.rounds.mask_comparison import mask_bits
-from rayfl.rounds.mix import gather_rows
+from rayfl.rounds.mix import gather_links, gather_rows
 from rayfl.rounds.model_sums import ModelSums, mean_loss, pooled_sums
 from rayfl.rounds.partial_sums import FromClient, Summing, on_wire, robust_slice
 from rayfl.rounds.setup import Setup
@@ -47,6 +48,7 @@ from rayfl.rounds.worker_jobs import (
     ClientResult,
     EvaluateJob,
     EvaluateTrainedJob,
+    LinkSize,
     MaskJob,
     MeanModelJob,
     MergeJob,
@@ -59,6 +61,7 @@ from rayfl.rounds.worker_jobs import (
     RewriteJob,
     RobustJob,
     RoundInputs,
+    SendJob,
     Trained,
     TrainJob,
     WorkerJob,
@@ -246,9 +249,36 @@ class Worker:
         """Let every receiver gather its neighbours' messages. Outputs: the receivers' new states."""
         return None, self._mixed(round_inputs, job, inputs) if self.setup.stateful else ()
 
+    @by_class.register
+    def send(
+        self, job: SendJob, round_inputs: RoundInputs, inputs: Sequence[Any]
+    ) -> tuple[tuple[LinkSize, ...], list[Any]]:
+        """Let every sender make a message for each of its listeners."""
+        calls = {receiver: index for index, receivers in enumerate(job.calls) for receiver in receivers}
+        outputs: list[dict[int, dict[int, Message]]] = [{} for _ in job.calls]
+        sizes: list[LinkSize] = []
+        for client, kept in ClientOutputs.unpack(self.setup.state_slots, job.clients, inputs).items():
+            with naming_round_and_client(round_inputs.round, client):
+                ctx = self.setup.context(round_inputs.round, round_inputs.plan, client, "message to")
+                ctx = replace(ctx, neighbours_in=job.heard[client], neighbours_out=job.listeners[client])
+                key(*ctx.draws.key)
+                state, _ = without_memory(self._state(client, kept))
+                for receiver in ctx.neighbours_out:
+                    upload = checked_hook(self.setup.peer_half.message_to)(state, receiver, ctx)
+                    message, _ = encode_upload(upload, {}, ctx)
+                    written = {name: packet.written() for name, packet in message.items()}
+                    outputs[calls[receiver]].setdefault(client, {})[receiver] = written
+                    sizes.append(LinkSize(client, receiver, message_bits(message), num_values(message)))
+        return tuple(sizes), outputs
+
     def _mixed(self, round_inputs: RoundInputs, job: MixJob, inputs: Sequence[Any]) -> Iterator[Any]:
         slots, receivers = self.setup.state_slots, tuple(job.rows)
-        gathered = gather_rows(self.method.gather, job, dict(zip(job.senders, inputs[len(receivers) :], strict=True)))
+        sent = inputs[len(receivers) :]
+        if job.by_link:
+            links = {sender: messages for part in sent for sender, messages in part.items()}
+            gathered = {c: gather_links(self.method.gather, row, c, links) for c, row in job.rows.items()}
+        else:
+            gathered = gather_rows(self.method.gather, job, dict(zip(job.senders, sent, strict=True)))
         for name, aggregate in ((name, aggregate) for row in gathered.values() for name, aggregate in row.items()):
             self._given.note(f"what arrived as {name!r}", aggregate.known or {})
         for client, kept in ClientOutputs.unpack(slots, receivers, inputs).items():

@@ -127,17 +127,46 @@ class MeanModelJob(ClientJob):
 class MixJob:
     """Mixes messages into receivers, by rows {sender: weight}. Inputs: the receivers' states, then the messages.
 
-    `listeners`: by receiver, the peers that receive from it. Outputs: the receivers' new states.
+    `listeners`: by receiver, the peers that receive from it. `by_link`: whether the inputs after the states are
+    outputs of a `SendJob` instead. Outputs: the receivers' new states.
     """
 
     rows: Mapping[int, Mapping[int, float]]
     senders: tuple[int, ...]
     listeners: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    by_link: bool = False
 
     @property
     def clients(self) -> tuple[int, ...]:
         """The receivers."""
         return tuple(self.rows)
+
+
+class LinkSize(NamedTuple):
+    """The size of the message on a link: bits, and numbers."""
+
+    sender: int
+    receiver: int
+    num_bits: int
+    num_values: int
+
+
+@dataclass(frozen=True)
+class SendJob:
+    """Makes a message for each listener of each client. Inputs: the clients' states.
+
+    `heard`: by client, the peers that it receives from. `calls`: the receivers of each mixing call. Result: a
+    `LinkSize` for each message. Outputs: for each mixing call, {sender: {receiver: message}}.
+    """
+
+    listeners: Mapping[int, tuple[int, ...]]
+    heard: Mapping[int, tuple[int, ...]]
+    calls: tuple[tuple[int, ...], ...]
+
+    @property
+    def clients(self) -> tuple[int, ...]:
+        """The senders."""
+        return tuple(self.listeners)
 
 
 @dataclass(frozen=True)
@@ -195,7 +224,18 @@ class PooledJob:
     by_client: bool = False
 
 
-WorkerJob = TrainJob | ClientJob | EvaluateTrainedJob | MixJob | AddJob | MergeJob | RewriteJob | RobustJob | PooledJob
+WorkerJob = (
+    TrainJob
+    | ClientJob
+    | EvaluateTrainedJob
+    | MixJob
+    | SendJob
+    | AddJob
+    | MergeJob
+    | RewriteJob
+    | RobustJob
+    | PooledJob
+)
 """A job for a worker; the job's class decides which method of the worker does it."""
 
 

@@ -11,7 +11,7 @@ from rayfl.methods.base import Method, PeerHalf, RayflError
 from rayfl.rounds.setup import Setup
 from rayfl.testing.contracts import Make, Played
 from rayfl.testing.executors import play
-from rayfl.topology.mixing import FITTING
+from rayfl.testing.graphs import fitting_graph
 from rayfl.untyped import Value
 
 NUM_CLIENTS = 6
@@ -53,7 +53,7 @@ def make(method: type[Method], request: pytest.FixtureRequest) -> Make:
         }
         tables["clients"] = {"count": NUM_CLIENTS, **options.get("clients", {})}
         if issubclass(method, PeerHalf) and method.gather:
-            tables.setdefault("topology", {"name": "ring", "weights": FITTING[method.capabilities.needs_weights]})
+            tables.setdefault("topology", fitting_graph(method.capabilities))
         return prepare(Experiment(**tables))
 
     return made

@@ -31,6 +31,7 @@ from rayfl.rounds.worker_jobs import Missed
 from rayfl.run_directory import checkpoint
 from rayfl.task import NetworkTask
 from rayfl.testing.executors import assert_close, assert_same_bits, contents, play, rows
+from rayfl.testing.graphs import fitting_graph
 from rayfl.testing.kept_values import Apart, owners
 from rayfl.testing.watching import Log, buffer_bits, watched
 from rayfl.untyped import Anything, SettingsTable, Value
@@ -178,7 +179,8 @@ def the_bill_is_the_size_of_the_buffers(make: Make, num_clients: int) -> tuple[S
     clients = absences(make, num_clients, dropout_after_training=0.2, dropout_before_download=0.2)
     here, log = watched(make(seed=1, rounds=4, clients=clients, evaluation=Evaluation(every=0)))
     records, run_states = play(here)
-    messages = [*log.up.values(), *log.broadcasts.values(), *(m for row in log.down.values() for m in row)]
+    messages = [*log.up.values(), *log.links.values(), *log.broadcasts.values()]
+    messages += [m for row in log.down.values() for m in row]
     for packet in (packet for message in messages for packet in message.values()):
         assert packet.num_bits == buffer_bits({"packet": packet})
         assert all(isinstance(part, np.ndarray) and part.ndim == 1 for part in packet.parts.values())
@@ -213,11 +215,14 @@ def owed(run_states: Sequence[RunState], round_number: int, message: Message) ->
 def peer_bits(here: Setup, log: Log, record: RoundRecord, round_number: int, client: int) -> list[int]:
     """Up: the own message, once per receiver; down: the messages that the client receives. Both ends are billed."""
     present = [row.client for row in record.clients if row.status == "delivered"]
-    size = {peer: buffer_bits(log.up[round_number, peer]) for peer in present}
     assert here.topology is not None
     graph = here.topology.receives(here.num_clients, here.seed, round_number)
-    listeners = sum(bool(graph[other, client]) for other in present)
-    return [size[client] * listeners, sum(size[other] for other in present if graph[client, other])]
+
+    def size(sender: int, receiver: int) -> int:
+        return buffer_bits(log.links.get((round_number, sender, receiver), log.up[round_number, sender]))
+
+    sent = sum(size(client, other) for other in present if graph[other, client])
+    return [sent, sum(size(other, client) for other in present if graph[client, other])]
 
 
 def unseen_clients_are_evaluated_and_leave_no_trace(make: Make) -> None:
@@ -273,7 +278,8 @@ def task_tables(method: str, **options: Value) -> dict[str, Value]:
     """The tables of an experiment in which a method trains, one of `TASK_METHODS` with their settings."""
     kind: type[Method] = find(Method, method)
     settings = {"lr": 0.1, "batch_size": 16, **TASK_METHODS.get(method, {}), **options}
-    graph = {"topology": "ring"} if kind.gather and issubclass(kind, PeerHalf) else {}
+    can = kind.capabilities
+    graph = {"topology": fitting_graph(can)} if kind.gather and issubclass(kind, PeerHalf) else {}
     return {"method": {"name": method, **settings}, **graph}
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from rayfl.compress.base import Compressor, Message, Packet
-from rayfl.methods.base import Context, Finished, Method, Reply, ServerHalf, Tree
+from rayfl.methods.base import Context, Finished, Method, PeerHalf, Reply, ServerHalf, Tree
 from rayfl.rounds.setup import Setup
 from rayfl.settings import Settings
 from rayfl.untyped import Anything, Foreign
@@ -19,7 +19,7 @@ from rayfl.untyped import Anything, Foreign
 HOOKS = (
     *("init_client", "has_work", "stages", "begin", "step", "end_stage", "finish", "receive_reply", "eval_begin"),
     *("init_server", "init_server_memory", "model", "download", "personal_message", "store_uplink", "server_update"),
-    *("final_model", "update", "reply", "mix"),
+    *("final_model", "update", "reply", "mix", "message_to"),
 )
 
 
@@ -35,6 +35,8 @@ class Log:
     down: dict[tuple[int, int], list[Message]] = field(default_factory=dict)
     up: dict[tuple[int, int], dict[str, Packet]] = field(default_factory=dict)
     broadcasts: dict[int, Message] = field(default_factory=dict)
+    links: dict[tuple[int, int, int], Message] = field(default_factory=dict)
+    """What a peer sent to a neighbour, by round, sender and receiver, of methods with `message_to`."""
     read: set[str] = field(default_factory=set)
     """The settings of the method that its hooks have read."""
     waiting: list[tuple[dict[str, Packet], str]] = field(default_factory=list)
@@ -114,7 +116,8 @@ def watched(setup: Setup) -> tuple[Setup, Log]:
 def _own(method: Method, hook: str) -> bool:
     """Whether a hook is watched. The server's defaults are not, so that `overrides` stays the same; all updates are."""
     defined = getattr(type(method), hook, None)
-    return defined is not None and (defined is not getattr(ServerHalf, hook, None) or hook == "server_update")
+    default = PeerHalf.message_to if hook == "message_to" else getattr(ServerHalf, hook, None)
+    return defined is not None and (defined is not default or hook == "server_update")
 
 
 def _watch(name: str, hook: Callable[..., Anything], log: Log) -> Callable[..., Anything]:
@@ -133,6 +136,8 @@ def _watch(name: str, hook: Callable[..., Anything], log: Log) -> Callable[..., 
         values = {**dict(zip(parameters, args, strict=False)), **kwargs, "return": result}
         log.undeclared += [f"{name}: {part}" for part in values if not fits(part, values[part], declared.get(part))]
         log.note(name, next((arg for arg in args if isinstance(arg, Context)), None), result)
+        if name == "message_to" and not log.depth:
+            log.links[args[2].round, args[2].traits.id, args[1]] = log.expect(result)
         return result
 
     return call

@@ -22,6 +22,7 @@ from rayfl.methods.base import (
     Method,
     Metrics,
     Packet,
+    PeerHalf,
     RayflError,
     Received,
     ServerHalf,
@@ -81,6 +82,12 @@ class MessageWrapper(Wrapper):
             raise RayflError(
                 f": {self.name!r} changes messages before they are encoded, and {name} {what}; take another method, or "
                 "(with elastic) list this wrapper first",
+                KEY,
+            )
+        if isinstance(method, PeerHalf) and method.has_link_messages:
+            raise RayflError(
+                f": {self.name!r} changes a client's one message, and peers of {name} send each neighbour another; "
+                "remove it",
                 KEY,
             )
         if self.sees_all and can.may_be_silent:

@@ -17,8 +17,8 @@ from rayfl.rounds.ledger import RoundRecord
 from rayfl.rounds.rounds import RunState
 from rayfl.rounds.setup import Setup
 from rayfl.testing.executors import play
+from rayfl.testing.graphs import fitting_graph
 from rayfl.topology.graphs import FullyConnected
-from rayfl.topology.mixing import FITTING
 from rayfl.wrappers.elastic import Elastic
 from tests.contracts.seams import quadratic
 
@@ -96,7 +96,7 @@ def experiment(name: str, **options: Any) -> Experiment:
     kind = named(Method)[name]
     can = kind.capabilities
     if can.uses_graph or (kind.gather and issubclass(kind, PeerHalf)):
-        tables.setdefault("topology", {"name": "ring", "weights": FITTING[can.needs_weights]})
+        tables.setdefault("topology", fitting_graph(can))
     return Experiment(**tables)
 
 

@@ -61,8 +61,9 @@ def comm_by_hand(here: Setup, log: Log, record: RoundRecord, round: int, late: M
             return [0.0, 0.0, 0.0]
         graph = here.topology.receives(here.num_clients, here.seed, round)
         links = [(one, other) for one in up for other in up if graph[one, other]]
-        received = [sum(up[other] for one, other in links if one == peer) for peer in up]
-        sent = [sum(up[other] for _, other in links if other == peer) for peer in up]
+        size = {(one, other): seen([log.links[round, other, one]]) if log.links else up[other] for one, other in links}
+        received = [sum(size[link] for link in links if link[0] == peer) for peer in up]
+        sent = [sum(size[link] for link in links if link[1] == peer) for peer in up]
         busiest, mean = (max(received, default=0), max(sent, default=0)), sum(sent) / here.num_clients
     else:
         reached = [row.client for row in record.clients if row.status != "dropped_before_download"]

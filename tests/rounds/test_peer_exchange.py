@@ -1,5 +1,8 @@
 """An exchange among peers: bills by hand, how much a call takes on, and how often a message is opened."""
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -13,15 +16,22 @@ from rayfl.compress.sparse import TopK, sparse_packet
 from rayfl.determinism.seeding import FirstDraws
 from rayfl.experiment.prepare import prepare
 from rayfl.gather import Aggregate, ElementwiseMean, Received, Sum, WeightedMean, WeightedSum
-from rayfl.methods.base import Context, Traits
+from rayfl.methods.base import Context, State, Traits, Upload
 from rayfl.methods.peers.dpsgd import DPSGD, DPSGDState
 from rayfl.population.client import ClientStatus
 from rayfl.population.sampling import Participation
+from rayfl.rounds.errors import MethodError
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.ledger import Ledger
 from rayfl.rounds.mix import gather_rows, gathered
-from rayfl.rounds.peer_exchange import CALL_BYTES, bill, in_calls, mix_job
+from rayfl.rounds.peer_exchange import CALL_BYTES, bill, in_calls, link_sizes, mix_job
+from rayfl.rounds.setup import Setup
 from rayfl.rounds.worker_jobs import ClientResult
+from rayfl.testing.contracts import (
+    a_run_goes_on_from_its_checkpoint,
+    several_workers_give_the_bits_of_one,
+    the_bill_is_the_size_of_the_buffers,
+)
 from rayfl.testing.executors import assert_same_bits, contents, play
 from rayfl.topology.graphs import FullyConnected, RandomNeighbours, Ring
 from rayfl.topology.mixing import mixing_weights
@@ -30,6 +40,8 @@ from tests.contracts.every_method import experiment
 from tests.contracts.seams.quadratic import Quadratic, setup
 from tests.refusals import refused
 
+SIZES = ("message_bits", "num_values")
+
 
 def test_links_are_billed_on_both_ends():
     # 0 hears 1 and 2; 1 hears 0; 2 hears 0. Messages of 100, 30 and 7 bits; 5, 4 and 3 numbers.
@@ -37,7 +49,7 @@ def test_links_are_billed_on_both_ends():
     ledger = Ledger(Participation(dict.fromkeys(range(3), ClientStatus.DELIVERED)))
     for client, bits, values in ((0, 100, 5), (1, 30, 4), (2, 7, 3)):
         ledger.results[client] = ClientResult(client, ClientStatus.DELIVERED, message_bits=bits, num_values=values)
-    bill(csr_array(graph), [0, 1, 2], ledger)
+    bill(ledger, [0, 1, 2], *(link_sizes(csr_array(graph), ledger, [0, 1, 2], size) for size in SIZES))
     # Peer 0 is the busiest: it sends 100 bits to each of two, and receives 30 + 7.
     assert [ledger.results[i].billed_bits for i in range(3)] == [200, 30, 7]
     assert [ledger.results[i].downlink_bits for i in range(3)] == [37, 100, 100]
@@ -245,3 +257,60 @@ def test_peers_know_who_hears_whom_among_those_present():
         graph[away] = graph[:, away] = 0
         assert away or round_number
         np.testing.assert_array_equal([state[round_number] for state in states], graph + 2 * graph.T)
+
+
+EXAMPLE = f"{Path(__file__).resolve().parents[2]}/jobs/examples/my_peers.py:Slices"
+
+
+def slices(**options: Any) -> Setup:
+    """A plug-in that sends each neighbour other tensors: a model of 64 x 12, 12, 12 x 10 and 10 entries."""
+    tables = {"method": {"name": EXAMPLE, "lr": 0.1, "batch_size": 60}, "topology": "ring", **options}
+    return prepare(experiment("dpsgd", **tables))
+
+
+def test_each_neighbour_has_a_message_of_its_own():
+    here = slices(rounds=2)
+    records, _ = play(here)
+    by_name = {name: tensor.numel() for name, tensor in here.initial.items()}
+    names = sorted(by_name)
+    # Of both slices that a peer sends, its lower neighbour gets the first in round 0, and the second in round 1.
+    halves = [sum(by_name[name] for name in names[first::2]) for first in (0, 1)]
+    for round_number, record in enumerate(records):
+        assert [row.uplink_bits for row in record.clients] == [32 * sum(halves)] * 6
+        # Peer 1 hears peer 0, of which it is the lower neighbour (the other is 5), and peer 2, of which it is, too.
+        received = 2 * halves[round_number]
+        assert record.clients[1].downlink_bits == 32 * received
+        # Peer 0 is the lower neighbour of both 1 and 5, peer 5 the higher one of both.
+        assert record.clients[0].downlink_bits == 32 * received
+        assert record.clients[5].downlink_bits == 32 * 2 * halves[1 - round_number]
+
+
+def test_messages_of_links_do_not_depend_on_calls_workers_and_stops(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    clients = {"dropout_after_training": 0.2, "dropout_before_download": 0.2}
+    several_workers_give_the_bits_of_one(slices(rounds=3, clients=clients))
+    a_run_goes_on_from_its_checkpoint(lambda **options: slices(**options), 6, tmp_path)
+    the_bill_is_the_size_of_the_buffers(lambda **options: slices(**options), 6)
+    run_states = []
+    for most in (CALL_BYTES, 1):
+        monkeypatch.setattr("rayfl.rounds.peer_exchange.CALL_BYTES", most)
+        here = slices(rounds=3)
+        run_states.append(contents(InlineExecutor(here), play(here)[1][-1]))
+    assert_same_bits(*run_states)
+
+
+class Both(DPSGD):
+    """Sends a message to all, and one to each."""
+
+    name = "both"
+
+    def message_to(self, state: State, neighbour: int, ctx: Context) -> Upload:
+        return {"change": state["params"]}
+
+
+def test_messages_that_nobody_would_read_or_that_lose_something_are_refused():
+    with pytest.raises(MethodError, match=r"Both\.finish.*message_to"):
+        play(setup(Both(Quadratic(), lr=0.1), rounds=1, topology=Ring()))
+    with refused(names=["uplink='topk'", "Slices", "neighbour"]):
+        slices(uplink="topk")
+    with refused(names=["attack", "Slices"]):
+        slices(wrap=[{"name": "attack"}])

@@ -36,6 +36,7 @@ from rayfl.methods.base import (
     Topology,
     Traits,
     Tree,
+    Upload,
 )
 from rayfl.topology.mixing import Exchange, Sparse
 
@@ -218,6 +219,13 @@ class WrappingPeers(WrappingClients, PeerHalf):
 
     def mixing(self, weights: Sparse, exchange: Exchange) -> Sparse:
         return self.peer_half.mixing(weights, exchange)
+
+    def message_to(self, state: State, neighbour: int, ctx: Context) -> Upload:
+        return self.peer_half.message_to(self.inside(state), neighbour, self.inside(ctx))
+
+    @property
+    def has_link_messages(self) -> bool:
+        return self.peer_half.has_link_messages
 
     def mix(self, state: State, received: Received, ctx: Context) -> State:
         return self.peer_half.mix(self.inside(state), self.inside(received), self.inside(ctx))
