@@ -23,8 +23,8 @@ NAMES = ("inputs", "labels", "owners", "test_inputs", "test_labels", "test_owner
 PATTERNS = (*NAMES, "inputs_*", "test_inputs_*")
 """The names of arrays that are read, with those of one of several inputs."""
 _OTHER_NAMES = {
-    "inputs": ("x_train", "X_train", "train_images", "train_x", "x", "X", "images", "features"),
-    "labels": ("y_train", "Y_train", "train_labels", "train_y", "y", "Y", "targets"),
+    "inputs": ("x_train", "X_train", "train_images", "train_x"),
+    "labels": ("y_train", "Y_train", "train_labels", "train_y"),
     "test_inputs": ("x_test", "X_test", "test_images", "test_x"),
     "test_labels": ("y_test", "Y_test", "test_labels", "test_y"),
 }

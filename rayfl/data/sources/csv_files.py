@@ -26,6 +26,7 @@ GAPS = ("", "?", *(word for word in pyarrow.csv.ConvertOptions().null_values if 
 _HEAD_BYTES, _HEAD_ROWS = 1 << 18, 100
 """The part of a file by which its separator and decimal mark are found."""
 _PIECE = 1 << 20
+_LARGEST_BLOCK = (1 << 31) - 1
 _PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\x28\xb5\x2f\xfd": "zstd"}
 _NOT_UNPACKED = {b"PK\x03\x04": "zip", b"\xfd7zXZ": "xz", b"7z\xbc\xaf": "7z"}
 _MARKS = "#|%"
@@ -36,12 +37,12 @@ _MARKS = "#|%"
 class Dialect:
     """How a CSV file is written; None: found by its first rows.
 
-    header: the names of the columns of a file without a header; "none": they are called 0, 1, ...
+    header: the names of the columns of a file without a header; "numbered": they are called 0, 1, ...
     texts: columns that are texts, even if they look like numbers.
     """
 
     separator: Separator | None = None
-    header: tuple[str, ...] | Literal["none"] | None = None
+    header: tuple[str, ...] | Literal["numbered"] | None = None
     encoding: str = "utf-8"
     decimal: Literal[".", ","] | None = None
     texts: tuple[str, ...] = ()
@@ -55,15 +56,7 @@ def read_csv(path: Path, dialect: Dialect) -> pa.Table:
     content = unpacked(path)
     if dialect.encoding.lower().replace("_", "-") not in ("utf-8", "utf8", "utf-8-sig"):
         content = _decoded(path, read_bytes(path) if content is None else content, dialect.encoding).encode()
-    if content is None:
-        with open(path, "rb") as file:
-            head = file.read(_HEAD_BYTES)
-    else:
-        head = content[:_HEAD_BYTES]
-    text = codecs.getincrementaldecoder("utf-8-sig")("replace").decode(head)
-    _refuse_utf_16(path, head)
-    lines = text.splitlines()
-    lines = lines[: -1 if len(head) == _HEAD_BYTES and len(lines) > 1 else None]
+    lines = _first_lines(path, content)
     skipped = _comments(lines)
     separator = dialect.separator or _separator(lines[skipped:])
     cells = _cells(lines[skipped:], separator)
@@ -81,22 +74,39 @@ def read_csv(path: Path, dialect: Dialect) -> pa.Table:
     )
     parse = pyarrow.csv.ParseOptions(delimiter=_delimiter(separator), newlines_in_values=True)
 
-    def parsed(threads: bool) -> pa.Table:
-        read = pyarrow.csv.ReadOptions(skip_rows=skipped, column_names=names, use_threads=threads)
+    size = path.stat().st_size if content is None else len(content)
+
+    def parsed(block_size: int) -> pa.Table:
+        read = pyarrow.csv.ReadOptions(
+            skip_rows=skipped, column_names=names, block_size=block_size, use_threads=block_size == _PIECE
+        )
         return pyarrow.csv.read_csv(path if content is None else pa.BufferReader(content), read, parse, convert)
 
     try:
-        table = parsed(threads=True)
+        try:
+            table = parsed(_PIECE)
+        except pa.ArrowInvalid:
+            # The first block decides the types of columns. One thread knows the number of a wrong row.
+            table = parsed(min(size + 1, _LARGEST_BLOCK))
         columns = [_trimmed(column) for column in table.columns]
         # numpy.savetxt writes a header as a comment.
         return pa.table(columns, names=[name.strip().removeprefix("# ") for name in table.column_names])
-    except pa.ArrowInvalid:
-        # One thread knows the number of the row.
-        return parsed(threads=False)
     except UnicodeDecodeError:
         raise RayflError(
             f"{path} has a header (row 0) that is no UTF-8 text; give data.encoding that of the file, such as 'latin-1'"
         ) from None
+
+
+def _first_lines(path: Path, content: bytes | None) -> list[str]:
+    """The first whole lines of a file, or of its content; bytes that are not UTF-8 are replaced."""
+    if content is None:
+        with open(path, "rb") as file:
+            head = file.read(_HEAD_BYTES)
+    else:
+        head = content[:_HEAD_BYTES]
+    _refuse_utf_16(path, head)
+    lines = codecs.getincrementaldecoder("utf-8-sig")("replace").decode(head).splitlines()
+    return lines[:-1] if len(head) == _HEAD_BYTES and len(lines) > 1 else lines
 
 
 def unpacked(path: Path) -> bytes | None:
@@ -204,7 +214,7 @@ def _names(path: Path, dialect: Dialect, cells: Sequence[Sequence[str]]) -> list
     if dialect.header is None:
         return None
     width = len(cells[0]) if cells else 0
-    if dialect.header == "none":
+    if dialect.header == "numbered":
         return [*map(str, range(width))]
     if len(dialect.header) != width:
         raise RayflError(

@@ -33,6 +33,9 @@ class ImageTable(TableSource):
     channels: Channels = 3
     augment: bool = Field(default=False, description="crop and flip train batches at random")
 
+    def texts(self) -> tuple[str, ...]:
+        return (self.image,)
+
     def load(self) -> Dataset:
         """Load the dataset. Raise RayflError if a column is missing, or if an image cannot be decoded."""
         train, test = self.read()

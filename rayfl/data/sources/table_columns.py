@@ -75,7 +75,7 @@ class TableColumns:
             return f"its only column is called {names[0]!r}; if that is a whole row, give data.separator"
         headless = (
             f"; its first row is {shown(names)}: if the file has no header, give data.header the names of its columns, "
-            "or 'none' to call them '0', '1', ..."
+            "or 'numbered' to call them '0', '1', ..."
         )
         return did_you_mean(name, names) + (headless if any(map(_is_numeral, names)) else "")
 
@@ -310,8 +310,8 @@ class TableSource(Source):
     separator: Separator | None = Field(
         default=None, description="what separates the columns of a CSV file; default: found by its first rows"
     )
-    header: tuple[str, ...] | Literal["none"] | None = Field(
-        default=None, description="names of the columns of a CSV file without a header; none: '0', '1', ..."
+    header: tuple[str, ...] | Literal["numbered"] | None = Field(
+        default=None, description="names of the columns of a CSV file without a header; 'numbered': '0', '1', ..."
     )
     encoding: str = Field(default="utf-8", description="encoding of a CSV file, such as latin-1, cp1252 or utf-16")
     decimal: Literal[".", ","] | None = Field(
@@ -324,15 +324,19 @@ class TableSource(Source):
     def unused(self) -> Mapping[str, str]:
         return {**super().unused(), **({"test_path": "beside split"} if self.split is not None else {})}
 
+    def texts(self) -> tuple[str, ...]:
+        """Columns of CSV files that are texts, even if they look like numbers."""
+        return ()
+
     def read(self, missing: Missing = "refuse") -> tuple[TableColumns, TableColumns | None]:
         """The tables of train and test. Owners that are numbers in one and texts in the other are texts in both."""
-        train, test = self._read(missing, ())
+        train, test = self._read(missing, self.texts())
         owners = self.owners
         if test is None or owners is None or is_text(train.raw(owners).type) == is_text(test.raw(owners).type):
             return train, test
         if form(expanded(self.path)) == "csv":
             # As they are written: 007 is no number.
-            return self._read(missing, (owners,))
+            return self._read(missing, (*self.texts(), owners))
         return train, test
 
     def _read(self, missing: Missing, texts: tuple[str, ...]) -> tuple[TableColumns, TableColumns | None]:

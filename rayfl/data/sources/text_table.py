@@ -20,6 +20,9 @@ class LabelledTexts(TableSource):
     vocabulary: Vocabulary = 10_000
     length: Length = 256
 
+    def texts(self) -> tuple[str, ...]:
+        return (self.text,)
+
     def load(self) -> Dataset:
         """Load the dataset. Raise RayflError if a column is missing, or has no texts."""
         train, test = self.read()

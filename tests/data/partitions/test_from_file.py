@@ -123,7 +123,7 @@ def test_what_data_writes_gives_the_same_run(tmp_path: Path):
     refused(rayfl("data", toml, "--write-partition", out), names=[out, "exists", "--write-partition"])
     read = rayfl("data", toml, f"partition={{name='file', path='{out}'}}")
     assert read.stdout == shown.stdout
-    for name, override in (("one", "seed=0"), ("two", f"partition={{name='file', path='{out}'}}")):
+    for name, override in (("one", "rounds=1"), ("two", f"partition={{name='file', path='{out}'}}")):
         result = rayfl("run", toml, override, "--inline", "--output", tmp_path / name)
         assert result.exit_code == 0, result.output
     first, second = (pd.read_parquet(tmp_path / name / "records" / "metrics.parquet") for name in ("one", "two"))

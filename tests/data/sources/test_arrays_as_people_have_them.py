@@ -65,7 +65,7 @@ def test_the_names_of_other_archives(tmp_path: Path, names: str):
         tmp_path / "b.npz",
         inputs=images,
         labels=classes,
-        features=np.array([{}], dtype=object),
+        x=np.array([{}], dtype=object),
         allow_pickle=True,
         **arrays,
     )

@@ -55,10 +55,10 @@ MPG = rows(lambda i: f'18.{i}   8   307.0      {"?" if i == 3 else 130}   {i % 3
         ("a.csv", "# a,b,label\n" + rows(lambda i: f"{i},2,{i % 2}\n"), {}, ["a", "b"]),
         ("a.csv", "# made by me\na,b,label\n" + rows(lambda i: f"{i},2,{i % 2}\n"), {}, ["a", "b"]),
         ("a.txt", "a label\n" + rows(lambda i: f'"{i + 1}" {i} {i % 2}\n'), {}, ["a"]),
-        ("a.data", rows(lambda i: f"{i},3.5,{'xy'[i % 2]}\n"), {"header": "none", "labels": "2"}, ["0", "1"]),
+        ("a.data", rows(lambda i: f"{i},3.5,{'xy'[i % 2]}\n"), {"header": "numbered", "labels": "2"}, ["0", "1"]),
         ("a.data", rows(lambda i: f"{i},3,{i % 2}\n"), {"header": ["a", "b", "label"]}, ["a", "b"]),
-        ("mpg.data", MPG, {"header": "none", "labels": "4", "missing": "mean"}, ["0", "1", "2", "3"]),
-        ("german.data-numeric", rows(lambda i: f"  {i}   {i % 2} \n"), {"header": "none", "labels": "1"}, ["0"]),
+        ("mpg.data", MPG, {"header": "numbered", "labels": "4", "missing": "mean"}, ["0", "1", "2", "3"]),
+        ("german.data-numeric", rows(lambda i: f"  {i}   {i % 2} \n"), {"header": "numbered", "labels": "1"}, ["0"]),
         ("a.csv.gz", gzip.compress(b"a,label\n" + b"1,0\n2,1\n" * 9), {}, ["a"]),
         ("a.tsv.bz2", bz2.compress(b"a\tlabel\n" + b"1\t0\n2\t1\n" * 9), {}, ["a"]),
         (
@@ -91,7 +91,7 @@ def test_a_file_is_read_as_it_is_written(tmp_path: Path, name: str, content: str
     ("name", "content", "options", "names"),
     [
         ("a.csv", "a:b:label\n1:2:0\n", {}, ['"label"', "'a:b:label'", "data.separator"]),
-        ("a.csv", "5.1,3.5,x\n4.9,3.0,y\n", {}, ['"label"', "'5.1'", "data.header", "'none'"]),
+        ("a.csv", "5.1,3.5,x\n4.9,3.0,y\n", {}, ['"label"', "'5.1'", "data.header", "'numbered'"]),
         ("a.csv", "1,2\n", {"header": ["a", "b", "label"]}, ["data.header", "3 columns", "a.csv has 2"]),
         ("a.csv", "a,label\n1,Malm\u00f6\n".encode("latin-1"), {}, ["'label'", "row 0", "data.encoding", "UTF-8"]),
         ("a.csv", "gr\u00f6\u00dfe,label\n1,0\n".encode("latin-1"), {}, ["row 0", "data.encoding", "UTF-8"]),
@@ -115,6 +115,13 @@ def test_what_cannot_be_read_gets_a_sentence(tmp_path: Path, name: str, content:
     (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     with refused(names=names):
         load(tmp_path / name, **options)
+
+
+def test_the_type_of_a_column_is_that_of_all_its_rows(tmp_path: Path):
+    # More than the megabyte by which pyarrow takes the first column for whole numbers.
+    (tmp_path / "a.csv").write_text("a,label\n" + "100000,0\n200000,1\n" * 70_000 + "0.5,1\n")
+    dataset = load(tmp_path / "a.csv", standardise=False, test_path=str(tmp_path / "a.csv"))
+    assert dataset.train.inputs[-1].tolist() == [0.5]
 
 
 def write(path: Path, frame: pd.DataFrame) -> None:
