@@ -1,4 +1,4 @@
-"""The commands that look at runs: report, compare, table, ls and show, and their options."""
+"""The commands about runs that are there: report, compare, table, ls, show, prune, pack and note."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -8,6 +8,7 @@ import click
 
 from jobs.arguments import ABSOLUTE, PLACE
 from jobs.display import Display
+from rayfl.errors import RayflError
 from rayfl.untyped import Foreign, Value
 
 # Each command imports what it needs, so that `rayfl --help` loads nothing else.
@@ -128,13 +129,61 @@ def table(
 
 @click.command()
 @click.argument("folders", nargs=-1, type=ABSOLUTE)
-def ls(folders: Sequence[Path]) -> None:
-    """List the runs in FOLDERS, by default in runs/, the latest first: state, rounds, metric, time."""
+@click.option(
+    "--where",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Only runs with this value: state=finished, tag=WORD, method=NAME.",
+)
+def ls(folders: Sequence[Path], where: Sequence[str]) -> None:
+    """List the runs in FOLDERS, by default in runs/, the latest first: state, rounds, metric, time, tags, note."""
+    if wrong := [word for word in where if "=" not in word]:
+        raise RayflError(f"--where {wrong[0]}: write KEY=VALUE, as in state=finished, tag=paper or method.lr=0.1")
     with Display("loading") as display:
         from jobs import reporting
 
-        for folder in folders or [Path("runs").absolute()]:
-            reporting.list_runs(folder, display)
+        for folder in folders or [_runs()]:
+            reporting.list_runs(folder, dict(word.split("=", 1) for word in where), display)
+
+
+def _runs() -> Path:
+    return Path("runs").absolute()
+
+
+@click.command()
+@click.argument("folders", nargs=-1, type=ABSOLUTE)
+@click.option("--dry-run", is_flag=True, help="Print what would be freed, and remove nothing.")
+def prune(folders: Sequence[Path], dry_run: bool) -> None:
+    """Remove the checkpoints of the finished runs in FOLDERS, by default in runs/; results and models stay.
+
+    Adding rounds to such a run begins with its first round again.
+    """
+    from jobs import keeping
+
+    keeping.prune(folders or [_runs()], dry_run)
+
+
+@click.command()
+@click.argument("directories", nargs=-1, required=True, type=ABSOLUTE)
+@click.option("--output", type=ABSOLUTE, help="The file; default: NAME.tar.gz here.")
+@click.option("--overwrite", is_flag=True, help="Replace the file if there is one.")
+def pack(directories: Sequence[Path], output: Path | None, overwrite: bool) -> None:
+    """Pack runs or sweeps to share them: one .tar.gz file without checkpoints, and without paths of your home."""
+    from jobs import keeping
+
+    keeping.pack(directories, output, overwrite)
+
+
+@click.command()
+@click.argument("directory", metavar="RUN", type=ABSOLUTE)
+@click.argument("text", required=False)
+@click.option("--tag", multiple=True, metavar="WORD", help="Add a tag.")
+@click.option("--untag", multiple=True, metavar="WORD", help="Remove a tag.")
+def note(directory: Path, text: str | None, tag: Sequence[str], untag: Sequence[str]) -> None:
+    """Give a run a note (TEXT) and tags, which `rayfl ls` shows and finds."""
+    from jobs import keeping
+
+    keeping.note(directory, text, tag, untag)
 
 
 @click.command()
@@ -147,4 +196,4 @@ def show(place: Path | str) -> None:
         reporting.show(place, display)
 
 
-COMMANDS = (report, compare, table, ls, show)
+COMMANDS = (report, compare, table, ls, show, prune, pack, note)

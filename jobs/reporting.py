@@ -98,16 +98,17 @@ def compare(places: Sequence[Path | str], settings: Mapping[str, object], displa
     print_comparison(runs, options)
 
 
-def list_runs(folder: Path, display: Display) -> None:
-    """Print a list of the runs in a folder."""
+def list_runs(folder: Path, where: Mapping[str, str], display: Display) -> None:
+    """Print a list of the runs in a folder. where: as of `run_list`."""
     display.stage("reading the runs")
     if not folder.is_dir():
         raise RayflError(f"there is no folder {folder}; name the folder of your runs")
-    listing = run_list(folder)
+    listing = run_list(folder, where)
     display.close()
     if listing.rows:
         print_table(rich_table(None, listing), 120)
-    say(f"{wording.counted(len(listing.rows), 'run') if listing.rows else 'no runs'} in {folder}")
+    such = " ".join(["", "with", *(f"{key}={value}" for key, value in where.items())]) if where else ""
+    say(f"{wording.counted(len(listing.rows), 'run') if listing.rows else 'no runs'}{such} in {folder}")
 
 
 def show(place: Path | str, display: Display) -> None:

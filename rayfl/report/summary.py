@@ -9,12 +9,15 @@ from typing import Literal, TypedDict
 
 import pyarrow.compute as pc
 
+from rayfl import toml
 from rayfl.errors import RayflError
 from rayfl.report.comparison import TextTable
 from rayfl.report.page_tables import fairness_of
 from rayfl.report.series import MEGABYTE_BITS, facts, ranking_names, run_name, series, work_done
 from rayfl.rounds.early_stop import EarlyStop, stop_rule
+from rayfl.run_directory.description import read_experiment
 from rayfl.run_directory.disk import is_locked
+from rayfl.run_directory.notes import Notes, read_notes
 from rayfl.run_directory.record import Run, read_run
 from rayfl.settings import dotted
 
@@ -26,20 +29,43 @@ _DEPTH = 3
 """The depth of folders in which runs are looked for: runs/SWEEP/RUN."""
 
 
-def run_list(folder: Path) -> TextTable:
+def run_list(folder: Path, where: Mapping[str, str] | None = None) -> TextTable:
     """All runs in a folder and in the folders below, a row each, the latest first.
 
     Name, state, rounds, the last value in each of `PLACES` where models are evaluated, by the first metric that ranks
-    runs, and when the run last recorded anything.
+    runs, when the run last recorded anything, and if any run has them, tags and note. where: the values that listed
+    runs have, as text by key: `state`, `tag`, or a setting by its dotted key (method for method.name).
     """
-    paths = [path for depth in range(_DEPTH + 1) for path in sorted(folder.glob("*/" * depth + "experiment.json"))]
-    runs = [path.parent for path in paths if path.is_file() and not path.parent.is_symlink()]
-    changed = {run: _last_change(run) for run in runs}
+    changed = {run: _last_change(run) for run in runs_below(folder)}
     rows = []
     for run in sorted(changed, key=changed.__getitem__, reverse=True):
         name = run.name if run == folder else run.relative_to(folder).as_posix()
-        rows.append([name, *_overview(run), datetime.fromtimestamp(changed[run]).isoformat(" ", "minutes")])
-    return TextTable(["run", "state", "rounds", *PLACES, "changed"], rows)
+        state, *values = _overview(run)
+        notes = read_notes(run)
+        if fits(run, state, notes, where or {}):
+            time = datetime.fromtimestamp(changed[run]).isoformat(" ", "minutes")
+            rows.append([name, state, *values, time, " ".join(notes.tags), notes.note])
+    heads = ["run", "state", "rounds", *PLACES, "changed", "tags", "note"]
+    width = len(heads) if any(row[-1] or row[-2] for row in rows) else -2
+    return TextTable(heads[:width], [row[:width] for row in rows])
+
+
+def runs_below(folder: Path) -> list[Path]:
+    """The directories of the runs in a folder and in the folders below, or the folder itself if it is one."""
+    paths = [path for depth in range(_DEPTH + 1) for path in sorted(folder.glob("*/" * depth + "experiment.json"))]
+    return [path.parent for path in paths if path.is_file() and not path.parent.is_symlink()]
+
+
+def fits(directory: Path, state: str, notes: Notes, where: Mapping[str, str]) -> bool:
+    """Whether a run has all the values in `where`, as of `run_list`."""
+    try:
+        settings = dotted(read_experiment(directory)) if where else {}
+    except RayflError:
+        settings = {}
+    known = {key: {str(value), toml.dumps({"": value}).partition(" = ")[2].strip()} for key, value in settings.items()}
+    known |= {key.removesuffix(".name"): values for key, values in known.items() if key.endswith(".name")}
+    known |= {"state": {state}, "tag": {*notes.tags}}
+    return all(value in known.get(key, ()) for key, value in where.items())
 
 
 def _overview(directory: Path) -> list[str]:
