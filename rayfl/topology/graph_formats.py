@@ -37,6 +37,7 @@ def read_text_graph(path: Path, num_peers: int) -> np.ndarray:
         place = next(place for place, row in enumerate(rows) if len(row) != len(rows[0]))
         raise ValueError(
             f"the number of columns changed from {len(rows[0])} to {len(rows[place])} at row {place + 1} of {len(rows)}"
+            ", and a list has one edge a row"
         )
     width = len(rows[0])
     names, rows = _header(rows, num_peers)
