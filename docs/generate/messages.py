@@ -12,7 +12,9 @@ from rayfl.compress.base import Message
 from rayfl.determinism.process import prepare_process
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare
+from rayfl.methods.adapters.flora import FLoRA
 from rayfl.methods.base import Method, PeerHalf
+from rayfl.methods.shared.low_rank import LowRank
 from rayfl.testing.executors import play
 from rayfl.testing.graphs import fitting_graph
 from rayfl.testing.watching import Log, buffer_bits, watched
@@ -26,6 +28,8 @@ MEASURED: Mapping[str, Any] = {
     "model": {"name": "mlp", "hidden": [10]},
 }
 """The experiment that measures every method's messages."""
+ADAPTERS: Mapping[str, Any] = {"adapters": {"layers": ["1"], "rank": 4, "trained": ["3.*"]}}
+"""The same for methods that combine adapters."""
 
 prepare_process()
 
@@ -47,7 +51,10 @@ def measured(name: str) -> tuple[tuple[Sent, ...], frozenset[str]]:
     can = kind.capabilities
     has_graph = can.uses_graph or (kind.gather and issubclass(kind, PeerHalf))
     graph = {"topology": fitting_graph(can)} if has_graph else {}
-    setup, log = watched(prepare(Experiment(**MEASURED, **graph, method=name)))
+    adapters = dict(ADAPTERS) if issubclass(kind, LowRank) else {}
+    if issubclass(kind, FLoRA):
+        adapters = {"adapters": {**ADAPTERS["adapters"], "merged": True}}
+    setup, log = watched(prepare(Experiment(**MEASURED, **graph, **adapters, method=name)))
     records, _ = play(setup)
     seen: dict[tuple[str, str], dict[int, int]] = {}
     for record in records:

@@ -2,15 +2,19 @@
 
 peft (the extra `adapters`) makes the layers: W x + (alpha / rank) B A x with A [rank, in] random and B [out, rank]
 zero, so that the initial model equals the frozen one. Frozen weights are constants: stored once per node, never sent or
-averaged.
+averaged. DoRA (Liu et al., DoRA: Weight-Decomposed Low-Rank Adaptation, ICML 2024) also trains the norm of each row of
+W + (alpha / rank) B A.
 """
 
 import re
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
+from typing import Any, Literal
 
+import torch
 from pydantic import Field
 from torch import nn
 
@@ -20,6 +24,7 @@ from rayfl.settings import Settings, shown
 from rayfl.tree import Tree
 
 BASE, LORA = ".base_layer.", ".lora_"
+FACTOR_A, FACTOR_B, MAGNITUDE = ".lora_A.", ".lora_B.", ".lora_magnitude_vector."
 
 
 class Adapters(Settings):
@@ -28,6 +33,14 @@ class Adapters(Settings):
     layers: tuple[str, ...] = Field(min_length=1, description="names of linear layers, with *, that get an adapter")
     rank: int = Field(default=8, ge=1, description="rank of an adapter")
     alpha: float = Field(default=16.0, gt=0, description="an adapter's output is multiplied by alpha / rank")
+    factors: Literal["both", "B"] = Field(
+        default="both",
+        description="factors that are trained; B: A keeps its initial values and is not sent",
+    )
+    merged: bool = Field(
+        default=False, description="the layers' own weights can change too, for a server that merges adapters (flora)"
+    )
+    dora: bool = Field(default=False, description="DoRA: also train the norms of the rows of the adapted weights")
     trained: tuple[str, ...] = Field(
         default=(), description="names of parameters, with *, that are trained as they are, for example a new head"
     )
@@ -53,10 +66,12 @@ class Adapters(Settings):
             warnings.simplefilter("ignore")
             # A regular expression matches whole names; in a list, each name would also match the end of another.
             pattern = "|".join(map(re.escape, names))
-            config = LoraConfig(r=self.rank, lora_alpha=self.alpha, target_modules=pattern)  # pyright: ignore[reportArgumentType] (a float will do)
+            config = LoraConfig(r=self.rank, lora_alpha=self.alpha, target_modules=pattern, use_dora=self.dora)  # pyright: ignore[reportArgumentType] (a float will do)
             inject_adapter_in_model(config, module)
         for name, parameter in module.named_parameters():
-            parameter.requires_grad_(LORA in name or name in trained)
+            is_factor = LORA in name and not (self.factors == "B" and FACTOR_A in name)
+            is_merged = self.merged and name.endswith(f"{BASE}weight")
+            parameter.requires_grad_(is_factor or is_merged or name.replace(BASE, ".") in trained)
         return module
 
 
@@ -64,6 +79,52 @@ def is_linear(layer: nn.Module) -> bool:
     """Whether the layer is linear. In transformers, GPT-2's are called Conv1D, and their weight is [in, out]."""
     kind = type(layer)
     return isinstance(layer, nn.Linear) or f"{kind.__module__}.{kind.__name__}" == "transformers.pytorch_utils.Conv1D"
+
+
+def factor_pairs(params: Tree) -> list[tuple[str, str]]:
+    """The names of the factors A [rank, in] and B [out, rank] of every adapter whose factors are both in `params`."""
+    pairs = [(name, name.replace(FACTOR_A, FACTOR_B)) for name in params if FACTOR_A in name]
+    return [(a, b) for a, b in pairs if b in params]
+
+
+def base_weight(factor: str) -> str:
+    """The name of the weight that the adapter with this factor is added to."""
+    return f"{factor.partition(LORA)[0]}{BASE}weight"
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How a layer adds the product of its factors to its weight."""
+
+    factor: float  # alpha / rank
+    transposed: bool
+
+    def added(self, b: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+        """factor * B A in the shape of the weight."""
+        product = self.factor * (b @ a)
+        return product.T if self.transposed else product
+
+
+def scales(module: nn.Module) -> dict[str, Scale]:
+    """The scale of every adapter in a module, by the name of its weight."""
+    # Any: layers of peft.
+    layers: dict[str, Any] = {name: layer for name, layer in module.named_modules() if hasattr(layer, "scaling")}
+    return {
+        f"{name}{BASE}weight": Scale(layer.scaling["default"], bool(layer.fan_in_fan_out))
+        for name, layer in layers.items()
+    }
+
+
+def with_magnitudes(started: Tree, before: Tree) -> Tree:
+    """`started`, in which DoRA's norms are those of its weights; `before` has the norms of its own weights."""
+    norms: Tree = {}
+    for name in (name for name in started if MAGNITUDE in name):
+        layer = base_weight(name)
+        of_rows = torch.linalg.vector_norm(before[layer], dim=1)
+        # The weights of a Conv1D are [in, out].
+        has_rows = of_rows.shape == before[name].shape and torch.allclose(of_rows, before[name])
+        norms[name] = torch.linalg.vector_norm(started[layer], dim=1 if has_rows else 0)
+    return {**started, **norms}
 
 
 def plain_names(weights: Tree) -> dict[str, str]:

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from rayfl.errors import RayflError, did_you_mean, log
 from rayfl.limits.regular_files import reading, require_regular
-from rayfl.models.adapters import BASE, plain_names
+from rayfl.models.adapters import BASE, plain_names, with_magnitudes
 from rayfl.tree import Tree
 
 
@@ -53,7 +53,8 @@ def read_backbone(
     for what, some in (("starts at random", missing), ("is left over", left)):
         if some:
             log.warning("model.start=%s: %s %s", path, ", ".join(some), what)
-    return {**weights, **_copied(loaded, {names[name]: (name, tensor) for name, tensor in expected.items()})}
+    started = _copied(loaded, {names[name]: (name, tensor) for name, tensor in expected.items()})
+    return with_magnitudes({**weights, **started}, weights)
 
 
 def _is_stored(name: str, stored: Mapping[str, str] | None) -> bool:

@@ -53,9 +53,18 @@ HYPER: Mapping[str, Options] = {
     # Masks that move in three rounds.
     "fedpm": {"lr": 0.1, "epochs": 1},
     "feddst": {"lr": 0.1, "epochs": 1, "readjust_every": 2, "readjust_end": 3},
+    "hetlora": {"lr": 0.1, "epochs": 2, "pruned_share": 0.75, "penalty": 0.1},
     "flash": {"variant": "jmwst", "density": 0.3, "warm_up_epochs": 2},
 }
 """Hyper-parameters under contract, of methods whose defaults would leave something out."""
+
+
+ADAPTED: Mapping[str, Options] = {"adapters": {"layers": ["*1"], "rank": 4, "trained": ["*.bias"]}}
+TABLES: Mapping[str, Options] = {
+    **dict.fromkeys(("hetlora", "flexlora"), ADAPTED),
+    "flora": {"adapters": {**ADAPTED["adapters"], "merged": True}},
+}
+"""Further tables of methods that need them."""
 
 
 BATCH_SIZE = 60
@@ -90,6 +99,7 @@ def experiment(name: str, **options: Any) -> Experiment:
         "partition": {"name": "dirichlet-class", "alpha": 1.0},
         "model": {"name": "mlp", "hidden": [12]},
         "method": {"name": name, **batches(named(Method)[name]), **own(name, options.get("clients", {}))},
+        **TABLES.get(name, {}),
         **options,
     }
     tables["clients"] = {"count": 6, **options.get("clients", {})}

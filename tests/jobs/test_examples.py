@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from rayfl.experiment.experiment import Experiment, read
 from rayfl.experiment.prepare import prepare
@@ -90,6 +91,22 @@ def test_lora_on_a_strangers_transformer_sends_adapters(tmp_path: Path, monkeypa
     assert {row["downlink_bits"] for row in read_run(Path("run")).clients.to_pylist()} == {
         32 * (2 * 4 * (16 + 48) + 16 * 8)
     }
+
+
+def test_lora_on_a_vision_transformer_starts_from_its_backbone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    shutil.copytree(EXAMPLES, tmp_path / "examples")
+    monkeypatch.chdir(tmp_path / "examples")
+    for name in ("backbone", "lora_vit"):
+        options = ["rounds=2", "model.width=16", "model.depth=1", "output.report=false"]
+        result = rayfl("run", f"{name}.toml", "--inline", "--output", name, *options)
+        assert result.exit_code == 0, result.output
+    before, after = (load_file(f"{name}/models/global.safetensors") for name in ("backbone", "lora_vit"))
+    frozen = {name: tensor for name, tensor in before.items() if not name.startswith("head.")}
+    there = {name.replace(".base_layer.", "."): tensor for name, tensor in after.items()}
+    assert all(torch.equal(there[name], tensor) for name, tensor in frozen.items())
+    # Queries and values of one block, 16 x 16, with rank 8, and a head of 10 classes.
+    bits = 32 * (2 * 8 * (16 + 16) + 17 * 10)
+    assert {row["downlink_bits"] for row in read_run(Path("lora_vit")).clients.to_pylist()} == {bits}
 
 
 def softmax_gradient(inputs: np.ndarray, labels: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> tuple:

@@ -13,6 +13,8 @@ from transformers.pytorch_utils import Conv1D
 import rayfl
 from rayfl.models import flops
 from rayfl.models.adapters import Adapters
+from rayfl.models.given_weights import read_backbone
+from rayfl.network import Network
 from tests.bound_tasks import classification
 from tests.refusals import refused
 
@@ -104,8 +106,11 @@ def test_only_adapters_travel_and_the_backbone_stays(tmp_path: Path):
         {"method": {"name": "fedpse", "lr": 0.1, "keep_ratio": 0.5}},
         {"uplink": {"name": "topk", "keep_ratio": 0.2}},
         {"parts": {"personal": ["*lora_B*"]}},
+        {"adapters": {**LORA, "dora": True}},
+        {"adapters": {**LORA, "factors": "B"}},
+        {"adapters": {**LORA, "merged": True}, "method": {"name": "flora", "lr": 0.1, "batch_size": 8}},
     ],
-    ids=["fedavg", "fedpse", "topk", "personal"],
+    ids=["fedavg", "fedpse", "topk", "personal", "dora", "factor B", "flora"],
 )
 def test_methods_and_compressors_learn_on_adapters(tables: Any, tmp_path: Path):
     found = run(tmp_path / "run", rounds=4, **tables)
@@ -113,6 +118,38 @@ def test_methods_and_compressors_learn_on_adapters(tables: Any, tmp_path: Path):
     assert losses.iloc[-1] < 0.99 * losses.iloc[0]
     stacked = run(tmp_path / "stacked", rounds=1, runtime={"executor": "inline", "engine": "vmap"}, **tables)
     assert stacked.frame["train/loss"].iloc[0] == pytest.approx(found.frame["train/loss"].iloc[0], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "trained"),
+    [
+        ({"factors": "B"}, {"1.lora_B.default.weight"}),
+        ({"merged": True}, {"1.lora_A.default.weight", "1.lora_B.default.weight", "1.base_layer.weight"}),
+        ({"factors": "B", "dora": True}, {"1.lora_B.default.weight", "1.lora_magnitude_vector.default.weight"}),
+        (
+            {"factors": "B", "trained": ("1.bias", "2.*")},
+            {"1.lora_B.default.weight", "1.base_layer.bias", "2.weight", "2.bias"},
+        ),
+    ],
+    ids=["factors", "merged", "dora", "bias of an adapted layer"],
+)
+def test_settings_say_what_is_trained(settings: Any, trained: set[str]):
+    adapted = Adapters(layers=("1",), rank=2, **settings).adapted(network)
+    assert {name for name, parameter in adapted.named_parameters() if parameter.requires_grad} == trained
+
+
+@pytest.mark.parametrize("kind", [nn.Linear, Conv1D])
+def test_dora_starts_from_the_norms_of_a_files_weights(kind: type[nn.Module], tmp_path: Path):
+    def build() -> nn.Sequential:
+        return nn.Sequential(kind(3, 5) if kind is nn.Linear else kind(5, 3), nn.Linear(5, 2))
+
+    frozen, path = build(), tmp_path / "start.safetensors"
+    save_file({name: tensor + 0.3 for name, tensor in frozen.state_dict().items()}, path)
+    frozen.load_state_dict(load_file(path))
+    adapted = Network(Adapters(layers=("0",), rank=2, dora=True).builder(build), (3,))
+    params = adapted.keep_constants(read_backbone(path, adapted.first_weights(0), set(), "model"))
+    inputs = torch.randn(4, 3)
+    torch.testing.assert_close(adapted(params, inputs), frozen(inputs))
 
 
 @pytest.mark.parametrize("form", ["safetensors", "torch"])

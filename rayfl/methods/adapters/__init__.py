@@ -1,0 +1,1 @@
+"""Low-rank adapters: clients train factors B A of their own rank, and the server combines them."""
