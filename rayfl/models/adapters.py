@@ -108,7 +108,7 @@ class Scale:
 def scales(module: nn.Module) -> dict[str, Scale]:
     """The scale of every adapter in a module, by the name of its weight."""
     # Any: layers of peft.
-    layers: dict[str, Any] = {name: layer for name, layer in module.named_modules() if hasattr(layer, "scaling")}
+    layers: dict[str, Any] = {name: layer for name, layer in module.named_modules() if hasattr(layer, "lora_A")}
     return {
         f"{name}{BASE}weight": Scale(layer.scaling["default"], bool(layer.fan_in_fan_out))
         for name, layer in layers.items()
