@@ -15,7 +15,7 @@ another's state or carry inherits from its `TypedDict`.
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self
 
 import torch
@@ -168,6 +168,10 @@ class Method(Kind, ABC):
     def check_model(self, params: Tree) -> None:
         """Raise RayflError before round 0 if the settings do not fit the model, initially `params`, by name."""
 
+    def check_ratios(self, ratios: Sequence[float], ctx: Context) -> None:
+        """Raise RayflError before round 0 if the clients' different retention ratios, ascending, do not fit the model
+        or the uplink of `ctx`."""
+
     @abstractmethod
     def plan(self, round_number: int, coin: float) -> Plan:
         """The plan of round `round_number`; `coin` in [0, 1) is the shared coin of that round."""
@@ -231,9 +235,10 @@ class Method(Kind, ABC):
         """
         return 1.0 if stage.split == "train" else 0.0
 
-    def trains_under(self, state: State, stage: Stage) -> Tree | None:
+    def trains_under(self, state: State, stage: Stage, ctx: Context) -> Tree | None:
         """The mask under which a client that begins a round with `state` does a stage; None: all entries are used.
 
+        `ctx` is that of the client's hooks, for a method whose mask follows from the round or the client's traits.
         An example then counts, and with `clients.sparse_speedup` takes, only the operations that the mask leaves.
         Tensors that it does not name are whole.
         """
@@ -324,6 +329,11 @@ class ServerHalf(ABC):
     def update(self, server: State, received: Received, ctx: Context) -> State:
         """The new server state after a round in which a message arrived."""
         raise TypeError(f"{type(self).__name__} has neither update nor server_update; implement one of them")
+
+    def further_models(self, server: State) -> Mapping[str, Tree]:
+        """Models besides `model` that are evaluated on the pooled test set, by what names their metrics:
+        {"width_0.5": ...} is evaluated as pooled/accuracy_at_width_0.5."""
+        return {}
 
     def reply(self, server: State, server_memory: State, ctx: Context) -> Reply:
         """The message to a client that delivered, in the same round, after the update; called on the actors."""

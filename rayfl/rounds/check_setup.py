@@ -44,7 +44,9 @@ def check_setup(setup: Setup) -> None:
         )
     # Counted whatever the settings are: a warning comes before the run, and no step counts under vmap.
     is_counted = setup.forward_flops > 0
-    if clients.sparse_speedup and (not is_counted or setup.method.trains_under(setup.first_state(0), Stage()) is None):
+    ctx = setup.context(0, setup.plan(0), 0, "check")
+    mask = method.trains_under(setup.first_state(0), Stage(), ctx)
+    if clients.sparse_speedup and (not is_counted or mask is None):
         raise RayflError(
             f"=true makes training under a mask faster, but clients of {name} have no mask, or the model "
             "has no convolution or linear layer; remove it",
@@ -99,6 +101,7 @@ def check_setup(setup: Setup) -> None:
         raise RayflError(" names no metric, and the task has none of its own; name one", ("evaluation", "metrics"))
     setup.method.check(setup.num_clients, setup.topology, setup.seed)
     checked_hook(setup.method.check_model)(setup.initial)
+    method.check_ratios(setup.population.retention_groups or [1.0], ctx)
 
 
 def check_graph(setup: Setup, topology: Topology, name: str) -> None:

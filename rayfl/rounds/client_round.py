@@ -246,7 +246,7 @@ class ClientRound:
         dense = self.setup.forward_flops
         gradients = defaultdict[float, float](float)
         for stage in self.plan.stages if dense else ():
-            mask = self.method.trains_under(self.state, stage)
+            mask = self.method.trains_under(self.state, stage, ctx)
             forward = dense if mask is None else flops.forward_flops(uses, mask, self.setup.initial)
             per_example = self.method.gradients_per_example(stage, ctx)
             gradients[flops.gradient_flops(uses, forward)] += ctx.work[stage.name].num_examples * per_example

@@ -38,6 +38,8 @@ def evaluate(current: CurrentRound) -> None:
     setup, settings, ledger = current.setup, current.setup.evaluation, current.ledger
     if not current.inputs.evaluated:
         return
+    if settings.pooled and not setup.is_peer:
+        evaluate_further(current)
     model = ship_model(current)
     personal = setup.method.capabilities.personalized or bool(setup.method.eval_stages(current.number))
     splits = (settings.own and not personal) or (bool(setup.unseen) and setup.method.capabilities.has_global_model)
@@ -83,6 +85,14 @@ def evaluate_unseen(current: CurrentRound, pooled: ModelSums | None) -> None:
     kind, slots = (NewcomerJob, Slots()) if takes_a_round else (EvaluateJob, setup.state_slots)
     for answer in current.run(current.client_jobs(kind, setup.unseen, slots)):
         current.ledger.add(answer.result)
+
+
+def evaluate_further(current: CurrentRound) -> None:
+    """Evaluate the method's further models on the pooled test set."""
+    for name, model in current.setup.server_half.further_models(current.run_state.server).items():
+        current.change_inputs(message={}, server=None, model=tree.to_arrays(model))
+        measured = values(current.setup, evaluate_pooled(current, "test").total.sums)
+        current.ledger.metrics |= {f"pooled/{metric}_at_{name}": value for metric, value in measured.items()}
 
 
 def ship_model(current: CurrentRound) -> tree.Tree:

@@ -31,7 +31,7 @@ def example_costs(setup: Setup, ctx: Context, state: State) -> dict[str, float]:
         if stage.name not in ctx.work:
             continue
         costs[stage.name] = setup.method.gradients_per_example(stage, ctx) or FORWARD
-        mask = setup.method.trains_under(state, stage) if setup.population.settings.sparse_speedup else None
+        mask = setup.method.trains_under(state, stage, ctx) if setup.population.settings.sparse_speedup else None
         if mask is not None:
             costs[stage.name] *= forward_flops(setup.method.task.weight_uses, mask, setup.initial) / setup.forward_flops
     return costs

@@ -119,7 +119,7 @@ class DisPFL(GradientMethod, PeerHalf):
         mask = masks.random_mask(params, density_of, generator)
         return {"params": masks.masked(params, mask), "mask": mask}
 
-    def trains_under(self, state: DisPFLState, stage: Stage) -> Tree | None:
+    def trains_under(self, state: DisPFLState, stage: Stage, ctx: Context) -> Tree | None:
         return None if stage.name == SEARCH else state["mask"]
 
     def begin(self, state: DisPFLState, received: Message, ctx: Context) -> DisPFLCarry:

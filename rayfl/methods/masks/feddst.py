@@ -129,7 +129,7 @@ class FedDST(CommonMask):
     def mask_for(self, server: masks.MaskedModel, ctx: Context) -> Tree:
         return server["mask"]
 
-    def trains_under(self, state: masks.Masked, stage: Stage) -> Tree | None:
+    def trains_under(self, state: masks.Masked, stage: Stage, ctx: Context) -> Tree | None:
         return None if stage.name == SEARCH else state["mask"]
 
     def begin(self, state: State, received: Message, ctx: Context) -> FedDSTCarry:

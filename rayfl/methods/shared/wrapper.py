@@ -5,7 +5,7 @@ changes the arguments of the inner method. The inner method sees only its own st
 calls the inner method's hook of the same name with `inside` of its arguments.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Self
 
@@ -93,6 +93,9 @@ class WrappingClients(Method):
     def check_model(self, params: Tree) -> None:
         self.inner.check_model(self.inside(params))
 
+    def check_ratios(self, ratios: Sequence[float], ctx: Context) -> None:
+        self.inner.check_ratios(ratios, self.inside(ctx))
+
     def plan(self, round_number: int, coin: float) -> Plan:
         return self.inner.plan(round_number, coin)
 
@@ -141,8 +144,8 @@ class WrappingClients(Method):
     def gradients_per_example(self, stage: Stage, ctx: Context) -> float:
         return self.inner.gradients_per_example(stage, self.inside(ctx))
 
-    def trains_under(self, state: State, stage: Stage) -> Tree | None:
-        return self.inner.trains_under(self.inside(state), stage)
+    def trains_under(self, state: State, stage: Stage, ctx: Context) -> Tree | None:
+        return self.inner.trains_under(self.inside(state), stage, self.inside(ctx))
 
     def eval_stages(self, round_number: int) -> tuple[Stage, ...]:
         return self.inner.eval_stages(round_number)
@@ -183,6 +186,9 @@ class Wrapping(WrappingClients, ServerHalf):
 
     def model(self, server: State) -> Tree:
         return self.server_half.model(self.inside(server))
+
+    def further_models(self, server: State) -> Mapping[str, Tree]:
+        return self.server_half.further_models(self.inside(server))
 
     def download(self, server: State, ctx: Context) -> Download:
         return self.server_half.download(self.inside(server), self.inside(ctx))
