@@ -22,6 +22,8 @@ Tree = dict[str, Tensor]
 # Any: a leaf is a tensor, or a tree of tensors by name; as a union every access would need a cast.
 State = Mapping[str, Any]
 """A nested dictionary of tensors, e.g. {"residual": {"fc.weight": tensor}, "count": tensor}; or a TypedDict of them."""
+Index = Mapping[str, tuple[np.ndarray | None, ...]]
+"""A slice of a tree: the positions along each axis of its tensors, int64 without repetition; None for all of them."""
 # Any: the same nesting with numpy arrays and PackedBits as leaves.
 ArrayTree = dict[str, Any]
 

@@ -221,6 +221,10 @@ class Subsampled(nn.Module):
         super().__init__()
         self.more = more
 
+    def set_width(self, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> None:
+        """Take the numbers of channels of a narrow network (`rayfl.models.widths.narrow`)."""
+        self.more = outputs[1] - inputs[1]
+
     def forward(self, images: Tensor) -> Tensor:
         """[batch, channels, height, width] to [batch, channels + more, ceil(height / 2), ceil(width / 2)]."""
         return nn.functional.pad(images[:, :, ::2, ::2], (0, 0, 0, 0, 0, self.more))

@@ -96,10 +96,11 @@ class SelfAttention(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """[batch, tokens, width], and the same shape comes out."""
-        batch, length, width = tokens.shape
-        per_head = (batch, length, self.heads, width // self.heads)
+        batch, length, _ = tokens.shape
+        # A narrow network's heads need not be as wide together as its tokens.
         queries, keys, values = (
-            layer(tokens).view(per_head).transpose(1, 2) for layer in (self.query, self.key, self.value)
+            layer(tokens).view(batch, length, self.heads, -1).transpose(1, 2)
+            for layer in (self.query, self.key, self.value)
         )
-        scores = queries @ keys.transpose(2, 3) / math.sqrt(per_head[-1])
-        return self.output((scores.softmax(dim=-1) @ values).transpose(1, 2).reshape(batch, length, width))
+        scores = queries @ keys.transpose(2, 3) / math.sqrt(queries.shape[-1])
+        return self.output((scores.softmax(dim=-1) @ values).transpose(1, 2).reshape(batch, length, -1))
