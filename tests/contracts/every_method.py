@@ -48,6 +48,8 @@ HYPER: Mapping[str, Options] = {
     **{name: {"steps": 3, "inner_steps": 2} for name in ("pfedme", "pfedmac")},
     "perfedavg": {"steps": 3},
     "fedala": {"first_passes": 3},
+    # Slices of three widths.
+    **{name: {"dynamic_ratios": [0.25, 0.5, 1.0]} for name in ("heterofl", "feddropout", "fedrolex")},
     # Both chance and affinity choose.
     "fedfomo": {"num_candidates": 3, "epsilon": 0.6},
     # Masks that move in three rounds.
@@ -187,7 +189,9 @@ PARTIAL_CASES = [case for case in CASES if not case.kind.capabilities.needs_ever
 SERVER_CASES = [case for case in CASES if issubclass(case.kind, ServerHalf)]
 FREE_CASES = [case for case in CASES if not case.kind.capabilities.own_compression]
 # What peers send is uplink.
-FREE_DOWNLINKS = [case for case in FREE_CASES if case in SERVER_CASES]
+FREE_DOWNLINKS = [
+    case for case in FREE_CASES if case in SERVER_CASES and "downlink" not in case.kind.unused(case.kind.Hyper())
+]
 
 
 @functools.cache

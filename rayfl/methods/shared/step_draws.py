@@ -38,6 +38,11 @@ def uniforms(key: torch.Tensor, like: Tree) -> Tree:
     return drawn
 
 
+def choice(key: torch.Tensor, count: int) -> torch.Tensor:
+    """A number from 0 to count - 1, int64 []."""
+    return _shifted(_mixed(key), 1) % count
+
+
 def _mixed(state: torch.Tensor) -> torch.Tensor:
     state = (state ^ _shifted(state, 30)) * FIRST_FACTOR
     state = (state ^ _shifted(state, 27)) * SECOND_FACTOR

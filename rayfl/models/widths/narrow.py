@@ -98,6 +98,12 @@ def _set_attention(layer: nn.MultiheadAttention) -> None:
     layer.head_dim = stream // layer.num_heads
 
 
+def narrow_like(build: Callable[[], nn.Module], input_shape: Shape, shapes: Mapping[str, Shape]) -> nn.Module:
+    """The narrow module of `build` with parameters of these shapes. Raise RayflError if there is none."""
+    of_module = widths_of(build, input_shape)
+    return Narrowed(build, of_module, of_module.sizes_of(shapes))()
+
+
 def widths_of(build: Callable[[], nn.Module], input_shape: tuple[int, ...], seed: int = 0) -> Widths:
     """The widths of the module that `build` makes. Raise RayflError, with the layer's name, if they cannot be found."""
     with seeded(seed):

@@ -13,11 +13,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rayfl.errors import RayflError
 from rayfl.models.widths.tracing import Traced
 from rayfl.models.widths.units import WHOLE, Axis
 from rayfl.tree import Index
 
 Shape = tuple[int, ...]
+Sizes = tuple[int, ...]
+"""The number of units in each group."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,7 @@ class Widths:
     weights: Mapping[str, tuple[CutAxis | None, ...]]
     layers: Mapping[str, tuple[tuple[Shape, tuple[CutAxis | None, ...]], ...]] = field(repr=False)
 
-    def sizes(self, ratio: float) -> tuple[int, ...]:
+    def sizes(self, ratio: float) -> Sizes:
         """The number of units of each group that a sub-model of this ratio keeps."""
         return tuple(group.kept(ratio) for group in self.groups)
 
@@ -106,6 +109,37 @@ class Widths:
         units = [np.arange(size) for size in sizes]
         (given, before), (made, after) = self.layers[name]
         return _narrow(given, before, units), _narrow(made, after, units)
+
+    def sizes_of(self, shapes: Mapping[str, Shape]) -> Sizes:
+        """The sizes of the groups in the narrow network whose parameters have these shapes.
+
+        Of an axis of which only one group's size is not known yet, the length says it. Raise RayflError if there is no
+        such network.
+        """
+        known: dict[int, int] = {}
+        axes = [
+            (axis, shape[number])
+            for name, shape in shapes.items()
+            for number, axis in enumerate(self.weights.get(name, ()))
+            if axis is not None
+        ]
+        before = -1
+        while len(known) > before:
+            before = len(known)
+            for axis, length in axes:
+                unknown = [number for number in axis.tables if number not in known]
+                if len(unknown) == 1:
+                    taken = sum(
+                        known[number] * table.shape[1] for number, table in axis.tables.items() if number in known
+                    )
+                    left = length - int((axis.groups < 0).sum()) - taken
+                    known[unknown[0]] = left // axis.tables[unknown[0]].shape[1]
+        sizes = tuple(known.get(number, group.width) for number, group in enumerate(self.groups))
+        if all(0 < size <= group.width for size, group in zip(sizes, self.groups, strict=True)):
+            wanted = self.narrow_shapes(sizes)
+            if all(wanted.get(name, shape) == shape for name, shape in shapes.items()):
+                return sizes
+        raise RayflError("the parameters have the shapes of no sub-model of the network")
 
     @property
     def cut(self) -> frozenset[str]:

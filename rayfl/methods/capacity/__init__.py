@@ -1,0 +1,1 @@
+"""Methods whose clients train narrower models, as wide as their capacity allows."""
