@@ -5,6 +5,7 @@ Reading results runs no code of the experiment and loads no torch; building a mo
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -202,6 +203,7 @@ class RunResults(Recorded):
         from rayfl.determinism.torch_flags import own_flags
         from rayfl.models.adapters import Adapters
         from rayfl.models.predictor import Predictor
+        from rayfl.models.widths.narrow import narrow_like
         from rayfl.network import named_weights
 
         architecture = self._architecture
@@ -215,8 +217,12 @@ class RunResults(Recorded):
             if isinstance(adapters := self.settings.get("adapters"), dict):
                 build = Adapters(**adapters).builder(build)
             module = build()
+            have = {key: tuple(tensor.shape) for key, tensor in weights.items()}
+            if name == "personal" and have != {key: tuple(t.shape) for key, t in named_weights(module).items()}:
+                with suppress(RayflError):
+                    module = narrow_like(build, data.input_shape, have)
         slots = named_weights(module)
-        want, have = ({key: tuple(tensor.shape) for key, tensor in tree.items()} for tree in (slots, weights))
+        want = {key: tuple(tensor.shape) for key, tensor in slots.items()}
         if wrong := [key for key in {**want, **have} if have.get(key) != want.get(key)]:
             raise RayflError(
                 f"the {name} model in {self.directory} is not a plain {architecture.name!r}: its {wrong[0]} has the "
