@@ -60,7 +60,6 @@ from rayfl.tree import Difference, State, Tree
 
 _OF_SERVERS = (
     "downlink",
-    "schedule",
     "selection",
     *(f"clients.{name}" for name in ("per_round", "fraction", "deadline_s", "take_first", "upload_loss")),
     "clients.dropout_after_download",
@@ -380,5 +379,17 @@ class PeerHalf:
         return type(self).message_to is not PeerHalf.message_to
 
     def mix(self, state: State, received: Received, ctx: Context) -> State:
-        """The new state after the exchange; the same state by default. `received` is empty for an absent peer."""
+        """The new state after the exchange; the same state by default. `received` is empty for an absent peer.
+
+        Of a method that is `in_pairs`: what the pair has sent is in `received`, with equal weights. The peer that has
+        trained has the state of its training's end, which does not know what others have changed since it began; its
+        own present model is in `received`. The other one may be in the middle of its training.
+        """
         return state
+
+    def message_to_partner(self, state: State, ctx: Context) -> Trees:
+        """What a peer sends the neighbour that it meets, from its present state (`Capabilities.in_pairs`).
+
+        It is sent as it is, and must always have the same size: it decides how long the exchange takes.
+        """
+        raise TypeError(f"{type(self).__name__} is in_pairs and has no message_to_partner; implement it")

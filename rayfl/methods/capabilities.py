@@ -84,8 +84,10 @@ class Capabilities(Settings):
     """Whether clients train one model, `carry["params"]`, by at most one gradient per step, so that they can keep parts
     of it for themselves (`[parts]`)."""
     takes_stale: Annotated[bool, Rule.PROMISE] = False
-    """Whether the server can update with messages that began from different versions of its state and are each
-    multiplied by a factor, as under schedules that are not in rounds."""
+    """Whether messages need not be of one round, as under schedules that are not in rounds.
+
+    With a server: whether it can update with messages that began from different versions of its state and are each
+    multiplied by a factor. Among peers: whether a peer can mix the newest messages of its neighbours, however old."""
     may_be_silent: Annotated[bool, Rule.INNER] = False
     """Whether a client that has trained may send nothing in some rounds, or nothing under some names of `gather`.
     Wrappers that must see what every client sends, differential privacy among them, refuse such a method."""
@@ -99,6 +101,9 @@ class Capabilities(Settings):
     """Whether a wrapper must see all that clients send, so that none around it may add messages."""
     include_self: Annotated[bool, Rule.INNER] = True
     """Whether a peer gathers its own message too."""
+    in_pairs: Annotated[bool, Rule.INNER] = False
+    """Whether a peer exchanges with one neighbour at a time, each of whom may be in the middle of its training: it has
+    `PeerHalf.message_to_partner`, and needs a schedule with `partners = 1`."""
     weighs_links: Annotated[bool, Rule.INNER] = False
     """Whether peers' messages are weighed by `graphs.link_weights` instead of by mixing weights."""
     needs_weights: Annotated[Needs, Rule.INNER] = "row"

@@ -41,6 +41,8 @@ class ClientStatus(StrEnum):
     """It had not finished by the deadline."""
     SURPLUS = "surplus"
     """It was not among the first to finish (`take_first`)."""
+    AT_WORK = "at_work"
+    """A peer on its own clock, of which no training has ended since the last round."""
     STALE = "stale"
     """Its message was older than the schedule's `most_staleness`."""
 

@@ -8,7 +8,7 @@ from rayfl.errors import RayflError
 from rayfl.methods.base import Method, Stage
 from rayfl.population.sampling import DROPOUTS, Clients
 from rayfl.rounds.check_hooks import checked_hook
-from rayfl.rounds.collect import COLLECTORS
+from rayfl.rounds.collect import check_schedule
 from rayfl.rounds.early_stop import EarlyStop, StopRule, stop_rule
 from rayfl.rounds.peer_exchange import graph_among, mixing_weights
 from rayfl.rounds.setup import Setup
@@ -64,7 +64,7 @@ def check_setup(setup: Setup) -> None:
             "give a compressor without a memory",
             ("downlink",),
         )
-    COLLECTORS[setup.schedule.collects].check(setup, name)
+    check_schedule(setup, name)
     fewer = ("per_round", "fraction") if clients.num_selected < setup.num_clients else ()
     ways = (*DROPOUTS, "availability", "deadline_s", "take_first", "work", *fewer)
     if half and method.capabilities.needs_everyone and (away := [key for key in ways if clients.is_given(key)]):

@@ -1,11 +1,12 @@
-"""Collects the messages of a server's update in the way that the schedule names (`Schedule.collects`)."""
+"""Collects the messages of a server's update in the way that the schedule names (`Schedule.collects`), and checks that
+the schedule fits the experiment."""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from rayfl.errors import RayflError
 from rayfl.gather import Aggregate
-from rayfl.rounds import downlinks, flights
+from rayfl.rounds import downlinks, flights, own_clocks
 from rayfl.rounds.run_state import CurrentRound
 from rayfl.rounds.select_clients import ask
 from rayfl.rounds.setup import Setup
@@ -36,7 +37,13 @@ def ask_and_wait(current: CurrentRound) -> dict[str, Aggregate]:
 
 
 def check_rounds(setup: Setup, name: str) -> None:
-    """Reject settings that only flights use."""
+    """Reject settings that only flights use, and methods that cannot be in rounds."""
+    if setup.method.capabilities.in_pairs:
+        raise RayflError(
+            f"={setup.schedule.name!r} cannot be used with {name}, whose peers average models in pairs, each at its "
+            "own time; take schedule.name='gossip' with schedule.partners=1",
+            ("schedule",),
+        )
     clients = setup.population.settings
     if clients.is_given("availability_s"):
         raise RayflError(
@@ -49,4 +56,10 @@ COLLECTORS: Mapping[str, Collector] = {
     "rounds": Collector(ask_and_wait, lambda current: None, check_rounds),
     "flights": Collector(flights.fly, flights.await_replies, flights.check),
 }
-"""The ways by the names in `Schedule.collects`."""
+"""The ways to collect a server's messages, by the names in `Schedule.collects`."""
+
+
+def check_schedule(setup: Setup, name: str) -> None:
+    """Raise RayflError for settings that the schedule cannot use; `name`: of the method's class."""
+    check = own_clocks.check if setup.on_own_clocks else COLLECTORS[setup.schedule.collects].check
+    check(setup, name)

@@ -1,10 +1,7 @@
 """Flights: simulates the time between two updates of the server, under a schedule that collects from flights.
 
-A flight is a client's download, training and upload. Its training depends only on the server's version and the client's
-state at its start, and on random numbers keyed by the flight's number, so it can be computed at any later time. When a
-flight ends depends on the bits that it sends, which are known after its training; the earliest end is known before.
-Flights end in the order of (second, client): if the first of them is not trained yet, all flights under way are trained
-in one wave. A client's state and the server's memory of it are replaced when its flight ends.
+A flight is a client's download, training and upload; under_way.py computes the training in waves. When a flight ends
+depends on the bits that it sends. A client's state and the server's memory of it are replaced when its flight ends.
 
 At one moment flights end before others begin. After each end the schedule says whether the server updates, so a client
 that begins downloads the model of the last of these updates.
@@ -28,31 +25,29 @@ from rayfl import tree
 from rayfl.compress.base import message_bits
 from rayfl.compress.dense import Dense
 from rayfl.determinism import seeding
-from rayfl.determinism.addition_order import runs
 from rayfl.errors import RayflError
 from rayfl.gather import Aggregate
-from rayfl.population.availability import available
 from rayfl.population.client import ClientStatus
 from rayfl.population.sampling import Participation
 from rayfl.rounds.aggregation import add_messages, merge_sums
+from rayfl.rounds.air import Air, Flight
 from rayfl.rounds.check_hooks import A_STATE, checked
 from rayfl.rounds.downlinks import broadcast
-from rayfl.rounds.engines import LocalTask
 from rayfl.rounds.errors import HookError
-from rayfl.rounds.executor import Job, Ref
-from rayfl.rounds.run_state import Air, CurrentRound, Flight, server_inputs
+from rayfl.rounds.executor import Ref
+from rayfl.rounds.run_state import CurrentRound, server_inputs
 from rayfl.rounds.select_clients import clients_named
 from rayfl.rounds.setup import Setup
-from rayfl.rounds.simulated_clock import arrival_s, example_costs, moment, reply_s
-from rayfl.rounds.train import train_jobs
-from rayfl.rounds.worker_jobs import ClientOutputs, ClientResult, EvaluateTrainedJob
+from rayfl.rounds.simulated_clock import arrival_s, moment, reply_s
+from rayfl.rounds.under_way import UnderWay, check_availability
+from rayfl.rounds.worker_jobs import ClientResult
 from rayfl.schedules.base import AT_ONCE, NOT_YET, Now
 
 
 def fly(current: CurrentRound) -> dict[str, Aggregate]:
     """Simulate flights until the schedule's next update. Returns the aggregates of what arrived, by message name."""
     before = current.run_state.air
-    window = Window(current, before.second, before.next_number, dict(before.flights))
+    window = Window(current, before.second, dict(before.flights), before.next_number)
     while True:
         due, first = window.due(), window.first(window.second)
         if first is not None and first.ends_s <= window.second <= due:
@@ -73,13 +68,10 @@ def await_replies(current: CurrentRound) -> None:
 
 
 @dataclass
-class Window:
+class Window(UnderWay):
     """The time between two updates while it is simulated: the flights under way, and those that have ended."""
 
-    current: CurrentRound
-    second: float
     next_number: int
-    flights: dict[int, Flight]
     ended: dict[int, Flight] = field(default_factory=dict)
 
     @property
@@ -112,14 +104,9 @@ class Window:
             lambda factor: factor is None or np.isfinite(factor),
         )(self.current.number - flight.version)
 
-    def _reachable(self) -> np.ndarray:
-        """Boolean [num_clients]: whether the client is available."""
-        population = self.current.setup.population
-        return available(population.availability, len(population), population.seed, population.slot(self.second))
-
     def _idle(self) -> np.ndarray:
         """The clients that can begin, int64, ascending."""
-        reachable = self._reachable()
+        reachable = self.reachable()
         busy = (client for client, until in self.before.busy_s.items() if until > self.second)
         reachable[[*self.flights, *self.ended, *busy]] = False
         return np.flatnonzero(reachable)
@@ -157,9 +144,11 @@ class Window:
             seen = setup.population.seen(self.current.number)
             chosen = clients_named(setup.selection.choose, state, seen, idle, wanted, draws)
             for number, client in enumerate(chosen, self.next_number):
-                status = self._status(number, client)
-                into = self.ended if status is ClientStatus.DROPPED_BEFORE_DOWNLOAD else self.flights
-                into[client] = self._begun(number, client, status)
+                status = self.status(number, client)
+                if status is ClientStatus.DROPPED_BEFORE_DOWNLOAD:
+                    self.ended[client] = self._begun(number, client, status)
+                else:
+                    self.put(self._begun(number, client, status))
             # If a selection draws nobody, the number still moves on, so that the next draw is a new one.
             self.next_number += max(1, len(chosen))
             if self.ended.keys().isdisjoint(chosen):
@@ -172,53 +161,11 @@ class Window:
         flight = Flight(number, client, self.current.number, self.second, self.second, self.second)
         if status is ClientStatus.DROPPED_BEFORE_DOWNLOAD:
             return flight._replace(result=ClientResult(client, status))
-        plan = self.current.inputs.plan
-        traits = setup.population.traits(client)
-        result = ClientResult(client, downlink_bits=message_bits(self.current.inputs.message))
-        # A client that drops out after the download does no work; its state may shorten any work.
-        may_be_less = setup.method.has_own_stages or setup.population.settings.sparse_speedup
-        if status is not ClientStatus.DROPPED_AFTER_DOWNLOAD and not may_be_less:
-            data = setup.data(client)
-            share = traits.work_share
-            task = LocalTask(client, number, setup.seed, dict, data, plan.stages, setup.device, share=share)
-            work = {stage.name: task.planned(stage) for stage in plan.stages}
-            ctx = replace(setup.context(self.current.number, plan, client, "client"), work=work)
-            result = replace(result, work=work, costs=example_costs(setup, ctx, {}))
+        bits = message_bits(self.current.inputs.message)
+        result = self.planned(flight, self.current.inputs.plan, ClientResult(client, status, downlink_bits=bits))
         most_s = setup.population.settings.deadline_s or NOT_YET
-        earliest_s = moment(self.second + min(most_s, arrival_s(traits, result)))
+        earliest_s = moment(self.second + min(most_s, arrival_s(setup.population.traits(client), result)))
         return flight._replace(earliest_s=earliest_s, ends_s=earliest_s)
-
-    def _status(self, number: int, client: int) -> ClientStatus:
-        return self.current.setup.population.drawn_statuses(number, [client])[client]
-
-    def first(self, due: float) -> Flight | None:
-        """The flight that ends next, trained if it may end by `due`; None if no flight is under way."""
-        while self.flights:
-            first = min(self.flights.values(), key=lambda flight: (flight.ends_s, flight.client))
-            if first.result is not None or first.ends_s > due:
-                return first
-            self._train()
-        return None
-
-    def _train(self) -> None:
-        """Train all flights under way that are not trained yet, of all versions in one wave."""
-        current, setup = self.current, self.current.setup
-        jobs: list[Job] = []
-        untrained = [flight for _, flight in sorted(self.flights.items()) if flight.result is None]
-        for version in sorted({flight.version for flight in untrained}):
-            numbers = {flight.client: flight.number for flight in untrained if flight.version == version}
-            statuses = {client: self._status(number, client) for client, number in numbers.items()}
-            jobs += train_jobs(current, statuses, numbers, self._put_inputs(version))
-        for job, answer in zip(jobs, current.run(jobs), strict=True):
-            outputs = ClientOutputs.unpack(setup.output_slots, job.work.trained, answer.outputs)
-            for result in answer.result.results:
-                flight = self.flights[result.client]
-                traits = setup.population.traits(result.client)
-                # A client without work may be done sooner, but its flight does not end before `earliest_s`.
-                ends_s = max(flight.ends_s, moment(flight.began_s + arrival_s(traits, result)))
-                self.flights[result.client] = flight._replace(
-                    ends_s=ends_s, result=result, outputs=outputs.get(result.client)
-                )
 
     def _server(self, version: int) -> tree.State:
         """The server's state of a version."""
@@ -226,8 +173,8 @@ class Window:
             return self.current.run_state.server
         return tree.to_tensors(self.current.executor.get(self.before.versions[version]))
 
-    def _put_inputs(self, version: int) -> Ref:
-        """The inputs of clients that began with an older version; None for those of the round itself."""
+    def put_inputs(self, version: int) -> Ref:
+        """See `UnderWay`."""
         setup = self.current.setup
         if version == self.current.number:
             return None
@@ -253,8 +200,8 @@ class Window:
         """End the window with an update: fill the ledger, keep the flights under way, and return what has arrived."""
         current, ledger, before = self.current, self.current.ledger, self.before
         ended = [flight for _, flight in sorted(self.ended.items())]
-        statuses = {flight.client: self._status(flight.number, flight.client) for flight in ended}
-        ledger.participation = Participation(statuses, np.flatnonzero(~self._reachable()))
+        statuses = {flight.client: self.status(flight.number, flight.client) for flight in ended}
+        ledger.participation = Participation(statuses, np.flatnonzero(~self.reachable()))
         ledger.results = {flight.client: flight.result for flight in ended if flight.result}
         self._evaluate(ended)
         ledger.results = {flight.client: self._timed(flight, ledger.results[flight.client]) for flight in ended}
@@ -295,11 +242,7 @@ class Window:
             ):
                 models[flight.client] = flight.outputs.model
                 began[flight.client] = (flight.version, flight.number)
-        parts = runs([*models], current.calls_per_wave)
-        works = [EvaluateTrainedJob({client: began[client] for client in part}) for part in parts]
-        jobs = [Job(work, tuple(models[client] for client in work.clients)) for work in works]
-        for answer in current.run(jobs) if jobs else ():
-            current.ledger.add(answer.result)
+        self.evaluate(models, began)
 
     def _received(self) -> dict[str, Aggregate]:
         """The aggregates of the messages, by name, with each message scaled by its staleness."""
@@ -329,12 +272,10 @@ def check(setup: Setup, name: str) -> None:
     schedule = setup.schedule
     clients = setup.population.settings
     key = ("schedule",)
-    if clients.is_given("availability_s") and clients.availability is None:
-        raise RayflError(
-            f"={clients.availability_s:g} does nothing, as all clients are available; remove it",
-            ("clients", "availability_s"),
-        )
+    check_availability(setup)
     cannot = f"={schedule.name!r} cannot be used with"
+    if setup.is_peer:
+        raise RayflError(f"{cannot} {name}, which has no server; take 'synchronous' or 'gossip'", key)
     if setup.method.capabilities.takes_stale < setup.method.innermost.capabilities.takes_stale:
         raise RayflError(
             f"{cannot} the wrapper around {name} (wrap, or parts.buffers='average'), which needs the messages of one "

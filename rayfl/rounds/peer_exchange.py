@@ -38,13 +38,7 @@ def mix(current: CurrentRound, messages: Mapping[int, Ref]) -> None:
     assert setup.topology is not None
     present = np.zeros(setup.num_clients, dtype=bool)
     present[list(messages)] = True
-    exchange = setup.exchange(current.number, present)
-    graph = graph_among(setup, exchange)
-    weights = mixing_weights(setup, graph, exchange)
-    ledger.metrics |= round_metrics(weights, present)
-    if setup.method.capabilities.weighs_links:
-        weights = link_weights(setup.topology, graph, exchange)
-    weights = checked(setup.peer_half.mixing, WEIGHTS, lambda made: made.shape == graph.shape)(weights, exchange)
+    graph, weights = weighted_graph(current, setup.exchange(current.number, present))
     if not setup.method.capabilities.include_self:
         weights = without_diagonal(weights)
     listeners = graph.T.tocsr()
@@ -89,6 +83,19 @@ def send(
     sizes = np.array([size for answer in answers for size in answer.result], np.int64).reshape(-1, 4).T
     bits, values = (csr_array((size, (sizes[1], sizes[0])), shape=graph.shape) for size in sizes[2:])
     return answers, bits, values
+
+
+def weighted_graph(current: CurrentRound, exchange: Exchange) -> tuple[Sparse, Sparse]:
+    """The graph among the peers that are present, and its weights in the method's mixing; its statistics are noted in
+    the ledger."""
+    setup, topology = current.setup, current.setup.topology
+    assert topology is not None
+    graph = graph_among(setup, exchange)
+    weights = mixing_weights(setup, graph, exchange)
+    current.ledger.metrics |= round_metrics(weights, exchange.present)
+    if setup.method.capabilities.weighs_links:
+        weights = link_weights(topology, graph, exchange)
+    return graph, checked(setup.peer_half.mixing, WEIGHTS, lambda made: made.shape == graph.shape)(weights, exchange)
 
 
 def graph_among(setup: Setup, exchange: Exchange) -> Sparse:

@@ -28,6 +28,7 @@ from rayfl.rounds.errors import naming_round
 from rayfl.rounds.evaluate_round import compare_masks, evaluate
 from rayfl.rounds.executor import Executor
 from rayfl.rounds.ledger import Ledger, RoundRecord, record, server_comm
+from rayfl.rounds.own_clocks import wake
 from rayfl.rounds.peer_exchange import mix
 from rayfl.rounds.run_state import CurrentRound, RunState, server_inputs
 from rayfl.rounds.select_clients import learn
@@ -122,12 +123,18 @@ def server_round(setup: Setup, executor: Executor, run_state: RunState) -> Curre
 
 
 def peer_round(setup: Setup, executor: Executor, run_state: RunState) -> CurrentRound:
-    """A round of a peer method: local work, then every peer mixes in its neighbours' messages."""
+    """A round of a peer method: local work, then every peer mixes in its neighbours' messages.
+
+    Of peers on their own clocks: what they do until as many trainings have ended as there are peers.
+    """
     round_number = run_state.round
     plan = setup.plan(run_state.round)
     participation = setup.population.sample_round(round_number, everyone=True)
     inputs = RoundInputs(round_number, plan, evaluated=setup.evaluated(round_number))
     current = CurrentRound(setup, executor, run_state, inputs, Ledger(participation))
+    if setup.on_own_clocks:
+        wake(current)
+        return current
     _, messages = train(current, participation.statuses)
     if setup.topology is not None and plan.up:
         mix(current, messages)

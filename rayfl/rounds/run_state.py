@@ -2,85 +2,24 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Self
-
-import numpy as np
+from typing import Any
 
 from rayfl import tree
 from rayfl.determinism.addition_order import runs
 from rayfl.determinism.global_draws import apart
-from rayfl.errors import RayflError
 from rayfl.methods.base import Context, Message, State
+from rayfl.rounds.air import Air, Clocks
 from rayfl.rounds.executor import Executor, Job, JobResult, Ref
 from rayfl.rounds.ledger import Ledger
 from rayfl.rounds.setup import Setup
-from rayfl.rounds.worker_jobs import ClientJob, ClientOutputs, ClientResult, RoundInputs, Slots
-
-
-class Flight(NamedTuple):
-    """A client's download, training and upload. Times are simulated seconds from the start of the run.
-
-    number: counts the run's flights, from 0. version: the number of updates before it. began_s: when it began;
-    earliest_s: the earliest at which it can end; ends_s: when it ends, or earliest_s until it is trained (`result`).
-    outputs: the objects that the client's training made; None if it has not trained.
-    """
-
-    number: int
-    client: int
-    version: int
-    began_s: float
-    earliest_s: float
-    ends_s: float
-    result: ClientResult | None = None
-    outputs: ClientOutputs | None = None
-
-
-@dataclass(frozen=True)
-class Air:
-    """What a schedule keeps from one update to the next.
-
-    second: the simulated second of the last update. next_number: the number of the next flight. flights: those under
-    way, by client. busy_s: by client, the second until which it downloads a reply. versions: the server's states from
-    which flights under way began, as arrays.
-    """
-
-    second: float = 0.0
-    next_number: int = 0
-    flights: Mapping[int, Flight] = field(default_factory=dict)
-    busy_s: Mapping[int, float] = field(default_factory=dict)
-    versions: Mapping[int, Ref] = field(default_factory=dict)
-
-    def to_arrays(self) -> tree.ArrayTree:
-        """Everything but the versions. Results of training are left out, because training can be done again."""
-        flights = [*self.flights.values()]
-        return {
-            "second": np.array(self.second),
-            "next_number": np.array(self.next_number),
-            "flights": np.array([flight[:3] for flight in flights], dtype=np.int64).reshape(-1, 3),
-            "seconds": np.array([flight[3:5] for flight in flights], dtype=np.float64).reshape(-1, 2),
-            "busy": np.array([*self.busy_s], dtype=np.int64),
-            "busy_s": np.array([*self.busy_s.values()], dtype=np.float64),
-        }
-
-    @classmethod
-    def from_arrays(cls, arrays: tree.ArrayTree, versions: Mapping[int, Ref]) -> Self:
-        """The inverse of `to_arrays`. Raise an error for anything else."""
-        rows = zip(arrays["flights"].tolist(), arrays["seconds"].tolist(), strict=True)
-        flights = {
-            client: Flight(number, client, version, began_s, earliest_s, earliest_s)
-            for (number, client, version), (began_s, earliest_s) in rows
-        }
-        busy_s = dict(zip(arrays["busy"].tolist(), arrays["busy_s"].tolist(), strict=True))
-        if {flight.version for flight in flights.values()} != {*versions}:
-            raise RayflError("a version that a flight needs is missing, or has no flight")
-        return cls(float(arrays["second"]), int(arrays["next_number"]), flights, busy_s, versions)
+from rayfl.rounds.worker_jobs import ClientJob, ClientOutputs, RoundInputs, Slots
 
 
 @dataclass(frozen=True)
 class RunState:
     """What is kept from one round to the next: the next round's number, the states of the server, the selection, a
-    compressed downlink and the early stop, references to clients' states and to the server's memories of them, and the
-    flights under way.
+    compressed downlink and the early stop, references to clients' states and to the server's memories of them, the
+    flights under way, and those of peers on their own clocks.
 
     A client that has not taken part yet is in neither `states` nor `server_memories`. `changed`: by client, the round
     in which they last changed; clients that have not changed since the run was started or resumed may be missing.
@@ -94,6 +33,7 @@ class RunState:
     states: Mapping[int, Ref] = field(default_factory=dict)
     server_memories: Mapping[int, Ref] = field(default_factory=dict)
     air: Air = field(default_factory=Air)
+    clocks: Clocks = field(default_factory=Clocks)
     changed: Mapping[int, int] = field(default_factory=dict)
 
     def inputs(self, slots: Slots, clients: Sequence[int]) -> tuple[Ref, ...]:

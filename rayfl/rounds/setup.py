@@ -264,9 +264,15 @@ class Setup:
         return self.schedule.collects == "flights"
 
     @property
+    def on_own_clocks(self) -> bool:
+        """Whether peers train and exchange at their own times instead of in rounds (`Schedule.collects`)."""
+        return self.schedule.collects == "clocks"
+
+    @property
     def keeps_models(self) -> bool:
         """Whether trained models stay with their flights, because it is not known yet whether they are evaluated."""
-        return self.in_flights and self.evaluation.every != 1 and self.method.capabilities.evaluated_after_training
+        not_known = self.on_own_clocks or (self.in_flights and self.evaluation.every != 1)
+        return not_known and self.method.capabilities.evaluated_after_training
 
     @cached_property
     def state_slots(self) -> Slots:

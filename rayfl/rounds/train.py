@@ -11,7 +11,7 @@ from rayfl.population.client import ClientStatus
 from rayfl.population.sampling import Participation
 from rayfl.rounds.aggregation import MOST_ALONE, aggregates
 from rayfl.rounds.executor import Job, Ref
-from rayfl.rounds.run_state import CurrentRound
+from rayfl.rounds.run_state import CurrentRound, RunState
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.simulated_clock import cut_off_surplus
 from rayfl.rounds.worker_jobs import ClientOutputs, TrainJob
@@ -67,8 +67,12 @@ def train_jobs(
     statuses: Mapping[int, ClientStatus],
     numbers: Mapping[int, int] | None = None,
     own_inputs: Ref = None,
+    begun: RunState | None = None,
 ) -> list[Job]:
-    """The calls that train the participants; `numbers` and `own_inputs` are those of flights, see `TrainJob`."""
+    """The calls that train the participants; `numbers` and `own_inputs` are those of flights, see `TrainJob`.
+
+    begun: the run state with the clients' states before their training; None: the present one.
+    """
     setup = current.setup
     clients = list(statuses)
     jobs = []
@@ -80,7 +84,7 @@ def train_jobs(
         work = TrainJob(tuple(nodes), drawn, current.executor.num_workers > MOST_ALONE, flown, bool(first))
         num_sums = 0 if setup.keeps_messages else len(nodes)
         size = len(work.trained)
-        inputs = (*first, *current.run_state.inputs(setup.memory_slots, work.clients))
+        inputs = (*first, *(begun or current.run_state).inputs(setup.memory_slots, work.clients))
         outputs = len(setup.output_slots) * size + num_sums
         jobs.append(Job(work, inputs, outputs, setup.output_slots.kept(size), setup.together))
     return jobs

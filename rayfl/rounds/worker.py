@@ -21,7 +21,7 @@ from rayfl.determinism.global_draws import UnkeyedDraw, key, watched
 from rayfl.determinism.process import trim
 from rayfl.determinism.seeding import generator
 from rayfl.gather import RobustMean
-from rayfl.methods.base import Carry, Work
+from rayfl.methods.base import Carry, Work, uncompressed
 from rayfl.population.client import ClientStatus
 from rayfl.rounds import evaluation
 from rayfl.rounds.check_hooks import HookInputs, checked_hook
@@ -51,6 +51,7 @@ from rayfl.rounds.worker_jobs import (
     LinkSize,
     MaskJob,
     MeanModelJob,
+    MeetJob,
     MergeJob,
     MixJob,
     NewcomerJob,
@@ -283,7 +284,8 @@ class Worker:
             self._given.note(f"what arrived as {name!r}", aggregate.known or {})
         for client, kept in ClientOutputs.unpack(slots, receivers, inputs).items():
             with naming_round_and_client(round_inputs.round, client):
-                ctx = self.setup.context(round_inputs.round, round_inputs.plan, client, "mix")
+                number = job.numbers.get(client)
+                ctx = self.setup.context(round_inputs.round, round_inputs.plan, client, "mix", number)
                 heard = tuple(sender for sender in job.rows[client] if sender != client)
                 ctx = replace(ctx, neighbours_in=heard, neighbours_out=job.listeners.get(client, ()))
                 # By now `do` has returned, so nothing watches.
@@ -293,6 +295,32 @@ class Worker:
                 state = checked_hook(self.setup.peer_half.mix)(state, gathered.pop(client), ctx)
             yield from ClientOutputs.of(slots, with_memory(state, uplink_memory), {}).pack(slots)
         self._require_unchanged(round_inputs.round)
+
+    @by_class.register
+    def meet(self, job: MeetJob, round_inputs: RoundInputs, inputs: Sequence[Any]) -> tuple[list[int], list[Any]]:
+        """Let every pair send each other their present models, and mix them. Result: the bits of each message."""
+        left, bits = iter(inputs), list[int]()
+        outputs: list[Any] = []
+        for meeting in job.meetings:
+            trained, *present = (next(left) for _ in range(1 + len(meeting.pair)))
+            messages = [
+                self._partner_message(round_inputs, client, meeting.number, ClientOutputs(state))
+                for client, state in zip(meeting.pair, present, strict=True)
+            ]
+            bits += map(message_bits, messages)
+            row = dict.fromkeys(meeting.pair, 1 / len(meeting.pair))
+            numbers = dict.fromkeys(meeting.pair, meeting.number)
+            mixing = MixJob(dict.fromkeys(meeting.pair, row), meeting.pair, numbers)
+            outputs += self._mixed(round_inputs, mixing, (trained, *present[1:], *messages))
+        return bits, outputs
+
+    def _partner_message(self, round_inputs: RoundInputs, client: int, number: int, kept: ClientOutputs) -> Message:
+        """What a peer sends a neighbour that it meets."""
+        with naming_round_and_client(round_inputs.round, client):
+            ctx = self.setup.context(round_inputs.round, round_inputs.plan, client, "meet", number)
+            key(*ctx.draws.key)
+            state, _ = without_memory(self._state(client, kept))
+            return uncompressed(checked_hook(self.setup.peer_half.message_to_partner)(state, ctx), ctx)
 
     @by_class.register
     def evaluate(

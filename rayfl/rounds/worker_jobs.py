@@ -10,6 +10,7 @@ import numpy as np
 
 from rayfl import tree
 from rayfl.determinism.addition_order import SumNode
+from rayfl.determinism.seeding import NOBODY
 from rayfl.methods.base import Message, Plan, Stage, Work
 from rayfl.population.client import ClientStatus
 from rayfl.rounds.errors import HookError
@@ -128,13 +129,15 @@ class MixJob:
     """Mixes messages into receivers, by rows {sender: weight}. Inputs: the receivers' states, then the messages.
 
     `listeners`: by receiver, the peers that receive from it. `by_link`: whether the inputs after the states are
-    outputs of a `SendJob` instead. Outputs: the receivers' new states.
+    outputs of a `SendJob` instead. `numbers`: by receiver, the number that keys its random draws instead of the round's;
+    {} in rounds. Outputs: the receivers' new states.
     """
 
     rows: Mapping[int, Mapping[int, float]]
     senders: tuple[int, ...]
     listeners: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     by_link: bool = False
+    numbers: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def clients(self) -> tuple[int, ...]:
@@ -167,6 +170,36 @@ class SendJob:
     def clients(self) -> tuple[int, ...]:
         """The senders."""
         return tuple(self.listeners)
+
+
+class Meeting(NamedTuple):
+    """A peer that has trained, the neighbour with which it averages models (`NOBODY`: it is alone), and the number that
+    keys the random draws of both."""
+
+    client: int
+    partner: int
+    number: int
+
+    @property
+    def pair(self) -> tuple[int, ...]:
+        """Those who take part."""
+        return (self.client,) if self.partner == NOBODY else (self.client, self.partner)
+
+
+@dataclass(frozen=True)
+class MeetJob:
+    """Lets pairs of peers average their models.
+
+    Inputs of each meeting: the first peer's state after its training, then the present states of the pair. Outputs: the
+    pair's new states.
+    """
+
+    meetings: tuple[Meeting, ...]
+
+    @property
+    def clients(self) -> tuple[int, ...]:
+        """All who take part; no peer is in two meetings of a job."""
+        return tuple(client for meeting in self.meetings for client in meeting.pair)
 
 
 @dataclass(frozen=True)
@@ -230,6 +263,7 @@ WorkerJob = (
     | EvaluateTrainedJob
     | MixJob
     | SendJob
+    | MeetJob
     | AddJob
     | MergeJob
     | RewriteJob
@@ -299,6 +333,29 @@ class ClientResult:
             reply_bits=self.reply_bits + later.reply_bits,
             metrics={**self.metrics, **later.metrics},
             sums={**self.sums, **later.sums},
+        )
+
+    def followed(self, later: "ClientResult") -> "ClientResult":
+        """This result with that of a later part of the round, in which the client has trained again, unless the part's
+        status is `AT_WORK`. Amounts are added up, and metrics are those of the later part, but for operations."""
+        part = self if later.status is ClientStatus.AT_WORK else later
+        work = dict(self.work)
+        for name, done in later.work.items():
+            before = work.get(name, Work())
+            work[name] = Work(before.num_steps + done.num_steps, before.num_examples + done.num_examples)
+        operations = [result.metrics.get("flops/training") for result in (self, later)]
+        joined = self.joined(later)
+        if None not in operations:
+            joined = joined.joined(ClientResult(self.client, metrics={"flops/training": sum(filter(None, operations))}))
+        return replace(
+            joined,
+            status=part.status,
+            costs=part.costs,
+            stages=part.stages,
+            work=work,
+            message_bits=self.message_bits + later.message_bits,
+            billed_bits=self.billed_bits + later.billed_bits,
+            num_values=self.num_values + later.num_values,
         )
 
     @property

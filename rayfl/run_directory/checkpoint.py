@@ -6,6 +6,8 @@ checkpoints/00000040/            before round 40, that is, after 40 rounds
     server.safetensors           the server's state, and that of the selection if it has one
     states-0000.safetensors ...  client states
     memories-0000.safetensors    what the server keeps of clients
+    messages-0000.safetensors    messages of peers on their own clocks, each once, that somebody may still mix;
+                                 "models" after training, and states from which trainings have "begun"
 
 Client states pass through memory a few at a time. A checkpoint writes the states that have changed since the one before
 it, and shares that one's other files by hard links. Of a client's states in several files that in the file with the
@@ -29,9 +31,9 @@ from rayfl.compress.base import Packet
 from rayfl.errors import RayflError, log, reason
 from rayfl.limits.json_files import read_json
 from rayfl.limits.regular_files import require_regular
+from rayfl.rounds.air import Air, Clocks
 from rayfl.rounds.executor import Executor, Ref
 from rayfl.rounds.rounds import RunState
-from rayfl.rounds.run_state import Air
 from rayfl.run_directory.checkpoint_folders import MANIFEST, STATES, DamagedFile, checkpoints, new_checkpoint
 from rayfl.run_directory.disk import Stamp, portions, stamp, write_json
 from rayfl.run_directory.states import load_states, save_states
@@ -155,8 +157,9 @@ def _shared(folder: Path, run_state: RunState, before: Saved) -> dict[str, Held]
     shared: dict[str, Held] = {}
     small = {name for name in before.held if before.files[name].bytes < FILE_BYTES / 2}
     for name, (clients, size) in before.held.items():
-        same = [client for client in clients if run_state.changed.get(client, -1) < before.round]
-        if len(same) >= LEAST_USED * size and (name not in small or len(small) <= MOST_SMALL):
+        is_kept = name.startswith(("states", "memories"))
+        same = [client for client in clients if is_kept and run_state.changed.get(client, -1) < before.round]
+        if is_kept and len(same) >= LEAST_USED * size and (name not in small or len(small) <= MOST_SMALL):
             # A file system without links, or a file that somebody has changed or removed: its states are written anew.
             with suppress(OSError):
                 if stamp(before.place / name) == before.stamps[name]:
@@ -171,10 +174,12 @@ def _write_states(folder: Path, run_state: RunState, executor: Executor, shared:
     kept = {name: tree.to_arrays(state) for name, state in {"server": run_state.server, **others}.items()}
     kept |= {"air": run_state.air.to_arrays()} if run_state.air != Air() else {}
     kept |= {"stop": run_state.stop} if run_state.stop else {}
+    kept |= {"clocks": run_state.clocks.to_arrays()} if run_state.clocks.peers else {}
     kept |= {f"{VERSION}{version}": executor.get(ref) for version, ref in run_state.air.versions.items()}
     save_states(folder / SERVER, kept)
     written: dict[str, Held] = {}
-    for kind, refs in (("states", run_state.states), ("memories", run_state.server_memories)):
+    kinds = {"states": run_state.states, "memories": run_state.server_memories, **run_state.clocks.objects()}
+    for kind, refs in kinds.items():
         files = {name: contents for name, contents in shared.items() if name.startswith(kind)}
         shared_clients = {client for clients, _ in files.values() for client in clients}
         first = 1 + max(map(_number, files), default=-1)
@@ -287,8 +292,8 @@ def _read(folder: Path, about: Manifest, executor: Executor) -> RunState:
             return {name: with_handles(inner) for name, inner in leaf.items()}
         return executor.handle(executor.put(leaf)) if isinstance(leaf, Packet) else leaf
 
-    def states(kind: str, count: int) -> dict[int, Ref]:
-        """References to the states of one kind by client."""
+    def states(kind: str, count: int | None = None) -> dict[int, Ref]:
+        """References to the states of one kind by client, or to messages by their numbers."""
         refs: dict[int, Ref] = {}
 
         def new(name: str) -> Iterator[tree.State]:
@@ -298,13 +303,13 @@ def _read(folder: Path, about: Manifest, executor: Executor) -> RunState:
                     raise DamagedFile(f"{name} holds the state of client {shown(key)}")
                 if int(key) not in refs:
                     clients.append(int(key))
-                    yield with_handles(state)
+                    yield state if kind == "messages" else with_handles(state)
 
         # The newest state of each client first.
         for name in sorted((name for name in about.files if name.startswith(kind)), key=_number, reverse=True):
             clients: list[int] = []
             refs |= zip(clients, executor.put_all(new(name)), strict=True)
-        if len(refs) != count:
+        if count is not None and len(refs) != count:
             raise DamagedFile(f"it holds {len(refs)} {kind} of {count}")
         return refs
 
@@ -312,9 +317,13 @@ def _read(folder: Path, about: Manifest, executor: Executor) -> RunState:
     versions = {
         name: executor.put(with_handles(state)) for name, state in server_states.items() if name.startswith(VERSION)
     }
-    if "server" not in server_states or set(server_states) - {"server", "air", "stop", *_BESIDE_SERVER, *versions}:
+    others = {"air", "clocks", "stop", *_BESIDE_SERVER, *versions}
+    if "server" not in server_states or set(server_states) - {"server", *others}:
         raise DamagedFile(f"{SERVER} does not hold the server's state")
     numbers = {int(name.removeprefix(VERSION)): ref for name, ref in versions.items()}
+    clocks = Clocks()
+    if "clocks" in server_states:
+        clocks = Clocks.from_arrays(server_states["clocks"], {kind: states(kind) for kind in clocks.objects()})
     return RunState(
         round=about.round,
         server=tree.to_tensors(with_handles(server_states["server"])),
@@ -322,6 +331,7 @@ def _read(folder: Path, about: Manifest, executor: Executor) -> RunState:
         downlink=tree.to_tensors(server_states.get("downlink", {})),
         stop=server_states.get("stop", {}),
         air=Air.from_arrays(server_states["air"], numbers) if "air" in server_states else Air(),
+        clocks=clocks,
         states=states("states", about.states),
         server_memories=states("memories", about.memories),
     )

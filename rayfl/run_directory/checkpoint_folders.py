@@ -16,7 +16,7 @@ from rayfl.run_directory.disk import RunFiles, sync_directory
 
 FOLDER = "checkpoints"
 MANIFEST = "manifest.json"
-STATES = r"(server|(states|memories)-[0-9]{4,})\.safetensors"
+STATES = r"(server|(states|memories|messages|models|begun)-[0-9]{4,})\.safetensors"
 """The files of states in a checkpoint."""
 _CHECKPOINT = r"checkpoints/[0-9]{8,}(\.partial)?"
 PART = RunFiles(

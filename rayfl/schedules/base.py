@@ -39,9 +39,10 @@ class Schedule(Choice):
     renamed = {"in_rounds": "collects"}
     # Declared, as older pydantic would else refuse it in words of its own.
     in_rounds: ClassVar[bool]
-    collects: ClassVar[Literal["rounds", "flights"]] = "flights"
-    """How messages are collected: in rounds, in which the server waits for all selected clients and calls no hook of
-    the schedule, or from flights, of which each ends at its own time."""
+    collects: ClassVar[Literal["rounds", "flights", "clocks"]] = "flights"
+    """How messages are collected: in rounds, in which the server waits for all selected clients, or peers for each
+    other, and no hook of the schedule is called; from flights of a server's clients, of which each ends at its own
+    time; or by peers on their own clocks (`PeerSchedule`)."""
     mixes_models: ClassVar[bool] = False
     """Whether an update moves the server's model towards those of clients, by `scale` (FedAsync). If False, the scaled
     messages are given to the method."""
@@ -111,3 +112,30 @@ class Flying(Schedule):
         if self.staleness == "polynomial":
             return (1.0 + staleness) ** -self.power
         return 1.0 / (self.slope * max(0, staleness - self.hinge) + 1) if self.staleness == "hinge" else 1.0
+
+
+class PeerSchedule(Schedule):
+    """A schedule of peers that train and exchange at their own times, without a server.
+
+    Whenever a peer's training ends, the peer sends its message to its neighbours, mixes the newest messages that have
+    arrived from them, and trains again. With `partners` = 1 it averages models with one neighbour instead.
+    """
+
+    collects = "clocks"
+    partners: Literal[1] | None = Field(
+        default=None,
+        description="1: after each training a peer averages models with one random neighbour, as AD-PSGD; default: it "
+        "hears all its neighbours",
+    )
+    latency_s: float = Field(default=0.0, ge=0, description="simulated seconds that a link adds to each transfer")
+
+    def due(self, now: Now) -> float:
+        return NOT_YET
+
+    def scale(self, staleness: float) -> float | None:
+        """The share in [0, 1] of a neighbour's weight that its newest message keeps; the peer itself gets the rest.
+
+        staleness: trainings of all peers that have ended since the message was made, divided by the number of peers.
+        None: the message is left out, and so are all messages that are older.
+        """
+        return 1.0

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from rayfl.compress.base import Packet
 from rayfl.gather import Handle
+from rayfl.rounds.air import Air
 from rayfl.rounds.executor import Executor, InlineExecutor, InlinePacket, Job, JobResult, Ref
 from rayfl.rounds.ledger import RoundRecord
 from rayfl.rounds.rounds import simulate
-from rayfl.rounds.run_state import Air, RunState
+from rayfl.rounds.run_state import RunState
 from rayfl.rounds.setup import Setup
 from rayfl.untyped import Anything
 
@@ -85,7 +86,9 @@ def contents(executor: Executor, run_state: RunState) -> dict[str, np.ndarray]:
     arrays |= leaves("air", run_state.air.to_arrays()) if run_state.air != Air() else {}
     for version, ref in run_state.air.versions.items():
         arrays |= leaves(f"version {version}", executor.get(ref))
-    for kind, refs in (("state", run_state.states), ("server memory", run_state.server_memories)):
+    arrays |= leaves("clocks", run_state.clocks.to_arrays()) if run_state.clocks.peers else {}
+    kinds = {"state": run_state.states, "server memory": run_state.server_memories, **run_state.clocks.objects()}
+    for kind, refs in kinds.items():
         for client, ref in sorted(refs.items()):
             arrays |= leaves(f"{kind} {client}", executor.get(ref))
     return arrays

@@ -109,6 +109,8 @@ def experiment(name: str, **options: Any) -> Experiment:
     can = kind.capabilities
     if can.uses_graph or (kind.gather and issubclass(kind, PeerHalf)):
         tables.setdefault("topology", fitting_graph(can))
+    if can.in_pairs:
+        tables.setdefault("schedule", {"name": "gossip", "partners": 1})
     return Experiment(**tables)
 
 

@@ -103,6 +103,7 @@ class DisPFL(GradientMethod, PeerHalf):
         own_compression=True,
         honours_retention=True,
         own_retention=("density",),
+        takes_stale=True,
     )
     gather = {"weights": ElementwiseMean("sent")}
 

@@ -31,7 +31,7 @@ class LotteryDSGD(Lottery, PeerHalf):
 
     hyper: LotteryDSGDHyper
     paper = "Li et al., LotteryFL, 2020, among peers as in MCE-PL"
-    capabilities = Capabilities(on_device=True)
+    capabilities = Capabilities(on_device=True, takes_stale=True)
     gather = {"weights": ElementwiseMean("sent")}
 
     def begin(self, state: LotteryState, received: Message, ctx: Context) -> LotteryCarry:

@@ -72,7 +72,7 @@ class MCEPL(HiddenMasks):
 
     hyper: MCEPLHyper
     paper = "Tian et al., MCE-PL"
-    capabilities = Capabilities(on_device=True, include_self=False)
+    capabilities = Capabilities(on_device=True, include_self=False, takes_stale=True)
     gather = {"mask": WeightedMean()}
 
     def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> MCEPLState:

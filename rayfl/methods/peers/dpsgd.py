@@ -84,7 +84,7 @@ class DPSGD(GradientMethod, PeerHalf):
 
     hyper: DPSGDHyper
     paper = "Lian et al., NeurIPS 2017"
-    capabilities = Capabilities(on_device=True, keeps_parts=True, personalized=True)
+    capabilities = Capabilities(on_device=True, keeps_parts=True, personalized=True, takes_stale=True)
     gather = {"change": WeightedMean()}
 
     def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> DPSGDState:

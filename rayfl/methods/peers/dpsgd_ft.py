@@ -30,7 +30,7 @@ class DPSGDFT(DPSGD):
 
     hyper: DPSGDFTHyper
     paper = "Lian et al., NeurIPS 2017, with fine-tuning as in Dai et al., ICML 2022"
-    capabilities = Capabilities(on_device=True, keeps_parts=True, newcomer="model")
+    capabilities = Capabilities(on_device=True, keeps_parts=True, newcomer="model", takes_stale=True)
 
     # Any: see Method.
     def __init__(self, task: BoundTask | None = None, hyper: HyperParameters | None = None, **settings: Any) -> None:

@@ -40,7 +40,7 @@ class DSGDProx(DPSGD):
 
     hyper: DSGDProxHyper
     paper = "Li et al., FedProx, MLSys 2020, among peers as in MCE-PL"
-    capabilities = Capabilities(on_device=True, keeps_parts=True)
+    capabilities = Capabilities(on_device=True, keeps_parts=True, takes_stale=True)
 
     def direction(self, carry: DPSGDCarry, gradient: Tree) -> Tree:
         pull = tree.sub(carry["params"], carry["received"])

@@ -17,6 +17,8 @@ from rayfl.methods.base import Method
 from rayfl.population.sampling import Clients, Population
 from rayfl.rounds.check_setup import check_setup
 from rayfl.rounds.setup import Evaluation, Setup
+from rayfl.schedules.base import Schedule
+from rayfl.schedules.synchronous import Synchronous
 from rayfl.task import BoundTask
 from rayfl.topology.graphs import Topology
 from rayfl.tree import Tree
@@ -84,6 +86,7 @@ def setup(
     evaluation: Evaluation | None = None,
     stack_width: int = 4,
     hyper: Mapping[str, object] | None = None,
+    schedule: Schedule | None = None,
 ) -> Setup:
     """Four clients on quadratics. `method`: a class, made with `hyper`, or an instance."""
     chosen = method if isinstance(method, Method) else method(Quadratic(), method.Hyper(**(hyper or {})))
@@ -99,6 +102,7 @@ def setup(
         uplink=uplink or Dense(),
         downlink=downlink or Dense(),
         topology=topology,
+        schedule=schedule or Synchronous(),
         evaluation=evaluation or Evaluation(own=False, pooled=False),
         engine_name=engine,
         stack_width=stack_width,
