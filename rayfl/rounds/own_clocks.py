@@ -49,5 +49,5 @@ def check(setup: Setup, name: str) -> None:
                 "take a symmetric one, such as ring",
                 ("topology",),
             )
-        if setup.topology.is_given("weights"):
-            raise RayflError("does nothing, as pairs average with weights 1/2; remove it", ("topology", "weights"))
+        if given := [name for name in ("weights", "epsilon") if setup.topology.is_given(name)]:
+            raise RayflError(" does nothing, as pairs average with weights 1/2; remove it", ("topology", given[0]))

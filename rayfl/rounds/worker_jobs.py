@@ -129,8 +129,8 @@ class MixJob:
     """Mixes messages into receivers, by rows {sender: weight}. Inputs: the receivers' states, then the messages.
 
     `listeners`: by receiver, the peers that receive from it. `by_link`: whether the inputs after the states are
-    outputs of a `SendJob` instead. `numbers`: by receiver, the number that keys its random draws instead of the round's;
-    {} in rounds. Outputs: the receivers' new states.
+    outputs of a `SendJob` instead. `numbers`: by receiver, the number that keys its random draws instead of the
+    round's; {} in rounds. Outputs: the receivers' new states.
     """
 
     rows: Mapping[int, Mapping[int, float]]

@@ -245,7 +245,7 @@ class WrappedClients(Wrapped, Wrapping):
 class WrappedPeers(Wrapped, WrappingPeers):
     """`Wrapped` among peers."""
 
-    capabilities = Capabilities(keeps_parts=True)
+    capabilities = Capabilities(keeps_parts=True, takes_stale=True)
 
     def mix(self, state: State, received: Received, ctx: Context) -> State:
         return self._with(super().mix(state, received, ctx), state.get(self.entry, {}))

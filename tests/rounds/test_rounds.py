@@ -76,4 +76,4 @@ def test_only_a_server_that_replies_sends_replies(method: str, replies: bool):
 
 
 def test_every_schedule_names_a_way_to_collect_messages():
-    assert {kind.collects for kind in named(Schedule).values()} == {*COLLECTORS}
+    assert {kind.collects for kind in named(Schedule).values()} == {*COLLECTORS, "clocks"}

@@ -104,7 +104,7 @@ def test_equal_speeds_without_delay_have_the_bits_of_rounds(order: str, evaluati
         assert record.clients == other.clients
         assert {*record.metrics} == {row for row in other.metrics if not row.name.startswith("flight/")}
         assert other.row.simulated_s == pytest.approx(record.row.simulated_s)
-        assert {*noted(other, "flight/staleness").values()} == {0.375}
+        assert max(noted(other, "flight/staleness").values()) < 1
 
 
 def two_peers(seconds: tuple[float, float], method: str, schedule: Gossip) -> Setup:
@@ -189,7 +189,7 @@ def test_any_number_of_workers_gives_the_same_bits(case: str):
         others, other_states = play(here, executor)
         assert rows(others) == rows(records)
         assert_same_bits(contents(executor, other_states[-1]), expected)
-    assert ("train", 4) in executor.waves
+    assert max(size for kind, size in executor.waves if kind == "train") >= 4
     stale = [value for record in records for value in noted(record, "flight/staleness").values()]
     assert len({*stale}) > 1
 
@@ -255,6 +255,8 @@ def test_each_message_is_in_a_checkpoint_once(tmp_path: Path):
 
 class Halved(PeerSchedule):
     """Every message keeps half of its weight."""
+
+    name = "test-halved"
 
     def scale(self, staleness: float) -> float:
         return 0.5

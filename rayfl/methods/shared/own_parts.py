@@ -200,8 +200,8 @@ class OwnParts(WrappingClients):
         self.capabilities = self.capabilities.but(
             personalized=can.personalized or bool(self.kept),
             has_global_model={*self.trains}.isdisjoint(self.kept) and not keeps_own_buffers,
-            # A mean of buffers cannot be scaled.
-            takes_stale=self.capabilities.takes_stale and not self.averaged,
+            # A server's mean of buffers cannot be scaled.
+            takes_stale=self.capabilities.takes_stale and not (self.averaged and isinstance(self, Wrapping)),
             newcomer="round" if needs_round else can.newcomer,
         )
 
@@ -349,7 +349,7 @@ class OwnPartsOfClients(OwnParts, Wrapping):
 class OwnPartsOfPeers(OwnParts, WrappingPeers):
     """`OwnParts` among peers, who mix averaged buffers as they mix their models."""
 
-    capabilities = Capabilities(on_device=True, keeps_parts=True)
+    capabilities = Capabilities(on_device=True, keeps_parts=True, takes_stale=True)
 
     # Any: see Method.
     def __init__(self, inner: Method, hyper: HyperParameters | None = None, **settings: Any) -> None:

@@ -36,6 +36,7 @@ from rayfl.methods.base import (
     Topology,
     Traits,
     Tree,
+    Trees,
     Upload,
 )
 from rayfl.topology.mixing import Exchange, Sparse
@@ -235,3 +236,6 @@ class WrappingPeers(WrappingClients, PeerHalf):
 
     def mix(self, state: State, received: Received, ctx: Context) -> State:
         return self.peer_half.mix(self.inside(state), self.inside(received), self.inside(ctx))
+
+    def message_to_partner(self, state: State, ctx: Context) -> Trees:
+        return self.peer_half.message_to_partner(self.inside(state), self.inside(ctx))
