@@ -37,7 +37,7 @@ from rayfl.run_directory.record import read_run
 from rayfl.schedules.base import Schedule
 from rayfl.testing.graphs import fitting_graph
 
-METHODS = ("fedpse", "fedavg", "dispfl", "scaffold", "buffered fedavg", "buffered fedpse")
+METHODS = ("fedpse", "fedavg", "dispfl", "scaffold", "buffered fedavg", "buffered fedpse", "gossip dpsgd")
 ON_NODES, STOPPED = "node", "stopped"
 IN_TURN = ("gcs", "raylet", "full disk")
 ALWAYS: Mapping[str, tuple[str, ...]] = {

@@ -8,7 +8,7 @@ first tuple alone, and `--generator 1` repeats its seeds.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-LATEST = 1
+LATEST = 2
 """The newest version of the generator."""
 
 # Any: values of settings, or tables of them.
@@ -25,7 +25,8 @@ METHODS: Choices = {
         *("subfedavg", "terngrad"),
         # Most schedules, wrappers, selections and compressors are for these alone: they come as often as twenty others.
         *(("fedavg", "fedopt", "fedprox", "fedavgm", "ditto", "moon", "fedpse") * 3)[:20],
-    )
+    ),
+    2: ("adpsgd",),
 }
 
 _RETENTION = {"fil": 40, "fil_share": 1.0, "batch_size": 16}
@@ -173,6 +174,15 @@ SELECTIONS: Choices = {
         *({"name": "power-of-choice", "variant": variant} for variant in ("pow-d", "cpow-d", "rpow-d")),
     )
 }
+PEER_SCHEDULES: Choices = {
+    2: (
+        {"name": "gossip"},
+        {"name": "gossip", "latency_s": 0.05},
+        {"name": "gossip", "most_staleness": 1.5},
+        {"name": "gossip", "partners": 1, "latency_s": 0.01},
+    )
+}
+"""Those of methods without a server."""
 SCHEDULES: Choices = {
     1: (
         {"name": "buffered", "buffer": 1},

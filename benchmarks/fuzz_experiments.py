@@ -103,6 +103,8 @@ def plain(draws: Draws) -> Tables:
     can = kind.capabilities
     if can.uses_graph or (kind.gather and issubclass(kind, PeerHalf)):
         tables["topology"] = fitting_graph(can)
+    if can.in_pairs:
+        tables["schedule"] = {"name": "gossip", "partners": 1}
     return deepcopy(tables)
 
 
@@ -127,6 +129,8 @@ def additions(draws: Draws) -> list[Addition]:
     if kind.capabilities.uses_graph or (kind.gather and is_peer):
         maybe("topology", choices.TOPOLOGIES, 0.8, stage=0)
         maybe("topology.weights", ("metropolis",), 0.3)
+    if is_peer:
+        maybe("schedule", choices.PEER_SCHEDULES, 0.6, stage=0, key=" of peers")
     maybe("model", choices.MODELS, 0.6, stage=0)
     maybe("partition", choices.PARTITIONS, 0.8, stage=0)
     maybe("runtime", ({"engine": "vmap", "stack_width": 2}, {"engine": "vmap", "stack_width": 3}), 0.5)

@@ -37,6 +37,7 @@ _STATUSES = {
     "late": "it had not finished by the deadline",
     "surplus": "enough other clients were faster",
     "stale": "its message was too many updates old",
+    "at_work": "it was training all the time",
 }
 """The meaning of each status of a client, in the order in which a page shows them."""
 

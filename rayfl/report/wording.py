@@ -130,12 +130,13 @@ _METRICS = {
     "flight/staleness": MetricText(
         "Staleness of messages",
         "updates",
-        "How many updates of the server a client missed between its start and its end.",
+        "How many updates of the server a client missed between its start and its end. Of peers: how many rounds old "
+        "the messages were that a peer mixed; in pairs: how often others changed its model while it trained.",
     ),
     "flight/idle_share": MetricText(
         "Idle share",
         "0 to 1",
-        "The share of the concurrency (the most clients that train at once) that was unused since the last update.",
+        "The share of the concurrency (the most clients that train at once; all peers) that was unused in the round.",
     ),
     "flight/version": MetricText(
         "Version that clients began with", "updates", "The number of updates of the server before a client began."

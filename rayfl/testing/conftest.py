@@ -54,6 +54,8 @@ def make(method: type[Method], request: pytest.FixtureRequest) -> Make:
         tables["clients"] = {"count": NUM_CLIENTS, **options.get("clients", {})}
         if issubclass(method, PeerHalf) and method.gather:
             tables.setdefault("topology", fitting_graph(method.capabilities))
+        if method.capabilities.in_pairs:
+            tables.setdefault("schedule", {"name": "gossip", "partners": 1})
         return prepare(Experiment(**tables))
 
     return made

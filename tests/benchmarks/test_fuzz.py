@@ -72,7 +72,7 @@ def names(value: Any) -> set[str]:
         (Method, [choices.METHODS], set()),
         (Compressor, [choices.UPLINKS, choices.DOWNLINKS], set()),
         (PartitionScheme, [choices.PARTITIONS], set()),
-        (Schedule, [choices.SCHEDULES], {"synchronous"}),
+        (Schedule, [choices.SCHEDULES, choices.PEER_SCHEDULES], {"synchronous"}),
         (Selection, [choices.SELECTIONS], {"uniform"}),
         # A graph in a file.
         (Topology, [choices.TOPOLOGIES], {"file"}),
