@@ -132,7 +132,13 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     if len(family) > 1:
         return f"did you mean {', '.join(map(repr, family[:-1]))} or {family[-1]!r}?"
     inside_table = [key for key in known if key.rpartition(".")[2] == name]
-    if close := inside_table or difflib.get_close_matches(name, known, n=1, cutoff=0.5):
+    # Swapped letters come before missing ones.
+    swapped = [key for key in known if sorted(key) == sorted(name)]
+    if close := inside_table or swapped or difflib.get_close_matches(name, known, n=1, cutoff=0.5):
         return f"did you mean {close[0]!r}?"
-    shown = textwrap.shorten(", ".join(known), 500, placeholder=" and more", break_on_hyphens=False)
-    return f"known are: {shown or 'none'}"
+    return f"known are: {some_of(known) or 'none'}"
+
+
+def some_of(names: Iterable[str]) -> str:
+    """As many of the names as fit into a sentence."""
+    return textwrap.shorten(", ".join(sorted(names)), 500, placeholder=" and more", break_on_hyphens=False)

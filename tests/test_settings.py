@@ -174,6 +174,7 @@ def test_long_values_are_cut():
         ("keep_rato", ["keep_ratio", "lr"], "'keep_ratio'", "lr"),
         ("lr", ["clients.count", "method.lr"], "'method.lr'", "clients.count"),
         ("xyz", ["b", "a"], "a, b", "none"),
+        ("fedspe", ["fedpse", "fedspeed"], "'fedpse'", "fedspeed"),
         ("sgd", ["sgd-plain", "sgdx", "sgd-fast"], "'sgd-fast' or 'sgd-plain'", "sgdx"),
         ("xyz", [], "none", "xyz"),
         ("xyz", [f"layer-{number:03}" for number in range(100)], "layer-000", "layer-099"),

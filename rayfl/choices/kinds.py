@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from pydantic import BeforeValidator, PlainSerializer
 
 from rayfl.choices import plugins
-from rayfl.errors import RayflError, UnknownName, did_you_mean, log
+from rayfl.errors import RayflError, UnknownName, did_you_mean, log, some_of
 from rayfl.settings import Settings, shown
 
 
@@ -159,7 +159,7 @@ def reference(component: Any) -> str:
 def make(kind: type[Choice], table: Mapping[str, Any]) -> Any:
     """The object that a table with a `name` and options describes, e.g. {"name": "topk", "keep_ratio": 0.1}."""
     if "name" not in table:
-        raise RayflError(f" is missing; a {kind.label} is one of {', '.join(known(kind))}", ("name",))
+        raise RayflError(f" is missing; a {kind.label} is one of {some_of(known(kind))}", ("name",))
     component = find(kind, table["name"])
     return kind.from_options(component, {key: value for key, value in table.items() if key != "name"})
 

@@ -15,7 +15,7 @@ from rayfl.compress.base import Compressor
 from rayfl.compress.dense import Dense
 from rayfl.data.datasets import Source
 from rayfl.data.partition import PartitionScheme
-from rayfl.errors import RayflError, UnknownKey
+from rayfl.errors import RayflError, UnknownKey, some_of
 from rayfl.experiment.report_options import ReportOptions
 from rayfl.experiment.runtime import Runtime
 from rayfl.experiment.table import LONGEST_NAME, read_table, with_overrides
@@ -77,7 +77,7 @@ def _choice(value: Any, info: ValidationInfo) -> MethodChoice:
         return MethodChoice(kind=find(Method, type(value)), hyper=value.hyper)
     table = as_table(value, info.field_name)
     if "name" not in table:
-        raise RayflError(f" is missing; a method is one of {', '.join(sorted(known(Method)))}", ("name",))
+        raise RayflError(f" is missing; a method is one of {some_of(known(Method))}", ("name",))
     kind = find(Method, table.pop("name"))
     if "elastic" in table and "elastic" not in kind.Hyper.model_fields:
         options = table["elastic"] if isinstance(table["elastic"], Mapping) else {}

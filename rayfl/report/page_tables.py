@@ -129,12 +129,15 @@ def work_columns(groups: Sequence[Group]) -> list[Column]:
 
 
 def metric_column(head: str, groups: Sequence[Group], name: str, last: int) -> Column:
-    """Means of the last evaluations, best first."""
+    """Means of the last evaluations, best first; equal ones by the groups' labels."""
+    labels = sorted(group.label for group in groups)
     scores = [smoothed(group, name, last) for group in groups]
     facts = facts_of(groups, name)
     counted = has_seeds(groups)
     return Column(
-        head, [in_words(score, facts, counted) for score in scores], [(-rank_value(score, facts),) for score in scores]
+        head,
+        [in_words(score, facts, counted) for score in scores],
+        [(-rank_value(score, facts), labels.index(group.label)) for score, group in zip(scores, groups, strict=True)],
     )
 
 

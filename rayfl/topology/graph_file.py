@@ -81,9 +81,9 @@ def read_weights(path: Path, num_peers: int, directed: bool = False) -> tuple[np
 def _are_weighted_edges(values: np.ndarray, num_peers: int) -> bool:
     """Whether the rows are two peers and a weight.
 
-    Rows of three peers may be a matrix: edges then are no loops and have weights, and some number is neither 0 nor 1.
+    Three rows may be a matrix: edges then are no loops and have weights, and some number is neither 0 nor 1.
     """
-    if values.shape[1:] != (3,) or num_peers != 3:
+    if values.shape != (3, 3):
         return values.shape[1:] == (3,)
     first, second, weights = values.T
     are_ends = np.isin(values[:, :2], np.arange(num_peers)).all() and (first != second).all()

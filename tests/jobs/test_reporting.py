@@ -166,7 +166,7 @@ def test_how_evenly_clients_fare_stands_in_compare_and_show():
         recorder.round(RoundRow(0, 1, 1, 8, 8, 1.0, 1.0), [], metrics)
     result = rayfl("compare", "b")
     assert result.exit_code == 0, result.output
-    spread = ["50.0 %", "25.0 %", "25.0 %", "25.0 %", "75.0 %", "50.0 %", "0.800", "0"]
+    spread = ["50.0 %", "25.0 %", "25.0 %", "25.0 %", "75.0 %", "50.0 %", "0.800"]
     assert [row[1:] for row in cells(result.output) if row[0].startswith("Recall")] == [spread]
     shown = [row for row in cells(rayfl("show", "b").output) if row[0].startswith("Recall")]
     assert [row[1:] for row in shown] == [spread, spread] and "Recall: 3" in shown[1][0]

@@ -62,7 +62,7 @@ def test_init_writes_a_file_that_runs_and_replaces_nothing():
 def test_every_setting_of_the_template_that_is_commented_out_is_valid(tmp_path):
     text = TEMPLATE.read_text(encoding="utf-8")
     used, num_used = re.subn(r"^# (?=\[?[\w.]+( = |\]))", "", text, flags=re.MULTILINE)
-    assert num_used == 41
+    assert num_used == 44
     path = tmp_path / "all.toml"
     path.write_text(used)
     combinations = read_sweep(path)

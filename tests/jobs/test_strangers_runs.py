@@ -49,7 +49,7 @@ def change(path: Path, **tables: object) -> None:
 
 
 def exchanged(directory: Path) -> None:
-    (copy,) = (directory / "files").iterdir()
+    (copy,) = (directory / "files").rglob("*.py")
     copy.write_text(METHOD + f"\nopen({str(directory / 'ran')!r}, 'w')\n")
 
 
@@ -86,7 +86,7 @@ def test_a_model_of_an_exchanged_class_is_not_built(directory: Path, tmp_path: P
     )
     found = rayfl.load(directory)
     assert isinstance(found, RunResults) and found.model()
-    (copy,) = (directory / "files").iterdir()
+    (copy,) = (directory / "files").rglob("*.py")
     copy.write_text(source + f"\nopen({str(directory / 'ran')!r}, 'w')\n")
     again = rayfl.load(directory)
     assert isinstance(again, RunResults)
@@ -96,7 +96,7 @@ def test_a_model_of_an_exchanged_class_is_not_built(directory: Path, tmp_path: P
 
 
 def test_its_own_plug_in_can_be_given_again(directory: Path, tmp_path: Path):
-    (copy,) = (directory / "files").iterdir()
+    (copy,) = (directory / "files").rglob("*.py")
     copy.unlink()
     found = rayfl.resume(directory, f"method.name={tmp_path}/mine.py:Mine", rounds=2, progress=False)
     assert len(found.rounds) == 2

@@ -340,7 +340,9 @@ def test_what_a_schedule_cannot_be_used_with():
 
 
 def test_the_page_draws_staleness_and_idle_places(tmp_path: Path):
-    table = experiment("fedavg", schedule="buffered", clients={"count": 6, **SPEEDS}, output={"report": False})
+    table = experiment(
+        "fedavg", schedule="buffered", clients={"count": 6, **SPEEDS}, output={"report": False}, rounds=6
+    )
     folder = run(
         table.model_copy(update={"runtime": table.runtime.model_copy(update={"executor": "inline"})}), tmp_path
     )

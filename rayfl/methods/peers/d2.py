@@ -10,6 +10,8 @@ gradients.
 - The paper prints x^{-1} = 0, which fits x^0 = 0 alone; here x^{-1} = x^0 and g^{-1} = 0.
 """
 
+from typing import ClassVar
+
 from rayfl.methods.base import Capabilities, Field
 from rayfl.methods.peers.led import LED, LEDHyper
 
@@ -17,7 +19,8 @@ from rayfl.methods.peers.led import LED, LEDHyper
 class D2Hyper(LEDHyper):
     """Hyper-parameters of D2; its mixing weights are the topology's."""
 
-    steps: int | None = Field(default=1, ge=1, le=1, description="local steps per round: 1; led takes more")
+    default_steps: ClassVar[int | None] = 1
+    steps: int | None = Field(default=None, ge=1, le=1, description="local steps per round: 1; led takes more")
 
 
 class D2(LED):

@@ -71,7 +71,7 @@ class PFedHNHyper(LocalWork):
     server_lr: float = Field(default=0.01, gt=0, description="learning rate of the server, alpha")
     server_momentum: float = Field(default=0.9, ge=0, lt=1, description="momentum of the server's SGD")
     server_weight_decay: float = Field(default=1e-3, ge=0, description="L2 penalty added to the server's direction")
-    server_clip: float | None = Field(default=50.0, gt=0, description="largest norm of the server's direction")
+    server_clip: float = Field(default=50.0, ge=0, description="largest norm of the server's direction; 0: no bound")
 
 
 class PFedHNServer(TypedDict):
@@ -149,7 +149,7 @@ class PFedHN(GradientMethod, ServerHalf):
             gradient = self.task.grad({**phi, name: vectors[name]}, NO_BATCH, objective)
             directions[name] = gradient.pop(name)
             total = tree.add(total, gradient)
-        direction = clip({**tree.scale(total, 1 / len(items)), **directions}, self.hyper.server_clip)
+        direction = clip({**tree.scale(total, 1 / len(items)), **directions}, self.hyper.server_clip or None)
         optimizer = SGD(momentum=self.hyper.server_momentum, weight_decay=self.hyper.server_weight_decay)
         params, old = {**phi, **vectors}, server["optimizer"].get("velocity", {})
         state = optimizer.init(params)

@@ -133,7 +133,7 @@ def test_follows_its_equations(engine: str, hyper: dict[str, Any], clients: dict
 
 
 def test_one_plain_step_is_sgd_through_the_hypernetwork():
-    plain = {"steps": 1, "batch_size": 0, "momentum": 0.0, "weight_decay": 0.0, "server_clip": None, "lr": 0.5}
+    plain = {"steps": 1, "batch_size": 0, "momentum": 0.0, "weight_decay": 0.0, "server_clip": 0.0, "lr": 0.5}
     here = made({**plain, "server_momentum": 0.0, "server_weight_decay": 0.0}, clients={"per_round": 1})
     (client,), h = here.population.sample_round(0).selected, Hypernetwork(here)
     v = first(here, client)

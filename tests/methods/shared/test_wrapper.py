@@ -32,13 +32,17 @@ NO_PLACE = {
     "coin",
     "delivered",
     "draws",
+    "exchange",
     "hook",
+    "neighbour",
     "num_clients",
     "plan",
+    "ratios",
     "round_number",
     "seed",
     "stage",
     "topology",
+    "weights",
 }
 """Arguments that have no entries of a wrapper."""
 OF_METHOD = {"with_task", "stages"}
