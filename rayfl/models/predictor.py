@@ -1,5 +1,6 @@
 """A trained network that takes inputs as they are in the data's files."""
 
+import textwrap
 from contextlib import nullcontext
 
 import torch
@@ -72,4 +73,16 @@ class Predictor(nn.Module):
             return inputs.movedim(-1, 1)
         if data.kind == "image" and (1, *example_shape) == shape:
             return inputs.unsqueeze(1)
-        raise RayflError(f"inputs have the shape {list(inputs.shape)}, and the model takes {['n', *shape]}")
+        raise RayflError(
+            f"inputs have the shape {list(inputs.shape)}, and the model takes {['n', *shape]}{self._named(inputs)}"
+        )
+
+    def _named(self, inputs: Tensor) -> str:
+        """The end of a sentence on a wrong number of inputs that have names."""
+        names = self.data.input_names
+        if inputs.dim() != 2 or not names:
+            return ""
+        width = inputs.shape[1]
+        wrong = f"{names[width]!r} has no number" if width < len(names) else f"nothing follows {names[-1]!r}"
+        listed = textwrap.shorten(", ".join(names), 300, placeholder=" and more", break_on_hyphens=False)
+        return f": {wrong}, in the order {listed}; a data frame gives them by name"

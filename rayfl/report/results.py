@@ -4,7 +4,7 @@ Reading results runs no code of the experiment and loads no torch; building a mo
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -135,16 +135,20 @@ class RunResults(Recorded):
         files = (self.directory / "models").glob("*.safetensors")
         return sorted({re.sub(r"-[0-9]{4,}$", "", path.stem) for path in files})
 
-    def predict(self, inputs: "ArrayLike", client: int | None = None) -> np.ndarray:
+    def predict(
+        self, inputs: "ArrayLike | pd.DataFrame | Mapping[str, ArrayLike]", client: int | None = None
+    ) -> np.ndarray:
         """Return the most likely class of each input, by the global model or by that of one client: their names [n], if
         the data name their classes, otherwise their numbers, int64 [n].
 
-        inputs: raw ones [n, ...], as `Predictor.forward` takes them. Raise RayflError as that and `model` do, and
+        inputs: raw ones [n, ...], as `Predictor.forward` takes them; of a table also a data frame, with the columns by
+        their names; of several inputs a tuple or a dictionary of arrays. Raise RayflError as that and `model` do, and
         without a client if each client has parts of its own.
         """
         import torch
 
         from rayfl.determinism.torch_flags import own_flags
+        from rayfl.models.frame_inputs import rows_of_frame
 
         parts = dotted({"parts": self.settings.get("parts")})
         trained = parts.get("parts.personal") and parts.get("parts.order") != "shared-only"
@@ -157,8 +161,14 @@ class RunResults(Recorded):
         described = read_model_inputs(self.directory)
         if not described.has_classes:
             raise RayflError(f"the run in {self.directory} predicts no classes; call results.model() for its outputs")
-        layout = model.data.layout
-        rows = np.asarray(inputs) if layout is None else layout.pack("the list of inputs", inputs)
+        data = model.data
+        if data.layout is not None:
+            rows = data.layout.pack("the list of inputs", inputs)
+        elif isinstance(inputs, pd.DataFrame) and data.input_names:
+            fills = self.settings["data"].get("missing") in ("mean", "category")
+            rows = rows_of_frame(inputs, data.input_names, data.mean if fills else ())
+        else:
+            rows = np.asarray(inputs)
         if rows.dtype.kind not in "biuf":
             raise RayflError(f"inputs={shown(inputs)} are not numbers; give an array of raw inputs [n, ...]")
         with own_flags(), torch.no_grad():

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -228,3 +229,28 @@ def test_numbers_and_tokens():
     with refused(names=["float64", "tokens"]):
         Predictor(torch.nn.Identity(), of_tokens)(numbers)
     assert Predictor(torch.nn.Identity(), of_tokens)(numbers.to(torch.uint16)).tolist() == [[0.0] * 3] * 2
+
+
+def test_a_data_frame_gives_a_tables_inputs_by_name(tmp_path: Path):
+    draws = np.random.default_rng(1)
+    ill = draws.integers(0, 2, 100)
+    frame = pd.DataFrame({"age": 40 + 9 * ill + draws.normal(size=100), "code": draws.integers(1, 4, 100), "ill": ill})
+    frame["ward"] = draws.choice(["x", "y=1"], 100)
+    frame.loc[3, "age"] = np.nan
+    file = tmp_path / "patients.csv"
+    frame.to_csv(file, index=False)
+    data = {"name": "table", "path": str(file), "test_path": str(file), "labels": "ill", "missing": "category"}
+    settings = {**SETTINGS, "data": {**data, "categories": ["ward", "code"]}, "partition": "iid", "method": "fedavg"}
+    results = API.run(directory=tmp_path / "run", progress=False, **settings)
+    shuffled = frame[["ward", "ill", "age", "code"]].astype({"code": float})
+    assert (results.predict(shuffled) == ill).mean() == pytest.approx(results.summary["final"]["pooled/accuracy"])
+    for wrong, names in (
+        (frame.drop(columns="age"), ["no column 'age'", "ward"]),
+        (frame.drop(columns="ward").rename(columns={"age": "Age"}), ["no column 'age'", "did you mean 'Age'"]),
+        (frame.assign(ward="z"), ["'z'", "'ward'", "row 0", "x, y=1"]),
+        (frame.assign(age="old"), ["'age'", "numbers"]),
+        (np.zeros((2, 6)), ["[2, 6]", "'age=?' has no number", "age, code=1, code=2", "data frame"]),
+        (np.zeros((2, 8)), ["[2, 8]", "nothing follows 'age=?'"]),
+    ):
+        with refused(names=names):
+            results.predict(wrong)
