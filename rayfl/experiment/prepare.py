@@ -169,6 +169,7 @@ def make_task(experiment: Experiment, dataset: Dataset) -> NetworkTask:
     try:
         build = model.builder(dataset.input_shape, task.num_outputs(dataset), dataset.layout)
         build = build if experiment.adapters is None else experiment.adapters.builder(build)
+        build = experiment.parts.builder(build, model.name)
         seed = seeding.torch_seed(experiment.seed, purpose="initial parameters")
         precision = experiment.runtime.precision
         network = Network(build, dataset.input_shape, model.memory_format, precision, seed, dataset.layout)

@@ -8,15 +8,19 @@ from torch import nn
 from rayfl.errors import RayflError, did_you_mean
 from rayfl.settings import shown
 
-KEY = ("parts", "personal")
+PERSONAL = ("parts", "personal")
+LOCAL = "leave some to share, or take method 'local'"
 
 
-def chosen(patterns: Sequence[str], module: nn.Module, model: str) -> tuple[str, ...]:
+def chosen(
+    patterns: Sequence[str], module: nn.Module, model: str, key: tuple[str, ...] = PERSONAL, cure: str = LOCAL
+) -> tuple[str, ...]:
     """The names of the trained parameters of `module` that `patterns` choose, in the module's order.
 
     A pattern with wildcards as in file names (`head.*`) is compared with the names of parameters, of the modules that
     contain them, and of the class of their innermost module. One that begins with ! excludes parameters again. Raise
-    RayflError for a pattern that matches nothing, and if all patterns together choose none of the parameters, or all.
+    RayflError for a pattern that matches nothing, and if all patterns together choose none of the parameters, or all:
+    it names the setting `key` and, for all, the `cure`.
     """
     aliases = _aliases(module)
     choices = dict.fromkeys(aliases, False)
@@ -30,15 +34,15 @@ def chosen(patterns: Sequence[str], module: nn.Module, model: str) -> tuple[str,
             raise RayflError(
                 f" has {shown(pattern)}, which names no trained parameter of model {model!r}, and no module or "
                 f"class with one; {close}",
-                KEY,
+                key,
             )
         choices |= dict.fromkeys(named, pattern == plain)
     names = tuple(name for name, is_chosen in choices.items() if is_chosen)
     if patterns and len(names) in (0, len(aliases)):
-        wrong, cure = ("none", "change it") if not names else ("all", "leave some to share, or take method 'local'")
+        wrong, cure = ("none", "change it") if not names else ("all", cure)
         raise RayflError(
             f"={shown(patterns)} chooses {wrong} of the {len(aliases)} trained parameters of model {model!r}; {cure}",
-            KEY,
+            key,
         )
     return names
 

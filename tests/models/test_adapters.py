@@ -187,3 +187,18 @@ def test_a_backbone_starts_from_a_file_by_the_names_of_its_layers(
 def test_adapters_of_no_layer_are_refused(adapters: Any, names: list[str], tmp_path: Path):
     with refused(names=names):
         run(tmp_path / "run", adapters=adapters)
+
+
+def test_frozen_parts_are_trained_by_nobody_and_not_sent(tmp_path: Path):
+    """FFA-LoRA (Sun et al., ICLR 2024): A stays as it was drawn, B is trained, and the global model is complete."""
+    plain, ffa = run(tmp_path / "plain"), run(tmp_path / "ffa", parts={"frozen": ["*lora_A*"]})
+    drawn = run(tmp_path / "drawn", rounds=1, method={"name": "fedavg", "lr": 1e-12, "batch_size": 8})
+    models = [load_file(results.directory / "models" / "global.safetensors") for results in (drawn, ffa)]
+    of_a, of_b = ([name for name in models[0] if f"lora_{which}" in name] for which in "AB")
+    assert of_a and all(torch.equal(models[1][name], models[0][name]) for name in of_a)
+    assert all(models[1][name].count_nonzero() for name in of_b)
+    # Two layers whose A has 16 x 4 entries, for four clients in two rounds.
+    assert sum(plain.rounds.uplink_bits - ffa.rounds.uplink_bits) == 32 * 2 * (16 * 4) * 4 * 2
+    assert "pooled/accuracy" in ffa.summary["final"] and ffa.model().network is not None
+    with refused(names=["parts.frozen", "'*lora_C*'", "lora_A"]):
+        run(tmp_path / "wrong", parts={"frozen": ["*lora_C*"]})

@@ -19,13 +19,14 @@ personal parameters with the client's optimizer at the stage's rate, and average
 - In a stage whose rate is 0, such as SCAFFOLD's control batch, nothing is trained and no buffer changes.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import torch
 from pydantic import Field, model_validator
+from torch import nn
 
 from rayfl.methods.base import (
     Batch,
@@ -57,6 +58,7 @@ from rayfl.methods.base import (
 from rayfl.methods.shared.local_training import clip
 from rayfl.methods.shared.optimizers import SGD, Optimizer
 from rayfl.methods.shared.wrapper import Wrapping, WrappingClients, WrappingPeers
+from rayfl.models.part_names import chosen
 from rayfl.task import NetworkTask, Objective, gradients, leaves
 
 KEPT, BUFFERS = "kept parts", "mean buffers"
@@ -78,6 +80,11 @@ class Parts(HyperParameters):
         default=(),
         description="parameters that each client keeps: names of parameters, modules or their classes; * is a "
         "wildcard, a leading ! excludes names",
+    )
+    frozen: tuple[str, ...] = Field(
+        default=(),
+        description="parameters that nobody trains or sends, named as in personal: they keep their first values, or "
+        "those of model.start",
     )
     order: Literal["joint", "local-first", "shared-first", "shared-only"] = Field(
         default="joint",
@@ -103,6 +110,19 @@ class Parts(HyperParameters):
         description="the parts that a method's fine-tuning before an evaluation trains",
         json_schema_extra=unused_with(personal=[()]),
     )
+
+    def builder(self, build: Callable[[], nn.Module], model: str) -> Callable[[], nn.Module]:
+        """A function that makes the module of `build` with its `frozen` parameters, which pickles if `build` does.
+
+        model: its name in the RayflError that the function raises for a pattern that names none of its parameters.
+        """
+        return partial(self._with_frozen, build, model) if self.frozen else build
+
+    def _with_frozen(self, build: Callable[[], nn.Module], model: str) -> nn.Module:
+        module = build()
+        for name in chosen(self.frozen, module, model, ("parts", "frozen"), "leave some to train"):
+            module.get_parameter(name).requires_grad_(False)
+        return module
 
     @model_validator(mode="after")
     def _one_amount_of_work(self) -> "Parts":
