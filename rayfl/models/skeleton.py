@@ -1,5 +1,6 @@
 """Makes modules without storage, and those whose layers learn their sizes from a first input."""
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 from weakref import WeakSet
@@ -27,10 +28,15 @@ def skeleton(build: Callable[[], nn.Module]) -> nn.Module:
         with torch.device("meta"):
             module = build()
     except Exception as error:
-        if "meta" not in str(error):
+        if not is_about_meta(error):
             raise
         return _stripped(build())
     return _stripped(build()) if any(tensor.is_meta for *_, tensor in plain_tensors(module)) else module
+
+
+def is_about_meta(error: BaseException) -> bool:
+    """Whether an error names torch's meta device, whose tensors have no numbers."""
+    return bool(re.search(r"\bmeta\b", str(error), re.IGNORECASE))
 
 
 def plain_tensors(module: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:

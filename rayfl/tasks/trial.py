@@ -20,6 +20,7 @@ from rayfl.data.batches import Batch, first_two
 from rayfl.data.datasets import Dataset
 from rayfl.errors import RayflError, one_line, plugin_line
 from rayfl.models.base import Architecture
+from rayfl.models.skeleton import is_about_meta
 from rayfl.network import Network
 from rayfl.tasks.base import Task
 from rayfl.tasks.check import check_task
@@ -126,7 +127,9 @@ class Trial:
         if is_tensor and list(outputs.shape) == wanted and outputs.is_floating_point():
             return
         what = f"a {type(outputs).__name__}"
-        cure = "; a task of your own whose output_shape is None takes several"
+        cure = "; switch other outputs off (aux_logits=false), or give a task of your own whose output_shape is None"
+        if hasattr(outputs, "logits"):
+            cure = "; return its logits"
         if is_tensor:
             what = f"values of type {outputs.dtype} {list(outputs.shape)}"
             cure = ""
@@ -194,7 +197,7 @@ class Trial:
                 f"{name} uses gradient checkpointing (torch.utils.checkpoint), which runs layers again in the backward "
                 "pass, when the parameters are no longer theirs; switch it off"
             )
-        if "meta" in str(error):
+        if is_about_meta(error):
             return (
                 f"{name} keeps a tensor in an object that is no module ({str(error).strip()}{plugin_line(error)}); "
                 "make it a buffer: self.register_buffer(NAME, tensor)"

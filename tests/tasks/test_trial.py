@@ -214,6 +214,7 @@ class Stated(Net):
         self.rates = [rate.item() for rate in torch.linspace(0.5, 1, 3)]
         self.scale, self.scales = torch.randn(8), [torch.randn(8)]
         self.tied = self.first
+        self.to("cpu")
 
     def hidden(self, x):
         return super().hidden(x) * self.scale + self.scales[0] * self.rates[1]
