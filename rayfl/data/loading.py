@@ -85,12 +85,17 @@ def _with_rows(dataset: Dataset) -> Dataset:
     """The dataset with a row of numbers in place of an example's several inputs. RayflError if they make no rows."""
     if not are_several(dataset.train.inputs):
         return dataset
+    if dataset.kind != "vector" or dataset.mean or dataset.augment:
+        raise RayflError(
+            f"dataset {dataset.name!r} has several inputs, which models get as they are: give kind='vector', and "
+            "neither mean, std nor augment"
+        )
     layout = InputLayout.of(dataset.train.inputs)
     train, test = (
         replace(examples, inputs=layout.pack(examples.place or f"dataset {dataset.name!r}", examples.inputs))
         for examples in (dataset.train, dataset.test)
     )
-    return replace(dataset, train=train, test=test, kind="vector", layout=layout)
+    return replace(dataset, train=train, test=test, layout=layout)
 
 
 def check_lengths(place: str, split: str, examples: Examples) -> None:

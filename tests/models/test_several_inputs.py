@@ -144,6 +144,7 @@ class Own(Source):
     """A user's own source, which gives a dictionary or a tuple."""
 
     is_named: bool = True
+    kind: str = "vector"
 
     def load(self) -> Dataset:
         def part(rows: slice) -> Examples:
@@ -151,7 +152,7 @@ class Own(Source):
             arrays: Any = named if self.is_named else placed
             return Examples(arrays, LABELS[rows])
 
-        return Dataset("own", part(slice(40)), part(slice(40, 60)), num_classes=3, kind="vector")
+        return Dataset("own", part(slice(40)), part(slice(40, 60)), num_classes=3, kind=self.kind)
 
 
 @pytest.mark.parametrize("model", ["Named", "OneDictionary", "Placed", "OneTuple"])
@@ -192,6 +193,7 @@ def test_rows_hold_the_inputs_bit_by_bit():
         (lambda: Arrays(PLACED, LABELS, PLACED[:1], LABELS).load(), ["0 [5]", "1 [2]", "one layout"]),
         (lambda: Arrays(PLACED, LABELS, kind="image").load(), ["kind='image'", "several"]),
         (lambda: Arrays((PLACED[0] * np.nan,), LABELS).load(), ["NaN"]),
+        (lambda: Own(kind="image").load(), ["own", "several inputs", "kind='vector'"]),
         (lambda: prepared(Arrays(PLACED, LABELS), "mlp"), ["'mlp'", "one input", "0 [5], 1 [2]", "of your own"]),
     ],
 )
