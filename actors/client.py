@@ -16,6 +16,7 @@ from rayfl.determinism.torch_flags import fix
 from rayfl.errors import RayflError, refusing_exits
 from rayfl.limits.memory import tensor_fraction
 from rayfl.own_packages import OwnPackages
+from rayfl.rounds.resources import Meter, Use
 from rayfl.rounds.worker import Worker
 from rayfl.settings_read import read_here
 
@@ -38,6 +39,7 @@ class ClientActor(OwnPackages):
     """Does jobs on clients, one at a time. `join` must be called first."""
 
     worker: Worker
+    meter: Meter
 
     def __init__(self, gpu_share: float = 0.0) -> None:
         prepare_process()
@@ -61,6 +63,7 @@ class ClientActor(OwnPackages):
             total = torch.cuda.get_device_properties(device).total_memory
             torch.cuda.set_per_process_memory_fraction(tensor_fraction(self.gpu_share, total))
         fix(self.worker.setup.threads, device, self.worker.setup.precision)
+        self.meter = Meter(device, self.gpu_share)
         return Joined(
             os.getpid(),
             ray.get_runtime_context().get_node_id(),
@@ -74,6 +77,10 @@ class ClientActor(OwnPackages):
     def settings_read(self) -> frozenset[tuple[str, str]]:
         """What code has read in this process (`rayfl.settings_read`)."""
         return read_here()
+
+    def used(self) -> Use:
+        """What this process has used since it was ready."""
+        return self.meter.read()
 
     # Any: a job, its inputs and its outputs; rayfl/rounds/worker_jobs.py lists their types.
     def call(

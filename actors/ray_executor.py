@@ -8,11 +8,13 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakSet
 
 import ray
+import torch
 from ray.exceptions import ObjectLostError, OutOfMemoryError, RayError, RayTaskError
 
 from actors.client import Actor
@@ -30,7 +32,7 @@ from actors.object_store import (
     value,
 )
 from actors.placement import Machines, Placement
-from actors.pool import ActorPool
+from actors.pool import PING_S, ActorPool
 from rayfl import tree
 from rayfl.compress.base import Packet
 from rayfl.determinism.addition_order import runs
@@ -38,6 +40,7 @@ from rayfl.determinism.platform import Platform
 from rayfl.gather import Handle
 from rayfl.rounds.errors import ClientError, HookError, OutOfMemory, out_of_memory
 from rayfl.rounds.executor import Job, JobResult, OnWave, Ref, Wave
+from rayfl.rounds.resources import Meter, Use
 from rayfl.rounds.worker_jobs import OBJECT_BYTES, RewriteJob, RoundInputs
 from rayfl.run_directory.disk import portions
 from rayfl.settings_read import read_here
@@ -138,6 +141,7 @@ class RayExecutor:
         """The objects with states of clients, or the server's memories of them."""
         self._look_at: float = MOST_THIN
         self._together = 1
+        self._meter, self._used = Meter(torch.device("cpu")), dict[tuple[str, int], Use]()
         self.pool = ActorPool(setup, placement, machines, on_platform, stopping)
 
     def put(self, value: Any) -> Ref:
@@ -175,6 +179,14 @@ class RayExecutor:
             return read_here().union(*ray.get([actor.settings_read.remote() for actor in self.pool.ready]))
         except RayError:
             return None
+
+    def used(self) -> list[Use]:
+        """What this process and the actors have used; of an actor that does not answer, what it last said."""
+        asked = {actor.used.remote(): (joined.node, joined.pid) for actor, joined in self.pool.ready.items()}
+        for ref in ray.wait([*asked], num_returns=len(asked), timeout=PING_S)[0] if asked else ():
+            with suppress(RayError):
+                self._used[asked[ref]] = ray.get(ref)
+        return [self._meter.read(), *self._used.values()]
 
     @property
     def num_workers(self) -> int:

@@ -2,9 +2,10 @@
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
@@ -170,9 +171,19 @@ def parts(table: TextTable, width: int) -> list[TextTable]:
     return [TextTable(heads, rows) for heads, *rows in lines]
 
 
+_RESOURCES: Mapping[str, tuple[str, Callable[[float], str]]] = {
+    "cpu_hours": ("CPU time, all processes", lambda hours: wording.seconds(3600 * hours)),
+    "gpu_hours": ("GPU time, reserved", lambda hours: wording.seconds(3600 * hours)),
+    "peak_bytes": ("peak memory of a process", lambda size: decimal(int(size))),
+    "gpu_peak_bytes": ("peak GPU memory of a process", lambda size: decimal(int(size))),
+    "gpu_kilowatt_hours": ("energy of the GPUs", lambda hours: f"{hours:.4g} kWh"),
+}
+"""The names and numbers of what a run used, as a table shows them."""
+
+
 def result_table(numbers: Summary) -> Table:
     """The numbers of one run."""
-    rows = []
+    rows, used = [], numbers["resources"]
     for name, value in numbers["final"].items():
         best = numbers["best"][name]
         facts = Facts(title=name, unit=numbers["units"][name])
@@ -190,6 +201,7 @@ def result_table(numbers: Summary) -> Table:
         ["updates delivered", f"{numbers['delivered']} of {numbers['selected']}"],
         ["simulated time", f"{numbers['simulated_s']:.1f} s"],
         ["real time", f"{numbers['wall_s']:.1f} s"],
+        *([title, words(used[name])] for name, (title, words) in _RESOURCES.items() if used.get(name)),
         *([["ended early", numbers["early_stop"]]] if numbers["early_stop"] else []),
     ]
     # Tables, records and pages number rounds from 0; the progress counts rounds that are done.

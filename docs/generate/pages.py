@@ -5,6 +5,7 @@ messages that messages.py measures.
 """
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -248,7 +249,36 @@ def run_files_section() -> str:
     return table(["file", "content"], [[name, text] for files in PARTS for name, text in files.documented.items()])
 
 
+def papers_section() -> str:
+    """Every method with its paper, and the row of each comparison that has it."""
+    rows = []
+    listed = comparison_rows((ROOT / "docs" / "results" / "comparisons.md").read_text(encoding="utf-8"))
+    for name, method in named(Method).items():
+        key = _letters(name)
+        where = [f"[{title}](results/comparisons.md#{anchor})" for title, anchor in listed.get(key, {}).items()]
+        rows.append([f"[`{name}`]({METHODS}/{name}.md)", escaped(method.paper), ", ".join(where) or "-"])
+    return table(["method", "paper", "compared in"], rows)
+
+
+def comparison_rows(page: str) -> dict[str, dict[str, str]]:
+    """The sections of a page whose tables have a row for a method, by the letters of its name: titles and anchors."""
+    rows: dict[str, dict[str, str]] = {}
+    title = ""
+    for line in page.splitlines():
+        if line.startswith("## "):
+            title = line.removeprefix("## ")
+        elif line.startswith("| ") and title:
+            key = _letters(line.split("|")[1].partition(",")[0])
+            rows.setdefault(key, {})[title] = title.lower().replace(" ", "-")
+    return rows
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
 SECTIONS: Mapping[str, Callable[[], str]] = {
+    "papers": papers_section,
     "methods": methods_section,
     "elastic": elastic_section,
     "experiment": experiment_section,

@@ -15,7 +15,7 @@ from rayfl.report.comparison import TextTable
 from rayfl.report.page_tables import fairness_of
 from rayfl.report.series import MEGABYTE_BITS, facts, ranking_names, run_name, series, work_done
 from rayfl.rounds.early_stop import EarlyStop, stop_rule
-from rayfl.run_directory.description import read_experiment
+from rayfl.run_directory.description import read_experiment, read_resources
 from rayfl.run_directory.disk import is_locked
 from rayfl.run_directory.notes import Notes, read_notes
 from rayfl.run_directory.record import Run, read_run
@@ -114,7 +114,8 @@ class Summary(TypedDict):
     of the metrics that rank runs, `fairness` (`metrics.fairness.fairness` at the last evaluation) by those of all
     values of single clients; `privacy` has epsilon of all rounds, and delta. Megabytes are totals over clients and
     rounds; kilobytes are means over the clients and rounds that sent (received) anything, steps and examples over
-    those that worked, in all stages; 1 MB = 1e6 B. `early_stop`: why a `[stop]` table ended the run, or "".
+    those that worked, in all stages; 1 MB = 1e6 B. `early_stop`: why a `[stop]` table ended the run, or
+    "". `resources`: as of `rounds.resources.totals`.
     """
 
     name: str
@@ -138,6 +139,7 @@ class Summary(TypedDict):
     delivered: int
     simulated_s: float
     wall_s: float
+    resources: dict[str, float]
 
 
 def summary(run: Run) -> Summary:
@@ -171,6 +173,7 @@ def summary(run: Run) -> Summary:
         "delivered": int(totals["delivered"]),
         "simulated_s": totals["simulated_s"],
         "wall_s": totals["wall_s"],
+        "resources": read_resources(run.directory),
     }
 
 

@@ -10,6 +10,7 @@ from rayfl.compress.base import Packet
 from rayfl.determinism.torch_flags import fixed
 from rayfl.gather import Handle
 from rayfl.rounds.errors import SMALLER, ClientError, OutOfMemory
+from rayfl.rounds.resources import Meter, Use
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.worker import Worker
 from rayfl.settings_read import read_here
@@ -98,6 +99,10 @@ class Executor(Protocol):
         """The settings that code has read in all processes (`settings_read.Given.id`); None if one does not answer."""
 
     @abstractmethod
+    def used(self) -> list[Use]:
+        """What the processes have used of their machines since the executor began, this one among them."""
+
+    @abstractmethod
     def run(self, shared: Ref, jobs: Sequence[Job]) -> list[JobResult]:
         """Do all jobs, which are of one class. Raise ClientError if a client's own code fails."""
 
@@ -120,6 +125,7 @@ class InlineExecutor:
 
     def __init__(self, setup: Setup, on_wave: OnWave = lambda wave: None) -> None:
         """`on_wave` is called whenever a client is trained or evaluated."""
+        self._meter = Meter(setup.device)
         self.worker = Worker(setup, self._client_done)
         self._on_wave, self._wave = on_wave, Wave("", 0, 0)
 
@@ -142,6 +148,10 @@ class InlineExecutor:
     def settings_read(self) -> frozenset[tuple[str, str]]:
         """The settings that code has read in this process."""
         return read_here()
+
+    def used(self) -> list[Use]:
+        """What this process has used."""
+        return [self._meter.read()]
 
     def run(self, shared: Ref, jobs: Sequence[Job]) -> list[JobResult]:
         """Do all jobs in this process."""

@@ -29,8 +29,9 @@ EXPERIMENT = "experiment.json"
 TOML = "experiment.toml"
 PLATFORM = "platform.json"
 METRICS = "metrics.json"
+RESOURCES = "resources.json"
 PART = RunFiles(
-    (r"experiment\.json", r"experiment\.toml", r"platform\.json", r"origin\.json", r"metrics\.json"),
+    (*(rf"{name}\.json" for name in ("experiment", "platform", "origin", "metrics", "resources")), r"experiment\.toml"),
     {
         "`experiment.json`, `experiment.toml`": "the experiment as it was resolved; a copy of the TOML file "
         "can be edited and run",
@@ -40,6 +41,8 @@ PART = RunFiles(
         "nothing depends on it",
         "`metrics.json`": "of every value that is evaluated: its title, unit and range, whether higher is better, and "
         "what a page draws of it",
+        "`resources.json`": "hours of CPU and GPU, the peak memory of the largest process and, where NVML measures it, "
+        "the energy of the GPUs, up to the last checkpoint or the end; nothing depends on it",
     },
 )
 ORIGIN = ("command", "started", "host", "commit")
@@ -137,6 +140,14 @@ def read_metric_facts(directory: Path) -> Mapping[str, Facts]:
     if not path.exists():
         return RECORDED_BEFORE
     return read_as(lambda **entries: {name: Facts(**value_facts) for name, value_facts in entries.items()}, path)
+
+
+def read_resources(directory: Path) -> dict[str, float]:
+    """What a run has used of its machines; {} if that is not known."""
+    try:
+        return {name: float(value) for name, value in read_json(directory / RESOURCES).items()}
+    except (OSError, ValueError, TypeError):
+        return {}
 
 
 def read_as(make: Callable[..., _Content], path: Path) -> _Content:

@@ -13,11 +13,12 @@ from rayfl.errors import log
 from rayfl.rounds.evaluate_round import personal_models
 from rayfl.rounds.executor import Executor, OnWave
 from rayfl.rounds.ledger import OnRound, RoundRecord
+from rayfl.rounds.resources import totals
 from rayfl.rounds.rounds import RunState, is_over, simulate
 from rayfl.rounds.setup import Setup
 from rayfl.run_directory import checkpoint
-from rayfl.run_directory.description import write_metric_facts
-from rayfl.run_directory.disk import writing
+from rayfl.run_directory.description import RESOURCES, read_resources, write_metric_facts
+from rayfl.run_directory.disk import write_json, writing
 from rayfl.run_directory.record import Recorder, read_tables
 from rayfl.run_directory.saved_models import CONSTANTS, save_model, write_model_inputs
 from rayfl.run_directory.trackers.tracker import TrackerName
@@ -76,9 +77,14 @@ def play_run(setup: Setup, executor: Executor, output: RunOutput, listener: List
     run_state, earlier = recalled(setup, executor, directory) if output.resumed else (None, None)
     rounds_done = run_state.round if run_state else 0
     saved: checkpoint.Saved | None = None
+    before = read_resources(directory) if output.resumed else {}
     with Recorder(directory, earlier, rounds_done) as recorder, Tracking(directory, output.trackers) as tracking:
         with writing(directory, f"go on with: {output.resume}"):
             write_metric_facts(directory, setup.metric_facts)
+
+        def note_resources() -> None:
+            with writing(directory, f"go on with: {output.resume}"):
+                write_json(directory / RESOURCES, totals(executor.used(), before))
 
         def record_round(record: RoundRecord, run_state: RunState) -> None:
             nonlocal saved
@@ -88,6 +94,7 @@ def play_run(setup: Setup, executor: Executor, output: RunOutput, listener: List
             if output.checkpoints.due(run_state.round, last or stop or listener.hurrying()):
                 recorder.sync()
                 saved = checkpoint.save(directory, run_state, executor, recorder.num_rows, setup.identity, saved)
+                note_resources()
             listener.on_round(record.row, record.means)
             tracking.round(record.row, record.means)
             if stop:
@@ -96,6 +103,7 @@ def play_run(setup: Setup, executor: Executor, output: RunOutput, listener: List
         run_state = simulate(setup, executor, record_round, run_state)
         if setup.stop is not None and (why := setup.stop.reason(run_state.stop)):
             log.info("ended early after %d of %d rounds: %s", run_state.round, setup.rounds, why)
+        note_resources()
         models = final_models(setup, executor, run_state) if output.save_models else {}
         with writing(directory, f"go on with: {output.resume}"):
             if models:
