@@ -232,6 +232,15 @@ class RobustMean(Collect):
     def combine(self, rows: torch.Tensor, decision: np.ndarray | None) -> torch.Tensor:
         """The result's slice, float32 [slice], from those of the messages, float32 [n, slice] by ascending client."""
 
+    def decide_among(self, statistics: np.ndarray, weights: np.ndarray, own_row: int) -> np.ndarray:
+        """`decide` for a peer, from the mixing weights of its neighbours' messages and its own, which is number
+        `own_row`, [n]; by default without regard to them."""
+        return self.decide(statistics)
+
+    def combine_among(self, rows: torch.Tensor, decision: np.ndarray | None, own_row: int) -> torch.Tensor:
+        """`combine` for a peer, whose own message is in row `own_row`; by default a row like the others."""
+        return self.combine(rows, decision)
+
     def add(self, total: Aggregate, packet: Packet, weight: float, sender: int) -> Aggregate:
         if total.count and total.weight != weight * total.count:
             raise RayflError("a robust mean cannot trust weights that clients send, and these are not all equal")

@@ -13,7 +13,8 @@ from dataclasses import replace
 import torch
 
 from rayfl.compress.base import LARGE, Divisible, Message, Packet, Shapes, cuts
-from rayfl.gather import Aggregate, Gather
+from rayfl.gather import Aggregate, Gather, RobustMean
+from rayfl.rounds.robust_mix import robust_rows
 from rayfl.rounds.worker_jobs import MixJob
 from rayfl.tree import Tree
 
@@ -25,12 +26,19 @@ def gather_rows(
     rules: Mapping[str, Gather], job: MixJob, messages: Mapping[int, Message]
 ) -> dict[int, dict[str, Aggregate]]:
     """The aggregates of each receiver by message name; {} for an empty row. Receivers with equal rows share them."""
-    keys = {client: tuple(sorted(row.items())) for client, row in job.rows.items()}
-    rows = {key: dict(key) for key in keys.values() if key}
-    shares: dict[tuple[tuple[int, float], ...], dict[str, Aggregate]] = {key: {} for key in keys.values()}
+    # A robust rule compares the messages of a row with the receiver's own.
+    robust = any(isinstance(rule, RobustMean) for rule in rules.values())
+    keys = {c: (c if robust else None, tuple(sorted(row.items()))) for c, row in job.rows.items()}
+    rows = {key: dict(key[1]) for key in keys.values() if key[1]}
+    shares: dict[tuple[int | None, tuple[tuple[int, float], ...]], dict[str, Aggregate]]
+    shares = {key: {} for key in keys.values()}
     for name, rule in rules.items():
         packets = {sender: messages[sender][name] for sender in sorted(job.senders) if name in messages[sender]}
-        for key, total in zip(rows, gathered(rule, packets, list(rows.values())), strict=True):
+        if isinstance(rule, RobustMean):
+            totals = robust_rows(rule, packets, list(rows.values()), [key[0] or 0 for key in rows])
+        else:
+            totals = gathered(rule, packets, list(rows.values()))
+        for key, total in zip(rows, totals, strict=True):
             shares[key][name] = total
     return {client: shares[key] for client, key in keys.items()}
 

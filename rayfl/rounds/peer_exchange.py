@@ -8,7 +8,7 @@ from scipy.sparse import csr_array
 
 from rayfl import tree
 from rayfl.determinism.addition_order import runs
-from rayfl.gather import ElementwiseMean
+from rayfl.gather import ElementwiseMean, RobustMean
 from rayfl.rounds.check_hooks import checked
 from rayfl.rounds.executor import Job, JobResult, Ref
 from rayfl.rounds.ledger import Ledger, paper_comm
@@ -111,7 +111,7 @@ def mixing_weights(setup: Setup, graph: Sparse, exchange: Exchange) -> Sparse:
     assert setup.topology is not None
     mixing = checked(setup.topology.mixing, WEIGHTS, lambda made: made.shape == graph.shape)
     weights = mixing(graph, exchange).tocsr()
-    may_be_negative = not any(isinstance(rule, ElementwiseMean) for rule in setup.method.gather.values())
+    may_be_negative = not any(isinstance(rule, ElementwiseMean | RobustMean) for rule in setup.method.gather.values())
     check_weights(weights, graph, setup.method.capabilities.needs_weights, may_be_negative)
     return weights
 
