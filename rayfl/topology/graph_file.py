@@ -23,7 +23,7 @@ import numpy as np
 
 from rayfl.errors import RayflError, log_once
 from rayfl.limits.npy import read_npy
-from rayfl.limits.regular_files import reading
+from rayfl.limits.regular_files import read_text, reading
 from rayfl.topology.graph_formats import READERS, read_graph_file, read_text_graph
 
 
@@ -76,6 +76,26 @@ def read_weights(path: Path, num_peers: int, directed: bool = False) -> tuple[np
     others = np.setdiff1d(np.arange(num_peers), links[links[:, 0] == links[:, 1], 0])
     given = np.bincount(links[:, 0], numbers, num_peers)[others]
     return np.concatenate([links, np.stack([others, others], axis=1)]), np.concatenate([numbers, 1.0 - given])
+
+
+def read_rounds(path: Path, num_peers: int, directed: bool = False) -> list[np.ndarray]:
+    """The links of each round, as `read_links` has them: from matrices in a .npy file [rounds, n, n], or from text with
+    a round and two peers per line. Raise RayflError for anything else."""
+    with reading(path, "give graphs as a .npy file, or text with a round and two peers per line"):
+        is_array = path.suffix == ".npy"
+        values = read_npy(path) if is_array else np.loadtxt(read_text(path).replace(",", " ").splitlines(), ndmin=2)
+    if values.dtype.kind in "biuf" and values.shape[1:] == (num_peers, num_peers):
+        if ((values == 0) | (values == 1)).all():
+            return [np.argwhere(matrix) for matrix in values]
+    elif values.dtype.kind in "biuf" and values.ndim == 2 and values.shape[1] == 3 and len(values):
+        rounds = values[:, 0]
+        if np.isin(rounds, np.arange(10 * len(values) + 1)).all():
+            return [_edges(path, values[rounds == t, 1:], num_peers, directed) for t in range(int(rounds.max()) + 1)]
+    shape = " x ".join(str(size) for size in values.shape)
+    raise RayflError(
+        f"the graphs of {path} are {shape} numbers; clients.count={num_peers} needs a .npy file of 0 and 1 with a "
+        f"matrix {num_peers} x {num_peers} for each round, or text whose lines have a round from 0 and two peers"
+    )
 
 
 def _are_weighted_edges(values: np.ndarray, num_peers: int) -> bool:
