@@ -20,7 +20,7 @@ from rayfl.choices.kinds import Choice
 from rayfl.determinism import seeding
 from rayfl.errors import RayflError
 from rayfl.settings import unused_with
-from rayfl.topology.graph_file import read_links, read_rounds, read_weights
+from rayfl.topology.graph_file import read_links, read_weights
 from rayfl.topology.mixing import (
     MOST_PEERS,
     TOLERANCE,
@@ -289,36 +289,6 @@ class KnownWeights(KnownGraph):
         weights = scipy.sparse.csr_array(kept + scipy.sparse.diags_array(whole.diagonal() + lost))
         weights.eliminate_zeros()
         return weights
-
-
-class GraphsByRound(SparseTopology):
-    """The graphs of a file, one for each round; after the last one the first comes again (see graph_file.py)."""
-
-    name = "file-by-round"
-    varying = True
-    path: str = Field(
-        min_length=1,
-        examples=["my_graphs.csv"],
-        description="a .npy file with a matrix per round, or text with a round and two peers per line",
-    )
-    directed: bool = Field(default=False, description="whether a line t i j means only that i receives from j")
-
-    def sparse(self, num_peers: int, seed: int, round_number: int) -> Sparse:
-        return self.read(num_peers).sparse(num_peers, seed, round_number)
-
-    def read(self, num_peers: int) -> Topology:
-        rounds = read_rounds(Path(self.path), num_peers, self.directed)
-        return KnownRounds(rounds=rounds, weights=self.weights, epsilon=self.epsilon)
-
-
-class KnownRounds(SparseTopology):
-    """The graphs of a file that was read, as `read_rounds` returns them; no experiment names it."""
-
-    varying = True
-    rounds: list[np.ndarray]
-
-    def sparse(self, num_peers: int, seed: int, round_number: int) -> Sparse:
-        return graph_of(num_peers, *self.rounds[round_number % len(self.rounds)].T)
 
 
 def graph_of(num_peers: int, receivers: np.ndarray, senders: np.ndarray, both_ways: bool = False) -> Sparse:

@@ -9,7 +9,8 @@ import pytest
 from rayfl.choices.kinds import make
 from rayfl.experiment.prepare import prepare
 from rayfl.testing.executors import play
-from rayfl.topology.graphs import ErdosRenyi, GraphsByRound, Grid, RandomNeighbours, Ring, Topology, connected
+from rayfl.topology.by_round import GraphsByRound
+from rayfl.topology.graphs import ErdosRenyi, Grid, RandomNeighbours, Ring, Topology, connected
 from rayfl.topology.matcha import Matcha, activation, best_alpha, colours, laplacian
 from rayfl.topology.mixing import Exchange, mixing_weights
 from rayfl.topology.random_graphs import Epidemic, Geometric, SmallWorld
