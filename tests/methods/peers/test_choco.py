@@ -172,5 +172,5 @@ def test_what_would_part_the_copies_at_both_ends_is_refused(method: str, options
 def test_a_step_beyond_1_and_a_robust_mean_are_refused():
     with refused(names=["method.gamma", "1"]):
         experiment("choco", method={"name": "choco", "gamma": 1.5})
-    with refused(names=["krum", "CHOCO", "server"]):
+    with refused(names=["krum", "CHOCO", "mean"]):
         prepare(experiment("choco", wrap=[{"name": "krum"}]))
