@@ -26,7 +26,7 @@ METHODS: Choices = {
         # Most schedules, wrappers, selections and compressors are for these alone: they come as often as twenty others.
         *(("fedavg", "fedopt", "fedprox", "fedavgm", "ditto", "moon", "fedpse") * 3)[:20],
     ),
-    2: ("adpsgd",),
+    2: ("adpsgd", "d2", "dfedavgm", "dfedsam", "dsgt", "kgt", "led", "relaysgd", "sgp"),
 }
 
 _RETENTION = {"fil": 40, "fil_share": 1.0, "batch_size": 16}
@@ -201,7 +201,14 @@ TOPOLOGIES: Choices = {
         {"name": "erdos-renyi", "p": 0.6},
         {"name": "random", "degree": 2},
         {"name": "random-regular", "degree": 2},
-    )
+    ),
+    2: (
+        {"name": "epidemic", "degree": 2},
+        {"name": "geometric"},
+        {"name": "matcha", "base": {"name": "erdos-renyi", "p": 0.6}},
+        {"name": "small-world", "neighbours": 2},
+        {"name": "spanning-tree", "base": "ring"},
+    ),
 }
 CLIENTS: Mapping[str, Choices] = {
     "unseen": {1: (0.3,)},

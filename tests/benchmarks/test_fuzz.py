@@ -74,8 +74,8 @@ def names(value: Any) -> set[str]:
         (PartitionScheme, [choices.PARTITIONS], set()),
         (Schedule, [choices.SCHEDULES, choices.PEER_SCHEDULES], {"synchronous"}),
         (Selection, [choices.SELECTIONS], {"uniform"}),
-        # A graph in a file.
-        (Topology, [choices.TOPOLOGIES], {"file"}),
+        # Graphs in files.
+        (Topology, [choices.TOPOLOGIES], {"file", "file-by-round"}),
         (Wrapper, [choices.WRAPPERS], set()),
     ],
 )
