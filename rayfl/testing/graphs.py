@@ -7,4 +7,6 @@ from rayfl.untyped import Value
 
 def fitting_graph(can: Capabilities) -> dict[str, Value]:
     """A `[topology]` table that gives a method what it needs, whoever is absent."""
-    return {"name": "grid", "rows": 1} if can.needs_tree else {"name": "ring", "weights": FITTING[can.needs_weights]}
+    weights = FITTING[can.needs_weights]
+    ring = {"name": "ring"} if weights == "uniform" else {"name": "ring", "weights": weights}
+    return {"name": "grid", "rows": 1} if can.needs_tree else ring
