@@ -77,6 +77,7 @@ LINE = given_back.__code__.co_firstlineno + 3
         ("reply", None, ["nothing", "Reply"]),
         ("receive_reply", None, ["nothing", "a state"]),
         ("eval_begin", {}, ["params", "model to evaluate"]),
+        ("outputs", None, ["nothing", "outputs of a batch"]),
     ],
 )  # fmt: skip
 def test_a_wrong_answer_is_told_with_its_hook_and_line(hook: str, answer: Any, names: list[str]):

@@ -129,7 +129,9 @@ class KNNPer(WithHead, FedAvg):
         nearest, places = (distances / self.hyper.scale).sort(dim=1, stable=True)
         number = self.hyper.neighbours
         weights, labels = (-nearest[:, :number]).softmax(dim=1), memory[LABELS][places[:, :number]]
-        return weights.new_zeros(len(features), num_classes).scatter_add(1, labels, weights)
+        # Sums of a fixed order, which scatter_add on a GPU does not have.
+        of_class = labels[:, :, None] == torch.arange(num_classes, device=labels.device)
+        return (weights[:, :, None] * of_class).sum(dim=1)
 
     def outputs(self, params: Tree, batch: Batch) -> torch.Tensor:
         outputs = super().outputs(params, batch)
