@@ -101,9 +101,10 @@ def read_rounds(path: Path, num_peers: int, directed: bool = False) -> list[np.n
 def _are_weighted_edges(values: np.ndarray, num_peers: int) -> bool:
     """Whether the rows are two peers and a weight.
 
-    Three rows may be a matrix: edges then are no loops and have weights, and some number is neither 0 nor 1.
+    Three rows, or those of three peers, may be a matrix: edges then are no loops and have weights, and some number is
+    neither 0 nor 1.
     """
-    if values.shape != (3, 3):
+    if values.shape[1:] != (3,) or 3 not in (num_peers, len(values)):
         return values.shape[1:] == (3,)
     first, second, weights = values.T
     are_ends = np.isin(values[:, :2], np.arange(num_peers)).all() and (first != second).all()
