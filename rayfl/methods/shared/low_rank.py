@@ -13,7 +13,7 @@ import torch
 from rayfl.compress.masks import known_support_packet
 from rayfl.methods.base import Capabilities, FirstDraws, Packet, RayflError, Received, Traits, Tree
 from rayfl.methods.shared import masks
-from rayfl.methods.shared.local_training import GradientMethod, LocalTraining
+from rayfl.methods.shared.local_training import GradientMethod
 from rayfl.methods.shared.masked_server import WEIGHTS, MaskedServer
 from rayfl.models.adapters import factor_pairs
 
@@ -21,7 +21,6 @@ from rayfl.models.adapters import factor_pairs
 class LowRank(GradientMethod, MaskedServer):
     """A client trains the part of the server's adapters that has its rank; a subclass combines what clients send."""
 
-    hyper: LocalTraining
     capabilities = Capabilities(personalized=True, newcomer="model", own_compression=True, honours_retention=True)
 
     def check_model(self, params: Tree) -> None:
