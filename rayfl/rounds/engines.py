@@ -3,8 +3,8 @@
 `run_loop` finishes one client before the next begins, so only one carry is in memory. `run_vmap` advances a stack of
 clients at once: it pads unequal batches with weight 0, and clients without steps left keep their carry, so both engines
 compute the same up to rounding. A stack always has its full width, and a batch its full size, so that a client's bits
-do not depend on the other clients of its stack. Full-batch training is the exception: batches are padded to the largest
-one in the stack.
+do not depend on the other clients of its stack. Full-batch training is an exception: batches are padded to the largest
+one in the stack. Models of several widths are another (`run_vmap`).
 
 `choose` decides which engine a run has, and `width` how many clients a stack has at most.
 """
@@ -117,17 +117,22 @@ def run_vmap(method: Method, tasks: Sequence[LocalTask], width: int = 1) -> Iter
     """Train one stack of clients at once under torch.vmap.
 
     Clients with other stages, or whose carries differ in shape (other candidates, other layers), form separate stacks.
-    A stack of fewer clients than `width` is filled with copies of its first carry, whose results are dropped.
+    A stack of fewer clients than `width` is filled with copies of its first carry, whose results are dropped; if models
+    differ in width, up to the next power of two, so that several widths do not cost several full stacks. Not so in
+    flights, whose stacks may have other clients when a run is resumed.
     """
     twin = method.with_task(method.task.functional())
     alike: dict[Hashable, dict[int, Carry]] = {}
     for row, task in enumerate(tasks):
         carry = task.begin()
         alike.setdefault((shape_of(carry), task.stages), {})[row] = carry
+    firsts = [next(iter(carries.values())) for carries in alike.values()]
+    are_narrow = len({shape_of(first.get("params", {})) for first in firsts}) > 1 and not tasks[0].is_flight
     done: dict[int, tuple[Carry, dict[str, Work]]] = {}
     for carries in alike.values():
-        if max(width, len(carries)) > 1:
-            trained = _together(twin, [tasks[row] for row in carries], list(carries.values()), width)
+        filled = min(width, 1 << (len(carries) - 1).bit_length()) if are_narrow else width
+        if max(filled, len(carries)) > 1:
+            trained = _together(twin, [tasks[row] for row in carries], list(carries.values()), filled)
         else:
             # There is nothing to stack, and torch rejects GroupNorm on images under a vmap over one client.
             ((row, carry),) = carries.items()

@@ -13,6 +13,7 @@ from rayfl.compress.feedback import ErrorFeedback
 from rayfl.compress.sparse import TopK
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare
+from rayfl.rounds import engines
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.testing import contracts
 from rayfl.testing.executors import contents
@@ -123,6 +124,25 @@ def test_somebodys_own_model_trains_in_the_loop_and_in_stacks_alike(method: str)
 
     contracts.loop_and_vmap_agree(made("loop"), made("vmap"))
     contracts.several_workers_give_the_bits_of_one(made("loop"))
+
+
+def test_stacks_of_several_widths_are_not_each_as_wide_as_a_stack_of_one(monkeypatch: pytest.MonkeyPatch):
+    rows: list[int] = []
+    stack = engines.stack
+
+    def counted(carries: Any, width: int, device: torch.device) -> Any:
+        rows.append(width)
+        return stack(carries, width, device)
+
+    monkeypatch.setattr(engines, "stack", counted)
+    for ratios, wanted in (([1.0, 0.6, 0.2], {8: [2, 2, 2], 4: [2, 1, 1, 2]}), ([0.6], {8: [8], 4: [4, 4]})):
+        for width, of_stacks in wanted.items():
+            rows.clear()
+            runtime = {"engine": "vmap", "stack_width": width, "executor": "inline"}
+            clients = {"count": 6, "retention_ratio": ratios}
+            setup = prepare(Experiment(**experiment("fedrolex", clients=clients, runtime=runtime, rounds=1)))
+            contracts.several_workers_give_the_bits_of_one(setup)
+            assert set(rows) <= {*of_stacks}
 
 
 def test_narrow_models_are_evaluated_saved_and_read_again(tmp_path: Path):

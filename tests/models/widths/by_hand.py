@@ -7,7 +7,7 @@ parameter, what its axes are: "" for a whole axis, the name of a list, or severa
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -254,7 +254,6 @@ def mean_embedding() -> ByHand:
 
 def vit_tiny() -> ByHand:
     """The stream e, and for each block the units j of each of 3 heads of queries and keys, those of values, and m."""
-    inner = {"width": 12, "heads": 3, "depth": 2, "patch": 8}
     widths = {"e": 12, **{f"{name}{block}": size for block in (0, 1) for name, size in (("j", 4), ("v", 4), ("m", 48))}}
     stream: Axis = [("e", 1)]
     table: dict[str, Sequence[Axis]] = {"patches.weight": [stream, [], [], []], "patches.bias": [stream]}
@@ -275,12 +274,13 @@ def vit_tiny() -> ByHand:
 
     def build(sizes: Mapping[str, int]) -> nn.Module:
         # Heads of their own width: the constructor has those of a wider stream, with other linear layers.
-        network = ViTTiny(**{**inner, "width": 3 * sizes["e"]}).build((3, 32, 32), 10)
+        network = ViTTiny(width=3 * sizes["e"], heads=3, depth=2, patch=8).build((3, 32, 32), 10)
         width = sizes["e"]
         network.patches, network.head = nn.Conv2d(3, width, 8, stride=8), nn.Linear(width, 10)
         network.class_token, network.positions = (nn.Parameter(torch.zeros(shape)) for shape in ((width,), (17, width)))
         network.norm = nn.LayerNorm(width)
-        for number, block in enumerate(network.blocks):
+        blocks: Any = network.blocks
+        for number, block in enumerate(blocks):
             j, v, m = (sizes[f"{name}{number}"] for name in "jvm")
             block.norm_attention, block.norm_mlp = nn.LayerNorm(width), nn.LayerNorm(width)
             block.attention.query, block.attention.key = nn.Linear(width, 3 * j), nn.Linear(width, 3 * j)
