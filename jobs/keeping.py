@@ -106,7 +106,7 @@ def note(directory: Path, text: str | None, tags: Sequence[str], untagged: Seque
     if not is_run(directory):
         raise RayflError(f"{directory} is not a run directory; name the directory of a run")
     before = read_notes(directory)
-    kept = [tag for tag in dict.fromkeys([*before.tags, *tags]) if tag not in untagged]
+    kept = tuple(tag for tag in dict.fromkeys([*before.tags, *tags]) if tag not in untagged)
     notes = Notes(note=before.note if text is None else text, tags=kept)
     if notes != before:
         with writing(directory, "give the note again"):

@@ -35,6 +35,7 @@ def test_the_table_of_the_demo_has_the_rows_that_are_printed():
         "finished": True,
         "rounds": experiment.rounds,
         "early_stop": "",
+        "resources": {},
         "final": {},
         "best": {},
         "uplink_megabytes": 0.0,

@@ -141,7 +141,9 @@ def _constant(heading: str, caption: str, lines: Sequence[Line], facts: Facts) -
     """A figure without a chart, whose caption has the numbers, if no line changes over several points."""
     if not lines or any(len(line.y) < 2 or np.ptp(line.y) or np.isnan(line.y).any() for line in lines):
         return []
-    values = {line.label: facts.words(float(line.y[0])) for line in lines}
+    number = facts if facts.is_percent else facts.model_copy(update={"unit": ""})
+    unit = f" ({facts.unit})" * (facts.unit != number.unit)
+    values = {line.label: number.words(float(line.y[0])) + unit for line in lines}
     alike = len({*values.values()}) == 1
     numbers = next(iter(values.values())) if alike else "; ".join(f"{label} {words}" for label, words in values.items())
     return [Figure(heading, f"{numbers}, the same at all times. {caption}", {})]

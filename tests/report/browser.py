@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from PIL import Image
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, FloatRect, Page, sync_playwright
 
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare
@@ -85,7 +85,7 @@ def draw_picture(path: Path = ROOT / "docs" / "report.png") -> None:
         # The first curve and the tables of the target.
         end = page.locator("#runs").bounding_box()
         assert end
-        clip = {"x": 0, "y": 0, "width": 1200, "height": round(end["y"])}
+        clip: FloatRect = {"x": 0, "y": 0, "width": 1200, "height": round(end["y"])}
         picture = Image.open(BytesIO(page.screenshot(clip=clip, full_page=True))).convert("RGB")
         picture.quantize(128).save(path, optimize=True)
 

@@ -122,6 +122,7 @@ def test_summary_gives_the_numbers_of_the_run(tmp_path):
         "finished": True,
         "rounds": 3,
         "early_stop": "",
+        "resources": {},
         "final": {"pooled/accuracy": 0.6, "own/accuracy": pytest.approx(0.6)},
         "best": {
             "pooled/accuracy": {"value": 0.8, "round": 1},
@@ -402,7 +403,7 @@ def test_what_never_changes_is_a_number_and_files_have_numbers(tmp_path):
     shown = page(group_runs([*map(read_run, runs)]), ReportOptions())
     figures = [figure for section in shown["sections"] for figure in section.figures]
     (up,) = [figure for figure in figures if figure.title == "Up"]
-    assert up.chart == {} and up.caption.startswith("1 MB per round, the same at all times.")
+    assert up.chart == {} and up.caption.startswith("1 (MB per round), the same at all times.")
     paths = write_figures([*map(read_run, runs)], tmp_path / "files", ReportOptions())
     assert not any(path.stem.startswith("-") or path.stem.endswith("-") for path in paths)
     (table,) = [path for path in paths if path.stem.endswith("best-first") and path.suffix == ".csv"]
