@@ -19,7 +19,7 @@ Where paper and code differ or leave something open:
 """
 
 import math
-from typing import Any, NotRequired
+from typing import Any, NotRequired, cast
 
 import torch
 
@@ -146,8 +146,10 @@ class FLoRA(LowRank):
         loss, gradient = self.task.value_and_grad(
             trained, batch, lambda moving, batch: self.task.loss({**weights, **moving}, batch)
         )
-        moved = self.descend({**carry, "params": trained}, loss, self.direction(carry, gradient), stage)
-        return {**moved, "params": {name: moved["params"].get(name, params[name]) for name in params}}
+        inside = cast(FLoRACarry, {**carry, "params": trained})
+        moved = self.descend(inside, loss, self.direction(carry, gradient), stage)
+        merged = {name: moved["params"].get(name, params[name]) for name in params}
+        return cast(FLoRACarry, {**moved, "params": merged})
 
     def finish(self, state: FLoRAState, carry: FLoRACarry, ctx: Context) -> Finished:
         params, mask = carry["params"], carry["mask"]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from rayfl.compress.masks import known_support_packet
-from rayfl.methods.base import Capabilities, FirstDraws, Packet, RayflError, Received, Traits, Tree
+from rayfl.methods.base import Capabilities, FirstDraws, ModelState, Packet, RayflError, Received, Traits, Tree
 from rayfl.methods.shared import masks
 from rayfl.methods.shared.local_training import GradientMethod
 from rayfl.methods.shared.masked_server import WEIGHTS, MaskedServer
@@ -36,8 +36,9 @@ class LowRank(GradientMethod, MaskedServer):
     def init_server_memory(self, client: Traits, params: Tree) -> masks.Masked:
         return {"mask": rank_mask(params, first_rank(client, params))}
 
-    # Any model that a client has trained is cut from the server's again.
-    final_model = GradientMethod.final_model
+    def final_model(self, state: masks.Masked, server: ModelState) -> Tree:
+        """The part of the server's model that the client has."""
+        return masks.masked(server["params"], state["mask"])
 
 
 def largest_rank(params: Tree) -> int:

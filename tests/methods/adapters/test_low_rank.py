@@ -253,10 +253,17 @@ def test_a_product_of_small_rank_is_returned_and_signs_are_fixed():
 
 
 @pytest.mark.parametrize(
-    ("clients", "weighting"), [(RATIOS, "samples"), ({**RATIOS, **ABSENCES[1]}, "uniform")], ids=["all", "some"]
+    ("clients", "weighting", "own_ranks"),
+    [
+        (RATIOS, "samples", RANKS),
+        ({**RATIOS, **ABSENCES[1]}, "uniform", RANKS),
+        # Stacks of two rows are smaller than the weights, and two such stacks are not.
+        ({"retention_ratio": 0.25, "per_round": 2}, "samples", [1] * 5),
+    ],
+    ids=["all", "some", "stacks"],
 )
 @pytest.mark.parametrize("engine", ["loop", "vmap"])
-def test_flora(clients: dict[str, Any], weighting: str, engine: str):
+def test_flora(clients: dict[str, Any], weighting: str, own_ranks: list[int], engine: str):
     here = replace(setup("flora", {"merged": True}, clients, weighting=weighting, lr=0.1), engine_name=engine)
     model, x = Model.of(here), doubles(here.initial)
     w, seen, ranks = model.w, dict.fromkeys(range(5), 0), list[int]()
@@ -266,9 +273,9 @@ def test_flora(clients: dict[str, Any], weighting: str, engine: str):
             key = first_key(seeding.generator(here.seed, round, i, "client"))
             drawn = 2 * uniforms(key, {A: torch.zeros(RANK, DIM)})[A].double().numpy() - 1
             start = {**{n: x[n] for n in HEAD}, B: np.zeros((HIDDEN, RANK)), A: np.zeros((RANK, DIM))}
-            start[A][: RANKS[i]] = drawn[: RANKS[i]] / math.sqrt(DIM)
+            start[A][: own_ranks[i]] = drawn[: own_ranks[i]] / math.sqrt(DIM)
             ends[i] = model.trained(round, i, start, (A, B, *HEAD), w)
-            stacked += RANKS[i]
+            stacked += own_ranks[i]
             # All stacks that it missed, or the weights if they are smaller.
             missed = sum(ranks[seen[i] :]) * (DIM + HIDDEN)
             down = 32 * (min(missed, DIM * HIDDEN) + NUM_CLASSES * (HIDDEN + 1))

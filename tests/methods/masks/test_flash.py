@@ -64,10 +64,12 @@ def test_a_move_keeps_the_number_of_entries_and_prefers_large_layers():
     assert np.all(new["b"].numpy()[stays])
 
 
-def stage_rows(here: Setup, round: int, client: int, name: str, steps: int | None = None) -> list[np.ndarray]:
+def stage_rows(
+    here: Setup, round: int, client: int, name: str, steps: int | None = None, epochs: int = 1
+) -> list[np.ndarray]:
     rows = here.partition.train[client]
     generator = seeding.generator(here.seed, round, client, f"train/{name}/batches")
-    plan = schedule(len(rows), epochs=None if steps else 1, steps=steps, batch_size=4, generator=generator)
+    plan = schedule(len(rows), epochs=None if steps else epochs, steps=steps, batch_size=4, generator=generator)
     return [rows[chosen] for chosen in plan]
 
 
@@ -92,10 +94,15 @@ def shifted(here: Setup, round: int, client: int, part: int, mask: np.ndarray, p
 
 @pytest.mark.parametrize("engine", ["loop", "vmap"])
 @pytest.mark.parametrize(
-    ("variant", "clients"), [("spdst", {}), ("jmwst", {"per_round": 3, "dropout_after_training": 0.2})]
+    ("variant", "clients", "work"),
+    [
+        ("spdst", {}, {}),
+        ("jmwst", {"per_round": 3, "dropout_after_training": 0.2}, {"steps": 5}),
+        ("jmwst", {}, {"epochs": 3}),
+    ],
 )
-def test_equals_the_equations(variant: str, clients: dict[str, Any], engine: str):
-    hyper = {**HYPER, "variant": variant, "steps": 5, "move_every": 2} if variant == "jmwst" else HYPER
+def test_equals_the_equations(variant: str, clients: dict[str, Any], work: dict[str, int], engine: str):
+    hyper = {**HYPER, "variant": variant, **work, **({"move_every": 2} if variant == "jmwst" else {})}
     here = replace(setup_of("flash", hyper, clients=clients, rounds=5), engine_name=engine)
     start, size = {name: value.double().numpy() for name, value in here.initial.items()}, 18
     order = seeding.generator(here.seed, purpose="mask").permutation(size)
@@ -106,7 +113,7 @@ def test_equals_the_equations(variant: str, clients: dict[str, Any], engine: str
         given = first.reshape(3, 6) if not round else mask
         for i in delivered:
             end, own = {**x, "1.weight": x["1.weight"] * given}, given
-            if not round:
+            if not round or (work.get("epochs") and round % 2):
                 for part in range(3):
                     end = descended(here, end, own, stage_rows(here, round, i, f"part {part} of 3"))
                     if part < 2:
@@ -117,7 +124,7 @@ def test_equals_the_equations(variant: str, clients: dict[str, Any], engine: str
                 own, end = shifted(here, round, i, 0, own, end, 0.125)
                 end = descended(here, end, own, stage_rows(here, round, i, "part 1 of 2", steps=2))
             else:
-                rows = stage_rows(here, round, i, "train", steps=5 if variant == "jmwst" else None)
+                rows = stage_rows(here, round, i, "train", work.get("steps"), work.get("epochs", 1))
                 end = descended(here, end, own, rows)
             ends.append((end, own))
         if not round:
