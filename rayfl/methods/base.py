@@ -387,7 +387,7 @@ class PeerHalf:
         """
         return state
 
-    def message_to_partner(self, state: State, ctx: Context) -> Trees:
+    def message_to_partner(self, state: State, ctx: Context) -> Mapping[str, Tree]:
         """What a peer sends the neighbour that it meets, from its present state (`Capabilities.in_pairs`).
 
         It is sent as it is, and must always have the same size: it decides how long the exchange takes.

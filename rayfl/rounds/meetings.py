@@ -108,7 +108,8 @@ class Meetings(Wakes):
                 waves[not busy.isdisjoint(meeting.pair)].append((meeting, trained))
                 busy.update(meeting.pair)
             jobs: list[Job] = []
-            for part in runs(waves[0], current.calls_per_wave):
+            for places in runs(range(len(waves[0])), current.calls_per_wave):
+                part = [waves[0][place] for place in places]
                 refs = [(trained, *map(states.get, meeting.pair)) for meeting, trained in part]
                 work = MeetJob(tuple(meeting for meeting, _ in part))
                 inputs = tuple(ref for each in refs for ref in each)

@@ -310,7 +310,8 @@ class Worker:
             bits += map(message_bits, messages)
             row = dict.fromkeys(meeting.pair, 1 / len(meeting.pair))
             numbers = dict.fromkeys(meeting.pair, meeting.number)
-            mixing = MixJob(dict.fromkeys(meeting.pair, row), meeting.pair, numbers)
+            others = {client: tuple(peer for peer in meeting.pair if peer != client) for client in meeting.pair}
+            mixing = MixJob(dict.fromkeys(meeting.pair, row), meeting.pair, others, numbers=numbers)
             outputs += self._mixed(round_inputs, mixing, (trained, *present[1:], *messages))
         return bits, outputs
 

@@ -191,11 +191,11 @@ def the_bill_is_the_size_of_the_buffers(make: Make, num_clients: int) -> tuple[S
         for row in record.clients:
             sent = row.status == "delivered"
             expected = [0, 0]
-            if isinstance(here.method, PeerHalf):
+            if here.method.capabilities.in_pairs:
+                # Partners send each other as much.
+                expected = [row.uplink_bits] * 2
+            elif isinstance(here.method, PeerHalf):
                 expected = peer_bits(here, log, record, round_number, row.client) if sent else [0, 0]
-                if here.method.capabilities.in_pairs:
-                    # Partners send each other as much.
-                    expected = [row.uplink_bits] * 2
             elif row.status != "dropped_before_download":
                 down = [log.broadcasts.get(round_number, {}), *log.down.get((round_number, row.client), [])]
                 expected = [

@@ -32,6 +32,15 @@ def test_an_example_runs_and_learns(name: str, accuracy: float, tmp_path: Path, 
     assert run.finished and pooled[-1] >= accuracy
 
 
+def test_the_example_of_peers_on_their_own_clocks_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    shutil.copytree(EXAMPLES, tmp_path / "examples")
+    monkeypatch.chdir(tmp_path)
+    result = rayfl("run", "examples/cautious_peers.toml", "--inline", "--output", "run")
+    assert result.exit_code == 0, result.output
+    values = [row["value"] for row in read_run(Path("run")).metrics.to_pylist() if row["name"] == "own/accuracy"]
+    assert values[-1] >= 0.8
+
+
 @pytest.mark.parametrize("name", ["fedper", "fedrep", "lg_fedavg", "fedbabu"])
 def test_an_example_of_parts_runs_and_its_personal_models_learn(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

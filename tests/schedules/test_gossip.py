@@ -185,11 +185,12 @@ played = functools.cache(lambda case: (here := on_digits(case), *play(here)))
 def test_any_number_of_workers_gives_the_same_bits(case: str):
     here, records, run_states = played(case)
     expected = contents(InlineExecutor(here), run_states[-1])
-    for executor in (Shuffled(here), Waves(here, 2), Waves(here, 4)):
+    several = Waves(here, 4)
+    for executor in (Shuffled(here), Waves(here, 2), several):
         others, other_states = play(here, executor)
         assert rows(others) == rows(records)
         assert_same_bits(contents(executor, other_states[-1]), expected)
-    assert max(size for kind, size in executor.waves if kind == "train") >= 4
+    assert max(size for kind, size in several.waves if kind == "train") >= 4
     stale = [value for record in records for value in noted(record, "flight/staleness").values()]
     assert len({*stale}) > 1
 

@@ -36,7 +36,6 @@ from rayfl.methods.base import (
     Topology,
     Traits,
     Tree,
-    Trees,
     Upload,
 )
 from rayfl.topology.mixing import Exchange, Sparse
@@ -237,5 +236,5 @@ class WrappingPeers(WrappingClients, PeerHalf):
     def mix(self, state: State, received: Received, ctx: Context) -> State:
         return self.peer_half.mix(self.inside(state), self.inside(received), self.inside(ctx))
 
-    def message_to_partner(self, state: State, ctx: Context) -> Trees:
+    def message_to_partner(self, state: State, ctx: Context) -> Mapping[str, Tree]:
         return self.peer_half.message_to_partner(self.inside(state), self.inside(ctx))
