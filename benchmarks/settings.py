@@ -190,6 +190,8 @@ def tables(name: str) -> dict[str, Any]:
     }
     if kind.capabilities.uses_graph or (kind.gather and issubclass(kind, PeerHalf)):
         table["topology"] = {"name": "erdos-renyi", "p": 0.6}
+    if kind.capabilities.in_pairs:
+        table["schedule"] = {"name": "gossip", "partners": 1}
     return table
 
 

@@ -54,7 +54,8 @@ def measured(name: str) -> tuple[tuple[Sent, ...], frozenset[str]]:
     adapters = dict(ADAPTERS) if issubclass(kind, LowRank) else {}
     if issubclass(kind, FLoRA):
         adapters = {"adapters": {**ADAPTERS["adapters"], "merged": True}}
-    setup, log = watched(prepare(Experiment(**MEASURED, **graph, **adapters, method=name)))
+    pairs = {"schedule": {"name": "gossip", "partners": 1}} if can.in_pairs else {}
+    setup, log = watched(prepare(Experiment(**MEASURED, **graph, **adapters, **pairs, method=name)))
     records, _ = play(setup)
     seen: dict[tuple[str, str], dict[int, int]] = {}
     for record in records:
@@ -89,6 +90,8 @@ def sent_section(name: str) -> str:
         "Measured when this page was built, with default settings: the real buffers of one of four clients in "
         f"{MEASURED['rounds']} rounds, with a model of {size} parameters, {4 * size:,} bytes as fp32."
     )
+    if named(Method)[name].capabilities.in_pairs:
+        return "Two peers that meet send each other what `message_to_partner` returns, as it is (fp32).\n"
     if not sent:
         return f"{intro} It sent and received nothing.\n"
     rows = []

@@ -88,6 +88,9 @@ def facts(method: type[Method]) -> list[str]:
         found.append("It has its own encoding of messages.")
     if can.uses_graph or (issubclass(method, PeerHalf) and method.gather):
         found.append("It uses a graph, the [`[topology]`](../topologies.md) table.")
+    if can.takes_stale:
+        kind = "peers on their own clocks" if issubclass(method, PeerHalf) else "asynchronous"
+        found.append(f"It can be used with [schedules](../schedules.md) that are not in rounds ({kind}).")
     if method.splits:
         shares = ", ".join(f"{share:g} of the train split ({split})" for split, share in method.splits.items())
         found.append(f"It sets examples aside: {shares}; `[splits]` changes the shares.")

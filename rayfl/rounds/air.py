@@ -136,13 +136,13 @@ class Clocks:
         """Everything but the objects. Results of training are left out, because training can be done again."""
         flights = [*self.flights.values()]
         mails = [(client, mail) for client, peer in enumerate(self.peers) for mail in peer.mail]
-        own = [(peer.number, peer.unmixed, peer.partner, peer.met, *peer.trained) for peer in self.peers]
+        counts = [(peer.number, peer.unmixed, peer.partner, peer.met, *peer.trained) for peer in self.peers]
         return {
             "second": np.array(self.second),
             "counts": np.array([self.num_ended, self.done]),
             "flights": np.array([flight[:3] for flight in flights], dtype=np.int64).reshape(-1, 3),
             "seconds": np.array([flight[3:5] for flight in flights], dtype=np.float64).reshape(-1, 2),
-            "peers": np.array(own, dtype=np.int64).reshape(-1, 6),
+            "peers": np.array(counts, dtype=np.int64).reshape(-1, 6),
             "mail": np.array(
                 [(client, *mail[:3], len(mail.receivers)) for client, mail in mails], dtype=np.int64
             ).reshape(-1, 5),

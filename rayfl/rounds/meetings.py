@@ -95,7 +95,9 @@ class Meetings(Wakes):
     def transfer_s(self, client: int, partner: int) -> float:
         """Seconds until both have the other's model."""
         pair = (self.traits[client], self.traits[partner])
-        ways = [self.bits / one.uplink_bps + self.bits / other.downlink_bps for one, other in (pair, pair[::-1])]
+        ways = [
+            self.bits / sender.uplink_bps + self.bits / receiver.downlink_bps for sender, receiver in (pair, pair[::-1])
+        ]
         return max(ways) + self.schedule.latency_s
 
     def flush(self) -> None:

@@ -1,10 +1,10 @@
-"""Gossip: peers on their own clocks, without a server and without rounds."""
+"""GossipSchedule: peers on their own clocks, without a server and without rounds."""
 
 from rayfl.schedules.base import Field, PeerSchedule
 from rayfl.settings import unused_with
 
 
-class Gossip(PeerSchedule):
+class GossipSchedule(PeerSchedule):
     """Each peer trains at its own speed, and mixes the newest messages that have arrived from its neighbours.
 
     With `partners` = 1 a peer averages models with one random neighbour after each training: Lian, Zhang, Zhang, Liu,

@@ -23,7 +23,7 @@ from rayfl.rounds.setup import Evaluation, Setup
 from rayfl.run_directory import checkpoint
 from rayfl.run_directory.states import load_states
 from rayfl.schedules.base import PeerSchedule
-from rayfl.schedules.gossip import Gossip
+from rayfl.schedules.gossip import GossipSchedule
 from rayfl.testing.contracts import loop_and_vmap_agree
 from rayfl.testing.executors import Shuffled, assert_same_bits, contents, leaves, play, rows
 from rayfl.topology.graphs import FullyConnected, Grid, OnePeerExponential, Ring
@@ -62,20 +62,26 @@ def noted(record: RoundRecord, name: str) -> dict[int, float]:
 @pytest.mark.parametrize(
     ("method", "hyper", "schedule", "clients", "topology"),
     [
-        ("dpsgd", SGD, Gossip(), UNEQUAL, Ring()),
-        ("dpsgd", SGD, Gossip(most_staleness=1.2, latency_s=0.2), UNEQUAL, FullyConnected(weights="metropolis")),
-        ("dpsgd", {**SGD, "steps": 2}, Gossip(), {**UNEQUAL, "uplink_mbps": 0.0008}, Grid(rows=1)),
-        ("dpsgd", SGD, Gossip(), UNEQUAL, OnePeerExponential()),
-        ("dpsgd", SGD, Gossip(most_staleness=2), AWAY, Ring()),
-        ("dpsgd", SGD, Gossip(), EQUAL, Ring()),
-        ("adpsgd", SGD, Gossip(partners=1), UNEQUAL, Ring()),
-        ("adpsgd", {**SGD, "epochs": 2}, Gossip(partners=1, latency_s=0.3), UNEQUAL, FullyConnected()),
-        ("adpsgd", {**SGD, "epochs": 1}, Gossip(partners=1), EQUAL, FullyConnected()),
-        ("adpsgd", SGD, Gossip(partners=1), AWAY, FullyConnected()),
+        ("dpsgd", SGD, GossipSchedule(), UNEQUAL, Ring()),
+        (
+            "dpsgd",
+            SGD,
+            GossipSchedule(most_staleness=1.2, latency_s=0.2),
+            UNEQUAL,
+            FullyConnected(weights="metropolis"),
+        ),
+        ("dpsgd", {**SGD, "steps": 2}, GossipSchedule(), {**UNEQUAL, "uplink_mbps": 0.0008}, Grid(rows=1)),
+        ("dpsgd", SGD, GossipSchedule(), UNEQUAL, OnePeerExponential()),
+        ("dpsgd", SGD, GossipSchedule(most_staleness=2), AWAY, Ring()),
+        ("dpsgd", SGD, GossipSchedule(), EQUAL, Ring()),
+        ("adpsgd", SGD, GossipSchedule(partners=1), UNEQUAL, Ring()),
+        ("adpsgd", {**SGD, "epochs": 2}, GossipSchedule(partners=1, latency_s=0.3), UNEQUAL, FullyConnected()),
+        ("adpsgd", {**SGD, "epochs": 1}, GossipSchedule(partners=1), EQUAL, FullyConnected()),
+        ("adpsgd", SGD, GossipSchedule(partners=1), AWAY, FullyConnected()),
     ],
 )
 def test_500_trainings_are_those_of_the_reference(
-    method: str, hyper: dict[str, Any], schedule: Gossip, clients: dict[str, Any], topology: Any
+    method: str, hyper: dict[str, Any], schedule: GossipSchedule, clients: dict[str, Any], topology: Any
 ):
     here = made(method, hyper, clients=clients, topology=topology, rounds=125, schedule=schedule)
     kind = Pairs if schedule.partners else Peers
@@ -97,7 +103,7 @@ def test_500_trainings_are_those_of_the_reference(
 def test_equal_speeds_without_delay_have_the_bits_of_rounds(order: str, evaluation: dict[str, Any]):
     hyper = {**SGD, "order": order, "epochs": 1}
     here = replace(made("dpsgd", hyper, clients=EQUAL, rounds=5), evaluation=Evaluation(pooled=False, **evaluation))
-    (rounds, states), (gossip, own_states) = play(here), play(replace(here, schedule=Gossip()))
+    (rounds, states), (gossip, own_states) = play(here), play(replace(here, schedule=GossipSchedule()))
     for state, other in zip(states, own_states, strict=True):
         assert_same_bits(*(leaves("", {f"{i}": ref for i, ref in one.states.items()}) for one in (state, other)))
     for record, other in zip(rounds, gossip, strict=True):
@@ -107,7 +113,7 @@ def test_equal_speeds_without_delay_have_the_bits_of_rounds(order: str, evaluati
         assert max(noted(other, "flight/staleness").values()) < 1
 
 
-def two_peers(seconds: tuple[float, float], method: str, schedule: Gossip) -> Setup:
+def two_peers(seconds: tuple[float, float], method: str, schedule: GossipSchedule) -> Setup:
     """f_i = (x - b_i)^2 / 2 in ten equal entries, b = (0, 4), full steps of 1/2, from 0."""
     hyper = {"batch_size": 0, "lr": 0.5, "steps": 1}
     here = made(method, hyper, topology=FullyConnected(), rounds=4, schedule=schedule)
@@ -126,7 +132,7 @@ def two_peers(seconds: tuple[float, float], method: str, schedule: Gossip) -> Se
 
 def test_two_peers_by_hand():
     """One second and two a training, and a quarter for a message: after two seconds (0, 1), after four (1.25, 1.25)."""
-    here = two_peers((1.0, 2.0), "dpsgd", Gossip(latency_s=0.25))
+    here = two_peers((1.0, 2.0), "dpsgd", GossipSchedule(latency_s=0.25))
     _, run_states = play(here)
     seen = {state.clocks.second: models(here, state)[:2, 0].tolist() for state in run_states}
     assert seen[2.0] == [0.0, 1.0] and seen[3.0] == [1.0, 1.0] and seen[4.0] == [1.25, 1.25]
@@ -134,7 +140,7 @@ def test_two_peers_by_hand():
 
 def test_a_pair_by_hand():
     """After two trainings of each x is (1, 2). Only the first averaging of all met a model that nobody had changed."""
-    here = two_peers((1.0, 1.0), "adpsgd", Gossip(partners=1))
+    here = two_peers((1.0, 1.0), "adpsgd", GossipSchedule(partners=1))
     records, run_states = play(here)
     assert models(here, run_states[1])[:2, 0].tolist() == [1.0, 2.0]
     assert [noted(record, "flight/staleness") for record in records[:2]] == [{0: 0.0, 1: 1.0}, {0: 1.0, 1: 1.0}]
@@ -274,7 +280,7 @@ def test_what_a_schedule_takes_from_a_message_the_peer_itself_gets():
 
 def test_pairs_keep_the_sum_and_agree():
     """Averages keep the sum, and without a step the peers' models come together."""
-    here = made("adpsgd", {**SGD, "lr": 1e-9}, clients=UNEQUAL, rounds=60, schedule=Gossip(partners=1))
+    here = made("adpsgd", {**SGD, "lr": 1e-9}, clients=UNEQUAL, rounds=60, schedule=GossipSchedule(partners=1))
     x = np.random.default_rng(1).standard_normal((NUM_PEERS, 10))
     found = [models(here, state) for state in play(here, run_state=world_of(x, here))[1]]
     np.testing.assert_allclose([each.sum(axis=0) for each in found], np.tile(x.sum(axis=0), (60, 1)), atol=1e-5)
