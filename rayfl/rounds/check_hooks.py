@@ -261,7 +261,7 @@ _CHECKS: Mapping[str, tuple[type | UnionType, str, Callable[[Any, Any, tuple[Any
     "finish": (Finished, "a Finished", _finished),
     "receive_reply": (dict, _STATE, _tree),
     "eval_begin": (dict, _CARRY, _evaluated),
-    "outputs": (object, "the outputs of a batch", None),
+    "outputs": (torch.Tensor | tuple | list | Mapping, "the outputs of a batch, a tensor or several", None),
     "final_model": (dict | None, f"{_MODEL}, or None", None),
     "init_server": (dict, _STATE, _tree),
     "init_server_memory": (dict, _STATE, _tree),
