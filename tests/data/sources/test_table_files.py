@@ -59,7 +59,7 @@ MPG = rows(lambda i: f'18.{i}   8   307.0      {"?" if i == 3 else 130}   {i % 3
         ("a.data", rows(lambda i: f"{i},3,{i % 2}\n"), {"header": ["a", "b", "label"]}, ["a", "b"]),
         ("mpg.data", MPG, {"header": "numbered", "labels": "4", "missing": "mean"}, ["0", "1", "2", "3"]),
         ("german.data-numeric", rows(lambda i: f"  {i}   {i % 2} \n"), {"header": "numbered", "labels": "1"}, ["0"]),
-        ("a.csv.gz", gzip.compress(b"a,label\n" + b"1,0\n2,1\n" * 9), {}, ["a"]),
+        ("a.csv.gz", gzip.compress(b"a,label\n" + b"1,0\n2,1\n" * 9, mtime=0), {}, ["a"]),
         ("a.tsv.bz2", bz2.compress(b"a\tlabel\n" + b"1\t0\n2\t1\n" * 9), {}, ["a"]),
         (
             "a.csv",
