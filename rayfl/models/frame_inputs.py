@@ -58,10 +58,13 @@ def _numbers(frame: pd.DataFrame, name: str, mean: float | None) -> np.ndarray:
     gaps = np.isnan(numbers)
     if gaps.any() and mean is None:
         raise RayflError(f"inputs have no number in column {name!r} of row {int(gaps.argmax())} (counted from 0)")
-    return np.where(gaps, mean, numbers) if gaps.any() else numbers
+    numbers = numbers.copy()
+    numbers[gaps] = mean
+    return numbers
 
 
-def _is_value(column: pd.Series, value: str) -> np.ndarray:
+# Any: a column of a frame, of which type checkers cannot know that it is one.
+def _is_value(column: Any, value: str) -> np.ndarray:
     """Which rows have a category's value, bool [rows]."""
     gaps = column.isna().to_numpy()
     if value == GAP:
