@@ -218,8 +218,9 @@ def experiment(name: str, rounds: int = 80) -> Experiment:
     kind = find(Method, method)
     of_kind: dict[str, Any] = {"clients": {"count": 20, "per_round": 10, "dropout_after_training": 0.1}}
     exchanges = bool(kind.gather)
+    can = kind.capabilities
     if issubclass(kind, PeerHalf):
-        of_kind = {"clients": {"count": 10}, **({"topology": fitting_graph(kind.capabilities)} if exchanges else {})}
+        of_kind = {"clients": {"count": 10}, **({"topology": fitting_graph(can)} if exchanges else {})}
     if schedule != "synchronous":
         of_kind["schedule"] = {"name": schedule, **({"buffer": 4} if schedule == "buffered" else {})}
         of_kind["clients"]["examples_per_s"] = {"median": 200.0, "sigma": 1.0}

@@ -33,6 +33,7 @@ from rayfl.population.client import ClientStatus
 from rayfl.rounds.executor import Executor, Job, JobResult, Ref
 from rayfl.rounds.ledger import Ledger
 from rayfl.rounds.peer_exchange import mix
+from rayfl.rounds.resources import Use
 from rayfl.rounds.rounds import RunState
 from rayfl.rounds.run_state import CurrentRound
 from rayfl.rounds.setup import Setup
@@ -57,6 +58,9 @@ class Counting:
 
     def settings_read(self) -> frozenset[tuple[str, str]] | None:
         return self.inner.settings_read()
+
+    def used(self) -> list[Use]:
+        return self.inner.used()
 
     def put(self, value: Any, size: int = 0) -> Ref:
         ref = self.inner.put(value)

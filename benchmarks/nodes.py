@@ -34,6 +34,7 @@ from rayfl.gather import Handle
 from rayfl.limits import memory
 from rayfl.rounds.executor import Executor, Job, JobResult, Ref
 from rayfl.rounds.ledger import RoundRow
+from rayfl.rounds.resources import Use
 from rayfl.run_directory.description import Description
 from rayfl.run_directory.play_run import Listener, RunOutput, play_run
 from rayfl.run_directory.run_folder import create_run_directory
@@ -55,6 +56,10 @@ class Measuring:
     def settings_read(self) -> frozenset[tuple[str, str]] | None:
         """What all processes have read."""
         return self.inner.settings_read()
+
+    def used(self) -> list[Use]:
+        """What the processes have used."""
+        return self.inner.used()
 
     # Any: a value of any type.
     def put(self, value: Any) -> Ref:

@@ -188,9 +188,10 @@ def tables(name: str) -> dict[str, Any]:
         "runtime": {"executor": "inline", "engine": "loop"},
         **TABLES.get(name, {}),
     }
-    if kind.capabilities.uses_graph or (kind.gather and issubclass(kind, PeerHalf)):
+    can = kind.capabilities
+    if can.uses_graph or (kind.gather and issubclass(kind, PeerHalf)):
         table["topology"] = {"name": "erdos-renyi", "p": 0.6}
-    if kind.capabilities.in_pairs:
+    if can.in_pairs:
         table["schedule"] = {"name": "gossip", "partners": 1}
     return table
 

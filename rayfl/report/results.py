@@ -165,7 +165,7 @@ class RunResults(Recorded):
         if data.layout is not None:
             rows = data.layout.pack("the list of inputs", inputs)
         elif isinstance(inputs, pd.DataFrame) and data.input_names:
-            fills = dotted({"data": self.settings["data"]}).get("data.missing") in ("mean", "category")
+            fills = dotted(self.settings).get("data.missing") in ("mean", "category")
             rows = rows_of_frame(inputs, data.input_names, data.mean if fills else ())
         else:
             rows = np.asarray(inputs)
