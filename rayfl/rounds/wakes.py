@@ -137,7 +137,10 @@ class Wakes(UnderWay):
             "flight/ended_s": flight.ends_s,
         }
         self.add(replace(result, metrics={**result.metrics, **times}))
-        if flight.outputs is not None and flight.outputs.model is not None:
+        setup = self.current.setup
+        is_evaluated = setup.keeps_models and setup.evaluation.by_client and client in setup.evaluated_clients
+        # The worker returns None for a model that is never evaluated, and a reference does not show it.
+        if flight.outputs is not None and is_evaluated:
             peer.model, peer.trained = flight.outputs.model, (flight.version, flight.number)
         return result
 

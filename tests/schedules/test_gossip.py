@@ -162,7 +162,7 @@ ON_DIGITS: dict[str, tuple[str, dict[str, Any]]] = {
     "dpsgd": ("dpsgd", {"schedule": {"name": "gossip", "latency_s": 0.3}}),
     "dispfl": ("dispfl", {"schedule": "gossip", "topology": {"name": "random", "degree": 2}}),
     "mcepl, dropouts": ("mcepl", {"clients": {"dropout_before_download": 0.2, "dropout_after_training": 0.2}}),
-    "dpsgd_ft, top k": ("dpsgd_ft", {"uplink": {"name": "topk", "keep_ratio": 0.3}, "evaluation": {"every": 2}}),
+    "dpsgd_ft, two": ("dpsgd_ft", {"uplink": "qsgd", "evaluation": {"every": 2, "clients": 2}}),
     "dsgdprox, away": ("dsgdprox", {"clients": {"availability": {"probability": 0.6}, "availability_s": 0.7}}),
     "clipped": ("dpsgd", {"wrap": [{"name": "clip", "norm": 0.5}], "uplink": "feedback"}),
     "adpsgd": ("adpsgd", {"schedule": {"name": "gossip", "partners": 1, "latency_s": 0.2}}),
