@@ -26,7 +26,12 @@ METHODS: Choices = {
         # Most schedules, wrappers, selections and compressors are for these alone: they come as often as twenty others.
         *(("fedavg", "fedopt", "fedprox", "fedavgm", "ditto", "moon", "fedpse") * 3)[:20],
     ),
-    2: ("adpsgd", "d2", "dfedavgm", "dfedsam", "dsgt", "kgt", "led", "relaysgd", "sgp"),
+    2: (
+        *("adpsgd", "d2", "dfedavgm", "dfedsam", "dsgt", "fedacg", "fedcp", "feddbe", "feddc", "feddropout", "feddst"),
+        *("fedexp", "fedlesam", "fedpac", "fedpm", "fedrod", "fedrolex", "fedsam", "fedspeed", "fjord", "flash"),
+        *("flexlora", "flora", "gpfl", "heterofl", "hetlora", "kgt", "knn_per", "led", "mimelite", "pfedhn"),
+        *("qfedavg", "relaysgd", "sgp"),
+    ),
 }
 
 _RETENTION = {"fil": 40, "fil_share": 1.0, "batch_size": 16}
@@ -47,6 +52,14 @@ NEEDED: Mapping[str, Mapping[str, Any]] = {
     "stem": {"steps": 3},
 }
 """Settings with which a method does in a few small rounds all that it can do: gates that open, coins of both sides."""
+
+_ADAPTERS = {"layers": ["*"], "rank": 4}
+NEEDED_TABLES: Mapping[str, Mapping[str, Any]] = {
+    "flexlora": {"adapters": _ADAPTERS},
+    "hetlora": {"adapters": _ADAPTERS},
+    "flora": {"adapters": {**_ADAPTERS, "merged": True}},
+}
+"""Tables without which a method is refused."""
 
 HYPER: Mapping[str, Choices] = {
     "batch_size": {1: (0, 7, 16)},

@@ -99,6 +99,7 @@ def plain(draws: Draws) -> Tables:
         "checkpoint": {"every": draws.one("checkpoint.every", (1, 2, 3))},
         "runtime": {"engine": "loop"},
         "output": {"report": False, "track": []},
+        **choices.NEEDED_TABLES.get(name, {}),
     }
     can = kind.capabilities
     if can.uses_graph or (kind.gather and issubclass(kind, PeerHalf)):

@@ -188,6 +188,7 @@ class Driver:
             "_cuda_setMemoryFraction": self.set_fraction,
             "_cuda_getMemoryFraction": self.fraction,
             "_cuda_memoryStats": self.statistics,
+            "_cuda_emptyCache": lambda: None,
             "_cuda_resetPeakMemoryStats": lambda index: None,
             "_cuda_synchronize": self.synchronized,
         }

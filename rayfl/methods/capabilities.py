@@ -63,6 +63,9 @@ class Capabilities(Settings):
     """
     has_global_model: Annotated[bool, Rule.INNER] = True
     """Whether the server's model is one that all clients have. False if each of them trains parts of its own."""
+    delta_of_network: Annotated[bool, Rule.INNER] = True
+    """Whether the message `delta`, if there is one, is of all parameters of the network and of no others, and the
+    server adds it to its model. False of methods with modules beside the network, or that send its body alone."""
     evaluated_after_training: Annotated[bool, Rule.INNER] = True
     """Whether a client is also evaluated right after its local work. False if that work does not change its model."""
     needs_everyone: Annotated[bool, Rule.INNER] = False

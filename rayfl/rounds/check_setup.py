@@ -37,6 +37,8 @@ def check_setup(setup: Setup) -> None:
             "'classification' and a model that ends with such a layer, trained with its bias and with layers before "
             "it, for example 'mlp'"
         )
+    # First states may only exist for models that fit.
+    checked_hook(method.check_model)(setup.initial)
     if setup.evaluation.masks and setup.method.mask(setup.first_state(0)) is None:
         raise RayflError(
             f"=true compares masks, but clients of {name} keep none; remove it",
@@ -100,7 +102,6 @@ def check_setup(setup: Setup) -> None:
     if not setup.metric_facts:
         raise RayflError(" names no metric, and the task has none of its own; name one", ("evaluation", "metrics"))
     setup.method.check(setup.num_clients, setup.topology, setup.seed)
-    checked_hook(setup.method.check_model)(setup.initial)
     method.check_ratios(setup.population.retention_groups or [1.0], ctx)
 
 

@@ -89,10 +89,11 @@ class Elastic(Wrapping):
     # Any: see Method.
     def __init__(self, inner: Method, hyper: HyperParameters | None = None, **settings: Any) -> None:
         super().__init__(inner, hyper, **settings)
-        if isinstance(inner.gather.get("delta", Relay()), Relay) or inner.capabilities.needs_everyone:
+        has_delta = inner.capabilities.delta_of_network and not isinstance(inner.gather.get("delta", Relay()), Relay)
+        if not has_delta or inner.capabilities.needs_everyone:
             raise RayflError(
-                f"elastic rescales the delta that a server aggregates, and {type(inner).__name__} has none, or "
-                "needs it unchanged; remove it"
+                f"elastic rescales the delta of the network that a server aggregates, and {type(inner).__name__} has "
+                "none, or needs it unchanged; remove it"
             )
         if self.capabilities.sees_all:
             raise RayflError(

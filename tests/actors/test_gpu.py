@@ -39,7 +39,10 @@ CALLS: Mapping[str, Callable[[Device], object]] = {
     ),
     "is_available": lambda device: torch.cuda.is_available(),
     "is_initialized": lambda device: torch.cuda.is_initialized(),
+    "empty_cache": lambda device: torch.cuda.empty_cache(),
+    "max_memory_allocated": lambda device: torch.cuda.max_memory_allocated(),
     "max_memory_reserved": lambda device: torch.cuda.max_memory_reserved(),
+    "reset_peak_memory_stats": lambda device: torch.cuda.reset_peak_memory_stats(),
     "set_per_process_memory_fraction": lambda device: torch.cuda.set_per_process_memory_fraction(0.5),
     "synchronize": lambda device: torch.cuda.synchronize(device),
 }
@@ -103,7 +106,7 @@ for given in (
     {"program": "bare", "workload": "W1", "scale": 0.01},
 ):
     with PretendedGpu():
-        main(json.dumps({**given, "rounds": 1, "device": "cuda"}))
+        main(json.dumps([{**given, "rounds": 1, "device": "cuda"}]))
 for method, model, engine in [
     ("fedavg", "mlp", "auto"),
     ("scaffold", "mlp", "loop"),
@@ -133,7 +136,8 @@ def test_a_run_on_a_gpu_has_the_bits_of_main_memory_with_real_gradients():
     )
     assert done.returncode == 0, done.stderr
     codec, rayfl, bare = map(json.loads, done.stdout.splitlines())
-    assert codec["same_bytes"] and rayfl["width"] == 64
+    # Half of the fifty clients of a round.
+    assert codec["same_bytes"] and rayfl["width"] == 25
     # What the pretended allocator says.
     assert {found["peak_bytes"] for found in (codec, rayfl, bare)} == {2 * 10**6}
 

@@ -71,7 +71,8 @@ def names(value: Any) -> set[str]:
     [
         (Method, [choices.METHODS], set()),
         (Compressor, [choices.UPLINKS, choices.DOWNLINKS], set()),
-        (PartitionScheme, [choices.PARTITIONS], set()),
+        # What a file says.
+        (PartitionScheme, [choices.PARTITIONS], {"file"}),
         (Schedule, [choices.SCHEDULES, choices.PEER_SCHEDULES], {"synchronous"}),
         (Selection, [choices.SELECTIONS], {"uniform"}),
         # Graphs in files.
@@ -107,7 +108,12 @@ calls = [0]
 
 def test_a_difference_is_found_made_smaller_and_can_be_repeated(tmp_path: Path):
     (tmp_path / "mine.py").write_text(FORGETFUL)
-    tables = {**plain(Draws(1)), "rounds": 3, "method": {"name": "fedavg"}, "clients": {"count": 4, "per_round": 1}}
+    tables = {
+        **plain(Draws(1, version=1)),
+        "rounds": 3,
+        "method": {"name": "fedavg"},
+        "clients": {"count": 4, "per_round": 1},
+    }
     tables |= {
         "selection": f"{tmp_path}/mine.py:Forgetful",
         "uplink": {"name": "qsgd"},
@@ -124,7 +130,7 @@ def test_a_difference_is_found_made_smaller_and_can_be_repeated(tmp_path: Path):
 
 def test_an_error_is_a_finding(tmp_path: Path):
     (tmp_path / "mine.py").write_text(FORGETFUL.replace("calls[0] +=", "calls[9] +="))
-    tables = {**plain(Draws(1)), "method": {"name": "fedavg"}, "clients": {"count": 4, "per_round": 1}}
+    tables = {**plain(Draws(1, version=1)), "method": {"name": "fedavg"}, "clients": {"count": 4, "per_round": 1}}
     (tmp_path / "case.toml").write_text(toml.dumps(tables | {"selection": f"{tmp_path}/mine.py:Forgetful"}))
     result = benchmark("fuzz", "--file", tmp_path / "case.toml", "--json", tmp_path / "found.json")
     assert result.exit_code == 1 and "Forgetful.choose: IndexError" in result.output

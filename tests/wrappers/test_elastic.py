@@ -238,7 +238,14 @@ DELTA_METHODS = [
     for name, kind in named(Method).items()
     if not (issubclass(kind, PeerHalf) or isinstance(kind.gather, property) or kind.capabilities.needs_everyone)
     and "delta" in kind.gather
+    and kind.capabilities.delta_of_network
 ]
+
+
+@pytest.mark.parametrize("name", ["fedcp", "fedpac", "gpfl", "pfedhn"])
+def test_methods_whose_delta_is_not_of_the_network_are_refused(name: str):
+    with refused(names=["elastic", "delta of the network", "remove it"]):
+        prepare(table(name, wrap="elastic", splits={"heldout_ratio": 0.1}))
 
 
 @pytest.mark.parametrize("name", DELTA_METHODS)

@@ -74,7 +74,7 @@ class FedCP(WithHead, FedAvg):
 
     hyper: FedCPHyper
     paper = "Zhang et al., KDD 2023"
-    capabilities = Capabilities(on_device=True, takes_stale=True, personalized=True)
+    capabilities = Capabilities(on_device=True, takes_stale=True, personalized=True, delta_of_network=False)
 
     def gradients_per_example(self, stage: Stage, ctx: Context) -> float:
         return 4 / 3

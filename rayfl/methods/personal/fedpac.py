@@ -107,7 +107,9 @@ class FedPAC(WithHead, KeptModel):
 
     hyper: FedPACHyper
     paper = "Xu, Tong, Huang, ICLR 2023"
-    capabilities = Capabilities(on_device=True, own_compression=True, personalized=True, has_global_model=False)
+    capabilities = Capabilities(
+        on_device=True, own_compression=True, personalized=True, has_global_model=False, delta_of_network=False
+    )
     gather = {"delta": WeightedMean(), "head": Collect(), "statistics": Collect(), "prototypes": Sum()}
 
     def plan(self, round_number: int, coin: float) -> Plan:

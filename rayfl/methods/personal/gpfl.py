@@ -80,7 +80,9 @@ class GPFL(CountsClasses, FedAvg):
 
     hyper: GPFLHyper
     paper = "Zhang et al., ICCV 2023"
-    capabilities = Capabilities(on_device=True, takes_stale=True, personalized=True, has_global_model=False)
+    capabilities = Capabilities(
+        on_device=True, takes_stale=True, personalized=True, has_global_model=False, delta_of_network=False
+    )
 
     def init_params(self, params: Tree, draws: FirstDraws) -> Tree:
         num_classes, width = params[self.head_names[0]].shape

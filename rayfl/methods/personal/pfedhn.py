@@ -86,7 +86,9 @@ class PFedHN(GradientMethod, ServerHalf):
 
     hyper: PFedHNHyper
     paper = "Shamsian et al., ICML 2021"
-    capabilities = Capabilities(on_device=True, personalized=True, has_global_model=False, newcomer="undefined")
+    capabilities = Capabilities(
+        on_device=True, personalized=True, has_global_model=False, newcomer="undefined", delta_of_network=False
+    )
     gather = {"delta": Collect()}
 
     def init_params(self, params: Tree, draws: FirstDraws) -> Tree:
