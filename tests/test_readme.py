@@ -35,7 +35,7 @@ def test_the_table_of_the_demo_has_the_rows_that_are_printed():
         "finished": True,
         "rounds": experiment.rounds,
         "early_stop": "",
-        "resources": {},
+        "resources": {"cpu_hours": 0.01, "gpu_hours": 0.0, "peak_bytes": 1e9, "gpu_peak_bytes": 0.0},
         "final": {},
         "best": {},
         "uplink_megabytes": 0.0,
