@@ -51,12 +51,14 @@ class Adapters(Settings):
 
     def adapted(self, build: Callable[[], nn.Module]) -> nn.Module:
         """The model with its adapters. Raise RayflError without peft, and for names that it does not have."""
-        # peft imports torchvision, which this makes importable.
-        torchvision()
-        try:
-            from peft import LoraConfig, inject_adapter_in_model
-        except ModuleNotFoundError:
-            raise RayflError(" needs peft; run: pip install 'rayfl[adapters]'", ("adapters",)) from None
+        # peft imports torchvision, which this makes importable. Old versions compute at import, which needs numbers
+        # even while a skeleton is built without any.
+        with torch.device("cpu"):
+            torchvision()
+            try:
+                from peft import LoraConfig, inject_adapter_in_model
+            except ModuleNotFoundError:
+                raise RayflError(" needs peft; run: pip install 'rayfl[adapters]'", ("adapters",)) from None
         module = build()
         linear = [name for name, layer in module.named_modules() if is_linear(layer)]
         names = _matching(self.layers, linear, "layers", "linear layer")
