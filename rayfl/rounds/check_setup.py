@@ -39,21 +39,7 @@ def check_setup(setup: Setup) -> None:
         )
     # First states may only exist for models that fit.
     checked_hook(method.check_model)(setup.initial)
-    if setup.evaluation.masks and setup.method.mask(setup.first_state(0)) is None:
-        raise RayflError(
-            f"=true compares masks, but clients of {name} keep none; remove it",
-            ("evaluation", "masks"),
-        )
-    # Counted whatever the settings are: a warning comes before the run, and no step counts under vmap.
-    is_counted = setup.forward_flops > 0
-    ctx = setup.context(0, setup.plan(0), 0, "check")
-    mask = method.trains_under(setup.first_state(0), Stage(), ctx)
-    if clients.sparse_speedup and (not is_counted or mask is None):
-        raise RayflError(
-            f"=true makes training under a mask faster, but clients of {name} have no mask, or the model "
-            "has no convolution or linear layer; remove it",
-            ("clients", "sparse_speedup"),
-        )
+    check_masks(setup, name)
     if setup.selection.name != "uniform" and clients.num_selected >= setup.num_clients:
         raise RayflError(
             f"={setup.selection.name!r} chooses among clients, and all of them are asked; lower clients.per_round",
@@ -77,32 +63,64 @@ def check_setup(setup: Setup) -> None:
             "remove it" + (", or set weighting='uniform'" if how else ""),
             ("clients", away[0]),
         )
-    if method.capabilities.num_exchanges > 1 and setup.uplink.omega(tree.num_entries(setup.initial)) != 0:
+    check_lossless(setup, name)
+    check_evaluation(setup)
+    if setup.unseen:
+        check_unseen(setup, name)
+    check_topology(setup, name)
+    if not setup.metric_facts:
+        raise RayflError(" names no metric, and the task has none of its own; name one", ("evaluation", "metrics"))
+    setup.method.check(setup.num_clients, setup.topology, setup.seed)
+    ctx = setup.context(0, setup.plan(0), 0, "check")
+    method.check_ratios(setup.population.retention_groups or [1.0], ctx)
+
+
+def check_masks(setup: Setup, name: str) -> None:
+    """Reject settings about masks for methods without them."""
+    if setup.evaluation.masks and setup.method.mask(setup.first_state(0)) is None:
         raise RayflError(
-            f"={setup.uplink.name!r} loses something in every exchange, and {name} has "
-            f"{method.capabilities.num_exchanges} per round; remove it, or take one exchange per round",
+            f"=true compares masks, but clients of {name} keep none; remove it",
+            ("evaluation", "masks"),
+        )
+    # Counted whatever the settings are: a warning comes before the run, and no step counts under vmap.
+    is_counted = setup.forward_flops > 0
+    ctx = setup.context(0, setup.plan(0), 0, "check")
+    mask = setup.method.trains_under(setup.first_state(0), Stage(), ctx)
+    if setup.population.settings.sparse_speedup and (not is_counted or mask is None):
+        raise RayflError(
+            f"=true makes training under a mask faster, but clients of {name} have no mask, or the model "
+            "has no convolution or linear layer; remove it",
+            ("clients", "sparse_speedup"),
+        )
+
+
+def check_lossless(setup: Setup, name: str) -> None:
+    """Reject an uplink with loss where every message must arrive as it is."""
+    if setup.uplink.omega(tree.num_entries(setup.initial)) == 0:
+        return
+    if (count := setup.method.capabilities.num_exchanges) > 1:
+        raise RayflError(
+            f"={setup.uplink.name!r} loses something in every exchange, and {name} has {count} per round; remove it, "
+            "or take one exchange per round",
             ("uplink",),
         )
-    if setup.is_peer and setup.peer_half.has_link_messages and setup.uplink.omega(tree.num_entries(setup.initial)) != 0:
+    if setup.is_peer and setup.peer_half.has_link_messages:
         raise RayflError(
             f"={setup.uplink.name!r} loses something, and {name} sends each neighbour a message of its own, which must "
             "arrive as it is; remove it",
             ("uplink",),
         )
-    check_evaluation(setup)
-    if setup.unseen:
-        check_unseen(setup, name)
+
+
+def check_topology(setup: Setup, name: str) -> None:
+    """Reject a graph that is missing, or does not fit the method."""
     if setup.topology is None:
         if setup.is_peer and setup.method.gather:
             raise RayflError(f"peers of {name} exchange messages along a graph; add a [topology] table")
-        if method.capabilities.uses_graph:
+        if setup.method.capabilities.uses_graph:
             raise RayflError(f"{name} has a graph over its clients; add a [topology] table")
     else:
         check_graph(setup, setup.topology, name)
-    if not setup.metric_facts:
-        raise RayflError(" names no metric, and the task has none of its own; name one", ("evaluation", "metrics"))
-    setup.method.check(setup.num_clients, setup.topology, setup.seed)
-    method.check_ratios(setup.population.retention_groups or [1.0], ctx)
 
 
 def check_graph(setup: Setup, topology: Topology, name: str) -> None:

@@ -8,6 +8,7 @@ trained yet, all flights under way are trained in one wave.
 """
 
 import heapq
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -29,7 +30,7 @@ from rayfl.rounds.worker_jobs import ClientOutputs, ClientResult, EvaluateTraine
 
 
 @dataclass
-class UnderWay:
+class UnderWay(ABC):
     """The flights under way at a second of the simulated clock."""
 
     current: CurrentRound
@@ -106,9 +107,9 @@ class UnderWay:
         """The run state with the clients' states from which flights under way began."""
         return self.current.run_state
 
+    @abstractmethod
     def put_inputs(self, version: int) -> Ref:
         """The inputs of clients that began with another version; None for those of the round itself."""
-        raise NotImplementedError
 
     def evaluate(self, models: Mapping[int, Ref], began: Mapping[int, tuple[int, int]]) -> None:
         """Evaluate models after their training; `began`: by client as in `EvaluateTrainedJob`."""

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rayfl import tree
+from rayfl.data.datasets import Dataset, Examples
 from rayfl.models.dense import MLP
 from rayfl.rounds.check_setup import check_setup
 from rayfl.rounds.executor import InlineExecutor
@@ -17,9 +18,11 @@ from rayfl.rounds.rounds import RunState
 from rayfl.rounds.setup import Evaluation, Setup
 from rayfl.tree import Tree
 from tests.bound_tasks import classification
-from tests.methods.reference import DIM, NUM_CLASSES, setup_of
+from tests.methods.reference import DIM, NUM_CLASSES, SIZES, setup_of, vectors
 
 WIDTH = 5
+HEAD = ("3.weight", "3.bias")
+"""The parameters of the network's last layer."""
 
 
 class Dropping(nn.Module):
@@ -42,6 +45,15 @@ def small(method: str, hyper: Mapping[str, Any], engine: str = "loop", **options
     made = replace(here, method=method_here, evaluation=evaluation, engine_name=engine, stack_width=5)
     check_setup(made)
     return made
+
+
+def lacking_classes() -> Dataset:
+    """Vectors of which client 1 has class 0 alone, and client 3 none of class 2."""
+    dataset, starts = vectors(), np.cumsum([0, *SIZES])
+    labels = dataset.train.labels.copy()
+    labels[starts[1] : starts[2]] = 0
+    labels[starts[3] : starts[4]] %= 2
+    return replace(dataset, train=Examples(dataset.train.inputs, labels))
 
 
 def doubled(params: Mapping[str, Any]) -> Tree:

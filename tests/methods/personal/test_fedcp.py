@@ -20,6 +20,7 @@ from tests.contracts.every_method import on_digits
 from tests.methods.averaging import ABSENCES, ENGINES
 from tests.methods.reference import batches
 from tests.methods.representations import (
+    HEAD,
     WIDTH,
     assert_near,
     averaged,
@@ -34,7 +35,7 @@ from tests.methods.representations import (
 from tests.population.statuses import with_status
 from tests.refusals import refused
 
-HEAD, GATE = ("3.weight", "3.bias"), "conditional gate"
+GATE = "conditional gate"
 
 
 def made(hyper: dict[str, Any], engine: str = "loop", **options: Any) -> Setup:

@@ -1,7 +1,6 @@
 """FedPAC in plain torch, the combination of heads by trying every set of clients, and its closed forms."""
 
 import itertools
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,21 +8,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from rayfl.data.datasets import Examples
 from rayfl.methods.personal.fedpac import combination
 from rayfl.rounds.setup import Setup
 from rayfl.testing.executors import play
 from rayfl.tree import Tree
 from tests.contracts.every_method import on_digits
 from tests.methods.averaging import ABSENCES, ENGINES
-from tests.methods.reference import NUM_CLASSES, SIZES, batches, vectors
+from tests.methods.reference import NUM_CLASSES, batches
 from tests.methods.representations import (
+    HEAD,
     WIDTH,
     assert_near,
     averaged,
     cross_entropy,
     doubled,
     examples,
+    lacking_classes,
     leaves,
     representation,
     small,
@@ -34,17 +34,10 @@ from tests.methods.staged import stage_batches
 from tests.population.statuses import with_status
 from tests.refusals import refused
 
-HEAD = ("3.weight", "3.bias")
-
 
 def made(hyper: dict[str, Any], engine: str = "loop", **options: Any) -> Setup:
     """Client 1 has class 0 alone, client 3 none of class 2."""
-    dataset, starts = vectors(), np.cumsum([0, *SIZES])
-    labels = dataset.train.labels.copy()
-    labels[starts[1] : starts[2]] = 0
-    labels[starts[3] : starts[4]] %= 2
-    train = Examples(dataset.train.inputs, labels)
-    return small("fedpac", hyper, engine, dataset=replace(dataset, train=train), **options)
+    return small("fedpac", hyper, engine, dataset=lacking_classes(), **options)
 
 
 def by_class(here: Setup, client: int, model: Tree) -> dict[int, Tensor]:

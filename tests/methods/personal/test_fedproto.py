@@ -20,7 +20,7 @@ from tests.contracts.every_method import on_digits
 from tests.contracts.seams.quadratic import setup as on_quadratics
 from tests.contracts.test_tasks import made as made_on
 from tests.methods.averaging import ABSENCES, ENGINES
-from tests.methods.reference import NUM_CLASSES, SIZES, batches, vectors
+from tests.methods.reference import NUM_CLASSES, batches, vectors
 from tests.methods.representations import (
     WIDTH,
     Dropping,
@@ -28,6 +28,7 @@ from tests.methods.representations import (
     cross_entropy,
     doubled,
     examples,
+    lacking_classes,
     leaves,
     representation,
     small,
@@ -40,12 +41,7 @@ from tests.refusals import refused
 
 def made(hyper: dict[str, Any], engine: str = "loop", **options: Any) -> Setup:
     """Clients 1 and 3 lack classes: one has class 0 alone, the other none of class 2."""
-    dataset, starts = vectors(), np.cumsum([0, *SIZES])
-    labels = dataset.train.labels.copy()
-    labels[starts[1] : starts[2]] = 0
-    labels[starts[3] : starts[4]] %= 2
-    dataset = replace(dataset, train=Examples(dataset.train.inputs, labels))
-    return small("fedproto", hyper, engine, dataset=dataset, **options)
+    return small("fedproto", hyper, engine, dataset=lacking_classes(), **options)
 
 
 def of_client(here: Setup, client: int, model: Tree) -> dict[int, tuple[Tensor, int]]:

@@ -15,12 +15,14 @@ from rayfl.testing.executors import play
 from rayfl.tree import Tree
 from tests.contracts.every_method import on_digits
 from tests.methods.averaging import ABSENCES, ENGINES
-from tests.methods.reference import NUM_CLASSES, SIZES, batches, vectors
+from tests.methods.reference import NUM_CLASSES, batches, vectors
 from tests.methods.representations import (
+    HEAD,
     assert_near,
     averaged,
     doubled,
     examples,
+    lacking_classes,
     leaves,
     representation,
     small,
@@ -30,18 +32,10 @@ from tests.methods.representations import (
 from tests.population.statuses import with_status
 from tests.refusals import refused
 
-HEAD = ("3.weight", "3.bias")
-
 
 def made(hyper: dict[str, Any], engine: str = "loop", **options: Any) -> Setup:
     """Client 1 has class 0 alone, client 3 none of class 2."""
-    dataset, starts = vectors(), np.cumsum([0, *SIZES])
-    labels = dataset.train.labels.copy()
-    labels[starts[1] : starts[2]] = 0
-    labels[starts[3] : starts[4]] %= 2
-    return small(
-        "fedrod", hyper, engine, dataset=replace(dataset, train=Examples(dataset.train.inputs, labels)), **options
-    )
+    return small("fedrod", hyper, engine, dataset=lacking_classes(), **options)
 
 
 def balanced(here: Setup, client: int, logits: Tensor, labels: Tensor) -> Tensor:

@@ -17,13 +17,15 @@ from rayfl.testing.executors import play
 from rayfl.tree import Tree, to_arrays
 from tests.contracts.every_method import on_digits
 from tests.methods.averaging import ABSENCES, ENGINES
-from tests.methods.reference import NUM_CLASSES, SIZES, batches, vectors
+from tests.methods.reference import NUM_CLASSES, batches, vectors
 from tests.methods.representations import (
+    HEAD,
     WIDTH,
     assert_near,
     averaged,
     doubled,
     examples,
+    lacking_classes,
     leaves,
     representation,
     small,
@@ -33,18 +35,12 @@ from tests.methods.representations import (
 from tests.population.statuses import with_status
 from tests.refusals import refused
 
-HEAD = ("3.weight", "3.bias")
 GAMMA, BETA, CLASSES = "conditional valve gamma", "conditional valve beta", "class embeddings"
 
 
 def made(hyper: dict[str, Any], engine: str = "loop", **options: Any) -> Setup:
     """Client 1 has class 0 alone, client 3 none of class 2. Parameters of round 0 with the valve and the embeddings."""
-    dataset, starts = vectors(), np.cumsum([0, *SIZES])
-    labels = dataset.train.labels.copy()
-    labels[starts[1] : starts[2]] = 0
-    labels[starts[3] : starts[4]] %= 2
-    dataset = replace(dataset, train=Examples(dataset.train.inputs, labels))
-    here = small("gpfl", hyper, engine, dataset=dataset, **options)
+    here = small("gpfl", hyper, engine, dataset=lacking_classes(), **options)
     params = here.method.init_params(here.initial, FirstDraws(here.seed, NOBODY))
     return replace(here, initial_arrays=to_arrays(params))
 
