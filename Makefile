@@ -30,7 +30,7 @@ demo: $(HAS_RAYFL)
 
 test: $(HAS_TEST)
 	@$(if $(ARGS),,echo "The tests take about 13 minutes on two cores; pytest shows the percentage done.")
-	@$(BIN)/python -m pytest -n 3 --dist loadfile $(ARGS)
+	@$(BIN)/python -m pytest -n 3 --dist loadfile --max-worker-restart 1 $(ARGS)
 
 hostile: $(HAS_TEST)
 	@$(BIN)/python -m pytest -n 2 --dist worksteal -m '' tests/hostile $(ARGS)

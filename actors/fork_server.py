@@ -126,6 +126,8 @@ def load() -> None:
     from rayfl.determinism.process import prepare_process
 
     prepare_process()
+    # Arrow's allocator would start a thread, and a fork that meets it at work may wait for ever.
+    os.environ["JE_ARROW_MALLOC_CONF"] = "background_thread:false"
     for name in _LOADED:
         import_module(name)
     for name in _USED_BY_RAY:

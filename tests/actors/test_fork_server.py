@@ -70,6 +70,7 @@ def test_a_forked_worker_is_what_ray_would_have_started(server: fork_server.Fork
     # Libraries that read their settings where they are first used read those of the fork.
     assert found["instructions"] in ("DEFAULT", "NO AVX")
     assert found["parent"] == server.process.pid and found["score"] == "1000"
+    assert len([*Path(f"/proc/{server.process.pid}/task").iterdir()]) == 1, "a fork beside threads may wait for ever"
 
 
 def test_forks_draw_apart_and_are_each_in_the_group_that_ray_gave_it(server: fork_server.ForkServer, worker: Path):
