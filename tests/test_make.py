@@ -137,11 +137,12 @@ CI_MAKE = """#!/bin/sh
 case "$*" in
     *--keep-going*" lint docs") echo linted; echo built; exit {checks} ;;
     test*) echo "${{{bare}:-0}} $*" >> calls
+        [ "$2" ] || [ ! -e said ] || cat said
         echo '5 passed in 0.01s'; [ "$2" ] && code={rest} || code={first}
         [ $code = 0 ] || echo 'make: *** Error' >&2; exit $code ;;
 esac
 """
-TOOLS = ("bash", "sh", "dirname", "mktemp", "rm", "tail", "tee")
+TOOLS = ("bash", "cat", "sh", "dirname", "grep", "mktemp", "rm", "sed", "tail", "tee")
 """What .ci/run needs beside make and Debian's own programs."""
 
 
@@ -188,6 +189,35 @@ def test_ci_runs_all_exits_with_the_first_failure_and_ends_on_pytests_line(
         "1 test",
         "0 test ARGS=-m 'not hostile and (slow or machine)'",
     ]
+
+
+HUNG = "worker 'gw0' crashed while running 'tests/test_a.py::test_b[3]'"
+
+
+@pytest.mark.parametrize(
+    ("said", "passes", "status"),
+    [
+        ([HUNG, "FAILED tests/test_a.py::test_b[3] - worker 'gw0' crashed"], True, 0),
+        ([HUNG, "FAILED tests/test_a.py::test_b[3] - worker 'gw0' crashed"], False, 1),
+        ([HUNG, "FAILED tests/test_a.py::test_b[3] - worker", "FAILED tests/test_c.py::test_d - assert"], True, 2),
+        ([HUNG, "FAILED tests/test_a.py::test_b[3] - worker", "ERROR tests/test_c.py::test_d - OSError"], True, 2),
+        ([HUNG, HUNG, *["FAILED tests/test_a.py::test_b[3] - worker"] * 2], True, 2),
+        (["FAILED tests/test_a.py::test_b[3] - assert"], True, 2),
+    ],
+    ids=["hung", "hung twice", "another failed", "error", "two processes", "no process"],
+)
+def test_ci_gives_a_test_whose_process_waited_for_ever_one_more_try(
+    tmp_path: Path, said: list[str], passes: bool, status: int
+) -> None:
+    for name in ("dpkg", "chromium"):
+        script(tmp_path / "bin" / name, "#!/bin/sh\nexit 0\n")
+    (tmp_path / "said").write_text("\n".join([*said, "1 failed in 9 s"]) + "\n")
+    script(tmp_path / ".venv" / "bin" / "python", f'#!/bin/sh\necho "$*" >> again\nexit {int(not passes)}\n')
+    done = ci(tmp_path, first=2)
+    assert done.returncode == status
+    again = tmp_path / "again"
+    assert again.exists() == (status < 2)
+    assert status == 2 or again.read_text() == "-m pytest -n 0 tests/test_a.py::test_b[3]\n"
 
 
 @pytest.mark.parametrize("works", [True, False])
