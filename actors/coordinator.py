@@ -27,8 +27,8 @@ from rayfl.own_packages import OwnPackages
 from rayfl.rounds.executor import Wave
 from rayfl.rounds.ledger import RoundRow
 from rayfl.rounds.setup import Setup
-from rayfl.run_directory.description import Description, read_platform, write_platform
-from rayfl.run_directory.disk import writing
+from rayfl.run_directory.description import PLATFORM, Description, read_platform
+from rayfl.run_directory.disk import write_json, writing
 from rayfl.run_directory.play_run import Listener, RunOutput, Stopped, play_run
 
 _CONTROL = "control"
@@ -181,4 +181,4 @@ def _describe(spec: RunSpec, platform: Platform, first: bool) -> None:
         if first and description is not None:
             description.write(spec.output.directory, machines)
         else:
-            write_platform(spec.output.directory, machines)
+            write_json(spec.output.directory / PLATFORM, machines)

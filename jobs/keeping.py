@@ -18,9 +18,8 @@ from rayfl.errors import RayflError
 from rayfl.report.summary import runs_below, state_of
 from rayfl.report.wording import counted
 from rayfl.run_directory.checkpoint_folders import FOLDER
-from rayfl.run_directory.description import is_run
+from rayfl.run_directory.description import Notes, is_run, read_notes, write_notes
 from rayfl.run_directory.disk import locked, writing
-from rayfl.run_directory.notes import Notes, read_notes, write_notes
 from rayfl.run_directory.outputs import OutputKind, write_output
 from rayfl.run_directory.record import read_run
 from rayfl.run_directory.run_files import own_files, require_no_links

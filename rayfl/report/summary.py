@@ -15,9 +15,8 @@ from rayfl.report.comparison import TextTable
 from rayfl.report.page_tables import fairness_of
 from rayfl.report.series import MEGABYTE_BITS, facts, ranking_names, run_name, series, work_done
 from rayfl.rounds.early_stop import EarlyStop, stop_rule
-from rayfl.run_directory.description import read_experiment, read_resources
+from rayfl.run_directory.description import Notes, read_experiment, read_notes, read_resources
 from rayfl.run_directory.disk import is_locked
-from rayfl.run_directory.notes import Notes, read_notes
 from rayfl.run_directory.record import Run, read_run
 from rayfl.settings import dotted
 

@@ -170,13 +170,15 @@ def _shared(folder: Path, run_state: RunState, before: Saved) -> dict[str, Held]
 
 def _write_states(folder: Path, run_state: RunState, executor: Executor, shared: Mapping[str, Held]) -> dict[str, Held]:
     """Write the server's file, and files of the states that no shared file holds; returns what each of these holds."""
-    others = {name: state for name in _BESIDE_SERVER if (state := getattr(run_state, name))}
-    kept = {name: tree.to_arrays(state) for name, state in {"server": run_state.server, **others}.items()}
-    kept |= {"air": run_state.air.to_arrays()} if run_state.air != Air() else {}
-    kept |= {"stop": run_state.stop} if run_state.stop else {}
-    kept |= {"clocks": run_state.clocks.to_arrays()} if run_state.clocks.peers else {}
-    kept |= {f"{VERSION}{version}": executor.get(ref) for version, ref in run_state.air.versions.items()}
-    save_states(folder / SERVER, kept)
+    maybe_empty = {
+        **{name: tree.to_arrays(getattr(run_state, name)) for name in _BESIDE_SERVER},
+        "air": run_state.air.to_arrays() if run_state.air != Air() else {},
+        "stop": run_state.stop,
+        "clocks": run_state.clocks.to_arrays() if run_state.clocks.peers else {},
+    }
+    kept = {"server": tree.to_arrays(run_state.server)} | {name: state for name, state in maybe_empty.items() if state}
+    versions = {f"{VERSION}{version}": executor.get(ref) for version, ref in run_state.air.versions.items()}
+    save_states(folder / SERVER, kept | versions)
     written: dict[str, Held] = {}
     kinds = {"states": run_state.states, "memories": run_state.server_memories, **run_state.clocks.objects()}
     for kind, refs in kinds.items():
@@ -314,13 +316,13 @@ def _read(folder: Path, about: Manifest, executor: Executor) -> RunState:
         return refs
 
     server_states = dict(load_states(folder / SERVER))
-    versions = {
-        name: executor.put(with_handles(state)) for name, state in server_states.items() if name.startswith(VERSION)
-    }
-    others = {"air", "clocks", "stop", *_BESIDE_SERVER, *versions}
-    if "server" not in server_states or set(server_states) - {"server", *others}:
+    names = {name for name in server_states if not name.startswith(VERSION)}
+    if "server" not in names or names - {"server", "air", "clocks", "stop", *_BESIDE_SERVER}:
         raise DamagedFile(f"{SERVER} does not hold the server's state")
-    numbers = {int(name.removeprefix(VERSION)): ref for name, ref in versions.items()}
+    versions = {
+        int(name.removeprefix(VERSION)): executor.put(with_handles(server_states[name]))
+        for name in server_states.keys() - names
+    }
     clocks = Clocks()
     if "clocks" in server_states:
         clocks = Clocks.from_arrays(server_states["clocks"], {kind: states(kind) for kind in clocks.objects()})
@@ -330,7 +332,7 @@ def _read(folder: Path, about: Manifest, executor: Executor) -> RunState:
         selection=tree.to_tensors(server_states.get("selection", {})),
         downlink=tree.to_tensors(server_states.get("downlink", {})),
         stop=server_states.get("stop", {}),
-        air=Air.from_arrays(server_states["air"], numbers) if "air" in server_states else Air(),
+        air=Air.from_arrays(server_states["air"], versions) if "air" in server_states else Air(),
         clocks=clocks,
         states=states("states", about.states),
         server_memories=states("memories", about.memories),

@@ -1,5 +1,5 @@
-"""The description in a run directory: the experiment, copies of its input files, the machines, the origin, and the
-facts of the metrics, without which a report of a later day would need their classes.
+"""The description in a run directory: the experiment, copies of its input files, the machines, the origin, the user's
+note and tags, and the facts of the metrics, without which a report of a later day would need their classes.
 
 The bits of a run depend on the machines, so platform.json has what the machines report about themselves.
 """
@@ -23,6 +23,7 @@ from rayfl.errors import RayflError, reason
 from rayfl.limits.json_files import read_json
 from rayfl.metrics.facts import RECORDED_BEFORE, Facts
 from rayfl.run_directory.disk import RunFiles, Stamp, locked, stamp, write_json, write_text, write_whole
+from rayfl.settings import Settings
 
 EXPERIMENT = "experiment.json"
 """A directory is a run directory if it has this file."""
@@ -30,6 +31,7 @@ TOML = "experiment.toml"
 PLATFORM = "platform.json"
 METRICS = "metrics.json"
 RESOURCES = "resources.json"
+NOTES = "notes.json"
 PART = RunFiles(
     (*(rf"{name}\.json" for name in ("experiment", "platform", "origin", "metrics", "resources")), r"experiment\.toml"),
     {
@@ -45,6 +47,7 @@ PART = RunFiles(
         "the energy of the GPUs, up to the last checkpoint or the end; nothing depends on it",
     },
 )
+NOTES_FILE = RunFiles((r"notes\.json",), {"`notes.json`": "the note and the tags that `rayfl note` gave to the run"})
 ORIGIN = ("command", "started", "host", "commit")
 """The entries of origin.json; the commit is missing if rayfl was installed from no repository."""
 _GIT_TIMEOUT_S = 5
@@ -94,14 +97,9 @@ class Description:
                 if not copy.is_file() or copy.read_bytes() != content:
                     write_whole(copy, lambda partial, content=content: partial.write_bytes(content))
             if machines is not None:
-                write_platform(directory, machines)
+                write_json(directory / PLATFORM, machines)
             write_json(directory / EXPERIMENT, self.table)
             write_text(directory / TOML, text)
-
-
-def write_platform(directory: Path, platform: Mapping[str, object]) -> None:
-    """Write which machines compute a run. Raise OSError if writing fails."""
-    write_json(directory / PLATFORM, platform)
 
 
 def is_left_over(name: str) -> bool:
@@ -124,7 +122,7 @@ def read_experiment(directory: Path) -> Mapping[str, object]:
 
 
 def read_platform(directory: Path) -> Mapping[str, object]:
-    """What `write_platform` wrote; empty if nothing was computed yet. Raise RayflError if it cannot be read."""
+    """The machines that compute a run; empty if nothing was computed yet. Raise RayflError if it cannot be read."""
     path = directory / PLATFORM
     return read_as(dict, path) if path.exists() or (directory / "records").exists() else {}
 
@@ -156,6 +154,29 @@ def read_as(make: Callable[..., _Content], path: Path) -> _Content:
         return make(**read_json(path))
     except (OSError, ValueError, TypeError) as error:
         raise RayflError(f"{path} cannot be read ({reason(error)}): restore it, or run the experiment again") from None
+
+
+class Notes(Settings):
+    """A sentence about a run, and words by which it is found. No number depends on them; a copy and a resumed run keep
+    them."""
+
+    note: str = ""
+    tags: tuple[str, ...] = ()
+
+
+def read_notes(directory: Path) -> Notes:
+    """The note and tags of a run; empty if it has none, or if they cannot be read."""
+    try:
+        return Notes(**read_json(directory / NOTES))
+    except (OSError, ValueError, TypeError):
+        return Notes()
+
+
+def write_notes(directory: Path, notes: Notes) -> None:
+    """Give a run a note and tags. Raise OSError if writing fails, RayflError for a tag that could not be searched."""
+    if wrong := [tag for tag in notes.tags if not tag or any(letter in tag for letter in ", =")]:
+        raise RayflError(f"tag {wrong[0]!r} is not allowed; use letters without spaces, commas and '='")
+    write_json(directory / NOTES, notes.model_dump(mode="json"))
 
 
 def write_origin(directory: Path) -> None:

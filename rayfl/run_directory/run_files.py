@@ -9,7 +9,7 @@ from os import stat_result
 from pathlib import Path
 
 from rayfl.errors import RayflError
-from rayfl.run_directory import checkpoint_folders, description, disk, notes, outputs, record, saved_models
+from rayfl.run_directory import checkpoint_folders, description, disk, outputs, record, saved_models
 from rayfl.run_directory.trackers import tracker
 
 PARTS = (
@@ -20,7 +20,7 @@ PARTS = (
     description.INPUT_FILES,
     tracker.PART,
     outputs.PART,
-    notes.PART,
+    description.NOTES_FILE,
     disk.PART,
 )
 """The files of every part of a run, in the order of the documentation."""

@@ -24,8 +24,7 @@ class TensorBoard:
         """Begin a new file."""
         self._hook = threading.excepthook
         threading.excepthook = self._show
-        directory = run.directory / FOLDER
-        self._writer = SummaryWriter(str(directory), purge_step=num_recorded)
+        self._writer = SummaryWriter(str(run.directory / FOLDER), purge_step=num_recorded)
         self._writer.add_text("experiment", run.markdown)
         # In this file: add_hparams would write a newer one, and TensorBoard then stops reading this one.
         begin, start, self._end = hparams(run.settings, {})

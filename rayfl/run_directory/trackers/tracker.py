@@ -47,11 +47,9 @@ class TrackedRun:
     @property
     def settings(self) -> dict[str, bool | int | float | str]:
         """The settings by dotted keys, lists as JSON, without those that are None."""
-        plain = (bool, int, float, str)
-        settings = dotted(self.experiment)
         return {
-            key: value if isinstance(value, plain) else json.dumps(value)
-            for key, value in settings.items()
+            key: value if isinstance(value, bool | int | float | str) else json.dumps(value)
+            for key, value in dotted(self.experiment).items()
             if value is not None
         }
 
