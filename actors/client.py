@@ -98,7 +98,6 @@ class ClientActor(OwnPackages):
         result shows that the call succeeded.
         """
         with refusing_exits():
-            inputs = [value(objects[at], index) for at, index in places]
-            result, outputs = self.worker.do(work, shared, inputs)
+            result, outputs = self.worker.do(work, shared, [value(objects[at], index) for at, index in places])
         # Ray takes a generator here, and no other iterator.
         return (item for item in chain(in_objects(outputs, together), [result])) if together else result

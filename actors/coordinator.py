@@ -92,8 +92,7 @@ class Coordinator(OwnPackages):
         """
         os.environ.update(environment)
         try:
-            recorded = read_platform(spec.output.directory)
-            machines = Machines(recorded, spec.placement.mixed, spec.output.resume)
+            machines = Machines(read_platform(spec.output.directory), spec.placement.mixed, spec.output.resume)
             times = count()
             executor = RayExecutor(
                 setup[0],

@@ -85,8 +85,7 @@ class _Following:
                 self.follow(over)
                 return ray.get(over)
             except RayTaskError as error:
-                begun = spec.output.resumed or self.reached >= 0
-                raise final_error(error, spec.output.resume, begun) from None
+                raise final_error(error, spec.output.resume, spec.output.resumed or self.reached >= 0) from None
             except RayError as error:
                 if self.asked:
                     return False

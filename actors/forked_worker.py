@@ -24,14 +24,13 @@ LENGTH_BYTES = 8
 
 def ask(server: str) -> bool:
     """Whether the server has made a worker in place of this process."""
-    # Blocked signals stay blocked in Ray's workers: an interrupt at the terminal is for the driver.
-    blocked = [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, ())]
     request = {
         "words": [os.environ[USUAL_WORKER], *sys.argv[1:]],
         "environment": dict(os.environ),
         "folder": os.getcwd(),
         "group": os.getpgrp(),
-        "blocked": blocked,
+        # Blocked signals stay blocked in Ray's workers: an interrupt at the terminal is for the driver.
+        "blocked": [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, ())],
     }
     content = json.dumps(request).encode()
     with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:

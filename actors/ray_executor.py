@@ -265,8 +265,7 @@ class RayExecutor:
         position = 0
         ready = self.pool.ready
         if not waiting.homeless:
-            local = (at for at, actor in enumerate(self.pool.idle) if waiting.at_home(ready[actor].node))
-            position = next(local, 0)
+            position = next((at for at, actor in enumerate(self.pool.idle) if waiting.at_home(ready[actor].node)), 0)
         actor = self.pool.idle[position]
         del self.pool.idle[position]
         return waiting.take(ready[actor].node), actor

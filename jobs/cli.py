@@ -269,8 +269,7 @@ def tune(
     with _audience(inline) as audience:
         from jobs import tune as tuning
 
-        chosen = tuning.Tuning(table, lists, settings)
-        raise click.exceptions.Exit(tuning.tune(chosen, budget, directory, audience))
+        raise click.exceptions.Exit(tuning.tune(tuning.Tuning(table, lists, settings), budget, directory, audience))
 
 
 @main.command(cls=WithSettings)
@@ -298,8 +297,7 @@ def data(file: Path, overrides: Sequence[str], write_partition: Path | None) -> 
             partitions.write_partition(assigned(experiment, dataset), write_partition)
         dataset, partition = split_data(experiment, dataset)
         display.close()
-        unseen = experiment.clients.unseen_numbers(experiment.seed)
-        print_table(table(dataset, partition, unseen=unseen), 140)
+        print_table(table(dataset, partition, unseen=experiment.clients.unseen_numbers(experiment.seed)), 140)
         for line in dataset.in_words(200):
             say(line)
 

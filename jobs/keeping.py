@@ -8,7 +8,7 @@ import json
 import re
 import shutil
 import tarfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.filesize import decimal
@@ -42,19 +42,14 @@ def prune(folders: Sequence[Path], only_show: bool) -> None:
             say(f"{directory}: {state_of(run)}, its checkpoints stay")
             continue
         require_no_links(directory)
-        size = sum(path.stat().st_size for path in _once(checkpoints))
+        # A file that has several links there counts once.
+        sizes = {path.stat().st_ino: path.stat().st_size for path in checkpoints.rglob("*") if path.is_file()}
         if not only_show:
             with locked(directory), writing(directory, "prune again"):
                 shutil.rmtree(checkpoints)
-        total += size
-        say(f"{directory}: {decimal(size)}")
+        total += sum(sizes.values())
+        say(f"{directory}: {decimal(sum(sizes.values()))}")
     say(f"{decimal(total)} {'would be freed: leave out --dry-run' if only_show else 'freed'}")
-
-
-def _once(folder: Path) -> Iterator[Path]:
-    """The files in a folder; one that has several links there once."""
-    files = {path.stat().st_ino: path for path in folder.rglob("*") if path.is_file()}
-    return iter(files.values())
 
 
 def pack(directories: Sequence[Path], output: Path | None, overwrite: bool) -> None:

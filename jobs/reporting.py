@@ -167,8 +167,7 @@ def parts(table: TextTable, width: int) -> list[TextTable]:
         if size > left and len(pieces[-1]) > 1:
             pieces, left = [*pieces, columns[:1]], beside
         pieces[-1], left = [*pieces[-1], column], left - size
-    lines = ([*zip(*part, strict=True)] for part in pieces)
-    return [TextTable(heads, rows) for heads, *rows in lines]
+    return [TextTable(heads, rows) for heads, *rows in (zip(*part, strict=True) for part in pieces)]
 
 
 _RESOURCES: Mapping[str, tuple[str, Callable[[float], str]]] = {

@@ -235,8 +235,7 @@ def _print_values(studies: Mapping[str, optuna.Study], metric: str, sign: int) -
             if why := trial.user_attrs.get("error"):
                 ended = "failed" if trial.state is TrialState.FAIL else "diverged"
                 display.say(f"trial {number}, {trial.user_attrs['title']}: {ended}: {why}")
-        title = study.best_trial.user_attrs["title"]
-        display.say(f"best of {label}: {metric} {sign * study.best_value:g}, {title}")
+        display.say(f"best of {label}: {metric} {sign * study.best_value:g}, {study.best_trial.user_attrs['title']}")
 
 
 def _study(tuning: Tuning, label: str, budget: int) -> optuna.Study:

@@ -64,11 +64,11 @@ class UnusedSetting(RayflError):
     """A setting was given that does nothing beside the others."""
 
 
-def refuse_if(mistakes: Iterable[tuple[bool, str, str]]) -> None:
-    """Raise the first RayflError of these: whether it is one, the setting, and the sentence after the setting."""
+def refuse_if(mistakes: Iterable[tuple[object, str, str]]) -> None:
+    """Raise the first RayflError of these: whether it is one, the setting's dotted key, and the sentence after it."""
     for is_wrong, key, words in mistakes:
         if is_wrong:
-            raise RayflError(words, (key,))
+            raise RayflError(words, tuple(key.split(".")))
 
 
 PLUGIN_MODULES = "rayfl_plugin_"

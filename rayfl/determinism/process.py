@@ -105,8 +105,7 @@ def hide_gpus() -> None:
 
 def variables() -> dict[str, str]:
     """The variables of this process that decide bits, as they are set."""
-    names = sorted({*_ALWAYS, *_HEEDED})
-    return {name: os.environ[name] for name in names if name in os.environ}
+    return {name: os.environ[name] for name in sorted({*_ALWAYS, *_HEEDED}) if name in os.environ}
 
 
 @cache

@@ -104,9 +104,8 @@ def identity(experiment: "Experiment", table: Mapping[str, object]) -> str:
     method = experiment.method
     rounds = experiment.rounds
     settings = {key: value for key, value in determining_settings(table).items() if key != "rounds"}
-    can = method.kind.capabilities
-    follows_rounds = rounds if can.depends_on_num_rounds else None, method.hyper.for_num_rounds(rounds)
-    decisive = [settings, table.get("seed"), [repr(value) for value in follows_rounds]]
+    given = rounds if method.kind.capabilities.depends_on_num_rounds else None
+    decisive = [settings, table.get("seed"), [repr(given), repr(method.hyper.for_num_rounds(rounds))]]
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
 
 
@@ -157,8 +156,7 @@ def kept_files(table: Mapping[str, Any]) -> Description:
 def _are_inside(data: Mapping[str, Any]) -> bool:
     """Whether a run records its data by paths from the current folder: all of them lie in it, with whole digests."""
     paths = [expanded(data[name]).absolute() for _, name in STAYING if data.get(name)]
-    inside = all(path.is_relative_to(Path.cwd()) and ".." not in path.parts for path in paths)
-    return inside and has_whole_digests(data)
+    return all(path.is_relative_to(Path.cwd()) and ".." not in path.parts for path in paths) and has_whole_digests(data)
 
 
 def _copies(key: tuple[str, ...], path: Path) -> dict[str, bytes]:

@@ -79,8 +79,7 @@ def require_targets(targets: Iterable[float], name: str, facts: Facts) -> None:
     """Raise RayflError for a target that is outside the range of the value `name`."""
     for target in targets:
         if not facts.holds(target):
-            key = ("report", "target")
-            raise RayflError(f"={target:g} is outside the range of {name}, {facts.range_words}", key)
+            raise RayflError(f"={target:g} is outside the range of {name}, {facts.range_words}", ("report", "target"))
 
 
 def require_clients(clients: Iterable[int], count: int) -> None:

@@ -95,8 +95,7 @@ def combine(table: dict[str, Any], lists: Mapping[str, list[Any]], overrides: Se
             f"the sweep has {number:,} combinations ({sizes}); give lists of at most {MOST_COMBINATIONS:,} in all"
         )
     swept = _items(lists)
-    keys = {key for items in swept for item in items for key in item.settings}
-    inside = _inside(overrides, keys)
+    inside = _inside(overrides, {key for items in swept for item in items for key in item.settings})
     combinations = [_combination(table, items, inside) for items in itertools.product(*swept)]
     for key, times in Counter(key for combination in combinations for key in combination.left_out).items():
         first = next(combination for combination in combinations if key in combination.left_out)

@@ -76,10 +76,9 @@ def comparison(runs: Sequence[Run], options: ReportOptions) -> list[tuple[str, T
     labels = [group.label for group in groups]
     rows = [[label, *(column.cells[row] for column in columns)] for row, label in enumerate(labels)]
     title = wording.counted(len(runs), "run") + f" by {metric}" * bool(metric) + ", best first" * (len(rows) > 1)
-    first = [] if metric is None else [metric, f"own/{metric.partition('/')[2]}"]
     tables = [
         (title, TextTable(["Run", *(column.head for column in columns)], rows)),
-        *over_clients(groups, first, others=False)[:1],
+        *over_clients(groups, [] if metric is None else [metric, f"own/{metric.partition('/')[2]}"], others=False)[:1],
         *(
             (
                 f"ranks over data sets: {ranks.title}",

@@ -10,11 +10,11 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from rayfl.limits.regular_files import require_regular
+from rayfl.metrics.masks import CORRELATION, HAMMING, SIMILARITY
 from rayfl.report import wording
 from rayfl.report.charts import Figure, Line, Section, Spec, data, lines_chart, strips_chart, told
 from rayfl.report.groups import Group, last_of_clients
 from rayfl.report.series import facts, metric_names, series, spread
-from rayfl.rounds.mask_comparison import CORRELATION, HAMMING, SIMILARITY
 from rayfl.run_directory.record import Run
 from rayfl.run_directory.saved_models import CONSTANTS, model_files
 

@@ -7,13 +7,13 @@ import numpy as np
 
 from rayfl.metrics.facts import Facts
 from rayfl.metrics.fairness import RECORDED, is_summary
+from rayfl.metrics.masks import CORRELATION, HAMMING, SIMILARITY
 from rayfl.report.charts import Dot, Figure, Line, Section, dots_chart, lines_chart, ranks_chart, strips_chart
 from rayfl.report.drawn_figures import drawn_section, is_drawn, mask_section
 from rayfl.report.groups import Group, curve, facts_of, has_seeds, last_of_clients
 from rayfl.report.pivot import FEWEST_NUMBERS, Pivot, Ranks, as_number, item_title, short
 from rayfl.report.series import MEGABYTE_BITS, cost, metric_names, spread
 from rayfl.report.wording import axis_title, metric, title
-from rayfl.rounds.mask_comparison import CORRELATION, HAMMING, SIMILARITY
 
 _MASKS = (CORRELATION, HAMMING, SIMILARITY)
 _AT_RETENTION = re.compile(r"(.+)_at_retention_([\d.e+-]+)")

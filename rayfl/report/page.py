@@ -134,8 +134,7 @@ def write_figures(runs: Sequence[Run], folder: Path, options: ReportOptions, ove
         files |= {f"{title}.svg": svg.encode(), f"{title}.pdf": b64decode(pdf)}
     for title, table in comparison(runs, options):
         text = pd.DataFrame(table.rows, columns=pd.Index(table.heads))
-        numbers = in_numbers(text).to_csv(index=False)
-        files |= {f"{title}.csv": numbers.encode(), f"{title}.tex": latex(text).encode()}
+        files |= {f"{title}.csv": in_numbers(text).to_csv(index=False).encode(), f"{title}.tex": latex(text).encode()}
     for table in tables_or_problems(every, options)[0]:
         files |= {f"{table.title}.csv": table.to_csv().encode(), f"{table.title}.tex": table.to_latex().encode()}
     folder.mkdir(parents=True, exist_ok=True)

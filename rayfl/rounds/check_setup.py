@@ -4,7 +4,7 @@ from rayfl import tree
 from rayfl.compress.base import Compressor
 from rayfl.data.partition import Partition
 from rayfl.determinism.seeding import generator
-from rayfl.errors import RayflError
+from rayfl.errors import RayflError, refuse_if
 from rayfl.methods.base import Method, Stage
 from rayfl.population.sampling import DROPOUTS, Clients
 from rayfl.rounds.check_hooks import checked_hook
@@ -77,39 +77,47 @@ def check_setup(setup: Setup) -> None:
 
 def check_masks(setup: Setup, name: str) -> None:
     """Reject settings about masks for methods without them."""
-    if setup.evaluation.masks and setup.method.mask(setup.first_state(0)) is None:
-        raise RayflError(
-            f"=true compares masks, but clients of {name} keep none; remove it",
-            ("evaluation", "masks"),
-        )
-    # Counted whatever the settings are: a warning comes before the run, and no step counts under vmap.
+    first = setup.first_state(0)
+    mask = setup.method.trains_under(first, Stage(), setup.context(0, setup.plan(0), 0, "check"))
+    # Operations are counted whatever the settings are: a warning comes before the run, and no step counts under vmap.
     is_counted = setup.forward_flops > 0
-    ctx = setup.context(0, setup.plan(0), 0, "check")
-    mask = setup.method.trains_under(setup.first_state(0), Stage(), ctx)
-    if setup.population.settings.sparse_speedup and (not is_counted or mask is None):
-        raise RayflError(
-            f"=true makes training under a mask faster, but clients of {name} have no mask, or the model "
-            "has no convolution or linear layer; remove it",
-            ("clients", "sparse_speedup"),
-        )
+    refuse_if(
+        [
+            (
+                setup.evaluation.masks and setup.method.mask(first) is None,
+                "evaluation.masks",
+                f"=true compares masks, but clients of {name} keep none; remove it",
+            ),
+            (
+                setup.population.settings.sparse_speedup and (not is_counted or mask is None),
+                "clients.sparse_speedup",
+                f"=true makes training under a mask faster, but clients of {name} have no mask, or the model has no "
+                "convolution or linear layer; remove it",
+            ),
+        ]
+    )
 
 
 def check_lossless(setup: Setup, name: str) -> None:
     """Reject an uplink with loss where every message must arrive as it is."""
-    if setup.uplink.omega(tree.num_entries(setup.initial)) == 0:
-        return
-    if (count := setup.method.capabilities.num_exchanges) > 1:
-        raise RayflError(
-            f"={setup.uplink.name!r} loses something in every exchange, and {name} has {count} per round; remove it, "
-            "or take one exchange per round",
-            ("uplink",),
-        )
-    if setup.is_peer and setup.peer_half.has_link_messages:
-        raise RayflError(
-            f"={setup.uplink.name!r} loses something, and {name} sends each neighbour a message of its own, which must "
-            "arrive as it is; remove it",
-            ("uplink",),
-        )
+    count = setup.method.capabilities.num_exchanges
+    loses = setup.uplink.omega(tree.num_entries(setup.initial)) != 0
+    refuse_if(
+        [
+            (
+                loses and count > 1,
+                "uplink",
+                f"={setup.uplink.name!r} loses something in every exchange, and {name} has {count} per round; remove "
+                "it, or take one exchange per round",
+            ),
+            (
+                loses and setup.is_peer and setup.peer_half.has_link_messages,
+                "uplink",
+                f"={setup.uplink.name!r} loses something, and {name} sends each neighbour a message of its own, which "
+                "must arrive as it is; remove it",
+            ),
+        ]
+    )
 
 
 def check_topology(setup: Setup, name: str) -> None:
@@ -184,23 +192,31 @@ def check_evaluation(setup: Setup) -> None:
     """Reject evaluation settings that have no effect."""
     here = setup.evaluation
     by_client = here.by_client or bool(setup.unseen)
-    sampled = ("evaluation", "clients")
-    if here.clients and here.clients > setup.num_clients:
-        raise RayflError(
-            f"={here.clients} is more than the {setup.num_clients} clients that rounds ask; lower it", sampled
-        )
-    if here.clients and (here.masks or not here.by_client):
-        cause = "masks=true compares those of all" if here.masks else "own=false evaluates none of them"
-        raise RayflError(f"={here.clients} is a sample of clients, and evaluation.{cause}; remove one of them", sampled)
-    if here.merged and not by_client:
-        raise RayflError(
-            "=true adds up the metrics of clients' own data, and evaluation.own=false; remove one of them",
-            ("evaluation", "merged"),
-        )
-    if here.metrics and not by_client and (setup.is_peer or not here.pooled):
-        raise RayflError(
-            " are given, and no model is evaluated: set evaluation.own=true, or remove them", ("evaluation", "metrics")
-        )
+    cause = "masks=true compares those of all" if here.masks else "own=false evaluates none of them"
+    refuse_if(
+        [
+            (
+                here.clients and here.clients > setup.num_clients,
+                "evaluation.clients",
+                f"={here.clients} is more than the {setup.num_clients} clients that rounds ask; lower it",
+            ),
+            (
+                here.clients and (here.masks or not here.by_client),
+                "evaluation.clients",
+                f"={here.clients} is a sample of clients, and evaluation.{cause}; remove one of them",
+            ),
+            (
+                here.merged and not by_client,
+                "evaluation.merged",
+                "=true adds up the metrics of clients' own data, and evaluation.own=false; remove one of them",
+            ),
+            (
+                here.metrics and not by_client and (setup.is_peer or not here.pooled),
+                "evaluation.metrics",
+                " are given, and no model is evaluated: set evaluation.own=true, or remove them",
+            ),
+        ]
+    )
 
 
 def checked_stop(stop: EarlyStop, setup: Setup) -> StopRule:
@@ -223,17 +239,23 @@ def checked_stop(stop: EarlyStop, setup: Setup) -> StopRule:
 
 def check_unseen(setup: Setup, name: str) -> None:
     """Reject unseen clients without test examples, and methods that have no model for a client that is new."""
-    key = ("clients", "unseen")
-    can = setup.method.capabilities
-    kind = can.newcomer
-    if kind == "undefined" or (setup.is_peer and not (kind == "model" and can.evaluated_from_mean)):
-        raise RayflError(
-            f" leaves out clients for which {name}, with these settings, defines no model when they come for the first "
-            "time; remove it",
-            key,
-        )
-    if not setup.partition.test.offsets[-1] > setup.partition.test.offsets[setup.num_clients]:
-        raise RayflError(" leaves out clients that have no test examples; raise it, or change the partition", key)
+    can, offsets = setup.method.capabilities, setup.partition.test.offsets
+    has_model = can.newcomer != "undefined" and not setup.is_peer
+    refuse_if(
+        [
+            (
+                not (has_model or (can.newcomer == "model" and can.evaluated_from_mean)),
+                "clients.unseen",
+                f" leaves out clients for which {name}, with these settings, defines no model when they come for the "
+                "first time; remove it",
+            ),
+            (
+                offsets[-1] <= offsets[setup.num_clients],
+                "clients.unseen",
+                " leaves out clients that have no test examples; raise it, or change the partition",
+            ),
+        ]
+    )
 
 
 def check_retention(method: Method, uplink: Compressor, clients: Clients) -> None:
@@ -241,16 +263,21 @@ def check_retention(method: Method, uplink: Compressor, clients: Clients) -> Non
     can = method.capabilities
     if clients.retention_ratio is None or can.honours_retention:
         return
-    name = method.title
-    key = ("clients", "retention_ratio")
-    if uplink.keeping(1.0) is None:
-        raise RayflError(
-            f" is used by neither {name} nor the uplink {uplink.name!r}; remove it, or take a method that keeps or "
-            "sends a share of the model, or an uplink that does, for example topk",
-            key,
-        )
-    if can.needs_one_omega and not (can.own_feedback and uplink.omega(1) is None):
-        raise RayflError(f" gives every client an uplink of its own, but {name} needs the same for all; remove it", key)
+    refuse_if(
+        [
+            (
+                uplink.keeping(1.0) is None,
+                "clients.retention_ratio",
+                f" is used by neither {method.title} nor the uplink {uplink.name!r}; remove it, or take a method that "
+                "keeps or sends a share of the model, or an uplink that does, for example topk",
+            ),
+            (
+                can.needs_one_omega and not (can.own_feedback and uplink.omega(1) is None),
+                "clients.retention_ratio",
+                f" gives every client an uplink of its own, but {method.title} needs the same for all; remove it",
+            ),
+        ]
+    )
 
 
 def check_feedback(setup: Setup) -> None:

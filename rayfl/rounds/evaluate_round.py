@@ -6,15 +6,18 @@ evaluation.py says which models are evaluated on which examples, and under which
 from collections.abc import Iterator
 from typing import Literal
 
+import numpy as np
+
 from rayfl import tree
+from rayfl.data.partition import label_counts
 from rayfl.determinism.global_draws import keyed
 from rayfl.determinism.seeding import NOBODY
+from rayfl.metrics.masks import compared
 from rayfl.rounds import downlinks, evaluation
 from rayfl.rounds.check_hooks import checked_hook
 from rayfl.rounds.errors import naming_round
 from rayfl.rounds.executor import Executor, Job
 from rayfl.rounds.ledger import Ledger
-from rayfl.rounds.mask_comparison import compared
 from rayfl.rounds.model_sums import BATCH, ModelSums, joined, values
 from rayfl.rounds.run_state import CurrentRound, RunState
 from rayfl.rounds.setup import Setup
@@ -126,7 +129,10 @@ def compare_masks(current: CurrentRound) -> None:
     masks = {}
     for answer in current.run(current.client_jobs(MaskJob, range(setup.num_clients), setup.state_slots)):
         masks |= answer.result
-    current.ledger.pairs, metrics = compared(setup, [masks[client] for client in range(setup.num_clients)])
+    labels, counts = setup.dataset.train.labels, None
+    if np.issubdtype(labels.dtype, np.integer) and labels.ndim == 1:
+        counts = label_counts(labels, setup.partition.train, setup.dataset.num_classes)[: setup.num_clients]
+    current.ledger.pairs, metrics = compared([masks[client] for client in range(setup.num_clients)], counts)
     current.ledger.metrics |= metrics
 
 

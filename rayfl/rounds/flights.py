@@ -25,7 +25,7 @@ from rayfl import tree
 from rayfl.compress.base import message_bits
 from rayfl.compress.dense import Dense
 from rayfl.determinism import seeding
-from rayfl.errors import RayflError
+from rayfl.errors import RayflError, refuse_if
 from rayfl.gather import Aggregate
 from rayfl.population.client import ClientStatus
 from rayfl.population.sampling import Participation
@@ -271,30 +271,26 @@ def check(setup: Setup, name: str) -> None:
     """Reject settings that flights cannot use; `name`: of the method's class."""
     schedule = setup.schedule
     clients = setup.population.settings
-    key = ("schedule",)
+    takes_stale = setup.method.capabilities.takes_stale
     check_availability(setup)
+    mistakes = {
+        f"{name}, which has no server; take 'synchronous' or 'gossip'": setup.is_peer,
+        f"the wrapper around {name} (wrap, or parts.buffers='average'), which needs the messages of one round "
+        "together; remove the wrapper": takes_stale < setup.method.innermost.capabilities.takes_stale,
+        f"{name}: its server needs the messages of one round together, or its class does not set takes_stale; take "
+        "fedavg, fedprox, fedopt, ditto or fedpse": not takes_stale,
+        f"{name}: its server does not subtract a mean of differences from a model (difference); take fedavg or "
+        "fedprox": schedule.mixes_models and not setup.method.difference,
+        "clients.take_first, as the server does not wait for the slowest; remove it": clients.take_first is not None,
+        "a compressed downlink, as clients hold models of several versions; remove it": setup.downlink != Dense(),
+    }
     cannot = f"={schedule.name!r} cannot be used with"
-    if setup.is_peer:
-        raise RayflError(f"{cannot} {name}, which has no server; take 'synchronous' or 'gossip'", key)
-    if setup.method.capabilities.takes_stale < setup.method.innermost.capabilities.takes_stale:
-        raise RayflError(
-            f"{cannot} the wrapper around {name} (wrap, or parts.buffers='average'), which needs the messages of one "
-            "round together; remove the wrapper",
-            key,
-        )
-    if not setup.method.capabilities.takes_stale:
-        why = "its server needs the messages of one round together, or its class does not set takes_stale"
-        raise RayflError(f"{cannot} {name}: {why}; take fedavg, fedprox, fedopt, ditto or fedpse", key)
-    if schedule.mixes_models and not setup.method.difference:
-        why = "its server does not subtract a mean of differences from a model (difference)"
-        raise RayflError(f"{cannot} {name}: {why}; take fedavg or fedprox", key)
-    if clients.take_first is not None:
-        raise RayflError(f"{cannot} clients.take_first, as the server does not wait for the slowest; remove it", key)
-    if setup.downlink != Dense():
-        raise RayflError(f"{cannot} a compressed downlink, as clients hold models of several versions; remove it", key)
+    refuse_if((is_wrong, "schedule", f"{cannot} {words}") for words, is_wrong in mistakes.items())
     candidates = checked(setup.selection.candidates, "clients, by their numbers", lambda named: len(named) >= 0)
     state = checked(setup.selection.init, *A_STATE)(setup.num_clients)
     everyone = np.arange(setup.num_clients)
     if len(candidates(state, setup.population.seen(0), everyone, clients.num_selected, seeding.generator(setup.seed))):
-        raise RayflError(f"{cannot} selection {setup.selection.name!r}, which polls clients before a round", key)
+        raise RayflError(
+            f"{cannot} selection {setup.selection.name!r}, which polls clients before a round", ("schedule",)
+        )
     checked(schedule.check)(clients.num_selected, setup.num_clients)

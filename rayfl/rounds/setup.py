@@ -53,6 +53,9 @@ def _several(given: Any) -> Sequence[Any]:
     return given if isinstance(given, list | tuple) else (given,)
 
 
+Metrics = Annotated[tuple[Annotated[Metric, from_table(Metric), TO_TABLE], ...], BeforeValidator(_several)]
+
+
 class Evaluation(Settings):
     """The `[evaluation]` table: how often models are evaluated, and on what."""
 
@@ -76,13 +79,9 @@ class Evaluation(Settings):
         description="evaluate only this number of clients, drawn once from the seed; default: all; unseen clients are "
         "not counted, and all of them are evaluated",
     )
-    metrics: (
-        Annotated[
-            tuple[Annotated[Metric, from_table(Metric), TO_TABLE], ...],
-            BeforeValidator(_several),
-        ]
-        | None
-    ) = Field(default=None, description="metrics, each by its name or as a table; default: those of the task")
+    metrics: Metrics | None = Field(
+        default=None, description="metrics, each by its name or as a table; default: those of the task"
+    )
     merged: bool = Field(
         default=False, description="also record each metric of all clients' examples together, and its weighted mean"
     )
@@ -255,13 +254,9 @@ class Setup:
     @property
     def keeps_messages(self) -> bool:
         """Whether messages are stored until it is known who needs them (not so in plain rounds with a server)."""
-        robust = any(isinstance(rule, RobustMean) for rule in self.method.gather.values())
-        return self.in_flights or robust or self.is_peer or self.population.settings.take_first is not None
-
-    @property
-    def in_flights(self) -> bool:
-        """Whether what a client has trained is used only when its flight ends (`Schedule.collects`)."""
-        return self.schedule.collects == "flights"
+        # What a client has trained in a flight is used only when its flight ends.
+        waits = self.schedule.collects == "flights" or self.population.settings.take_first is not None
+        return waits or self.is_peer or any(isinstance(rule, RobustMean) for rule in self.method.gather.values())
 
     @property
     def on_own_clocks(self) -> bool:
@@ -271,7 +266,7 @@ class Setup:
     @property
     def keeps_models(self) -> bool:
         """Whether trained models stay with their flights, because it is not known yet whether they are evaluated."""
-        not_known = self.on_own_clocks or (self.in_flights and self.evaluation.every != 1)
+        not_known = self.on_own_clocks or (self.schedule.collects == "flights" and self.evaluation.every != 1)
         return not_known and self.method.capabilities.evaluated_after_training
 
     @cached_property
@@ -357,7 +352,8 @@ class Setup:
             client=traits,
             num_clients=self.num_clients,
             num_rounds=self.rounds,
-            may_be_last=self.may_be_last(round_number),
+            # With an early stop the run may end with any round that is evaluated.
+            may_be_last=round_number == self.rounds - 1 if self.stop is None else self.evaluated(round_number),
             initial=self.initial,
             uplink=self.uplink if traits is None else self.uplink_of(traits),
             downlink=self.downlink,
@@ -397,10 +393,6 @@ class Setup:
         """The method's plan for a round, made with the round's shared coin."""
         with keyed(self.seed, round_number, purpose="plan"):
             return checked_hook(self.method.plan)(round_number, seeding.coin(self.seed, round_number))
-
-    def may_be_last(self, round_number: int) -> bool:
-        """Whether the run may end with this round: the last one, or one that is evaluated if there is an early stop."""
-        return round_number == self.rounds - 1 or (self.stop is not None and self.evaluated(round_number))
 
     def evaluated(self, round_number: int) -> bool:
         """Whether models are evaluated at the end of this round."""

@@ -22,6 +22,7 @@ from rayfl.determinism.process import trim
 from rayfl.determinism.seeding import generator
 from rayfl.gather import RobustMean
 from rayfl.methods.base import Carry, Work, uncompressed
+from rayfl.metrics.masks import mask_bits
 from rayfl.population.client import ClientStatus
 from rayfl.rounds import evaluation
 from rayfl.rounds.check_hooks import HookInputs, checked_hook
@@ -36,7 +37,6 @@ from rayfl.rounds.client_round import (
     without_memory,
 )
 from rayfl.rounds.errors import HookError, MethodError, naming_round_and_client
-from rayfl.rounds.mask_comparison import mask_bits
 from rayfl.rounds.mix import gather_links, gather_rows
 from rayfl.rounds.model_sums import ModelSums, mean_loss, pooled_sums
 from rayfl.rounds.partial_sums import FromClient, Summing, on_wire, robust_slice

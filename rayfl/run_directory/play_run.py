@@ -143,7 +143,6 @@ def final_models(setup: Setup, executor: Executor, run_state: RunState) -> Mappi
     if not setup.is_peer and (model := setup.server_half.model(run_state.server)):
         models["global"] = [{**constants, **model}]
     if setup.method.capabilities.personalized or setup.method.eval_stages(run_state.round - 1):
-        models_of_clients = personal_models(setup, executor, run_state)
-        personal = (tree.flatten({str(client): model}) for client, model in models_of_clients)
+        personal = (tree.flatten({str(client): model}) for client, model in personal_models(setup, executor, run_state))
         models["personal"] = chain([tree.flatten({CONSTANTS: constants})] if constants else [], personal)
     return models

@@ -281,8 +281,7 @@ def task_tables(method: str, **options: Value) -> dict[str, Value]:
     """The tables of an experiment in which a method trains, one of `TASK_METHODS` with their settings."""
     kind: type[Method] = find(Method, method)
     settings = {"lr": 0.1, "batch_size": 16, **TASK_METHODS.get(method, {}), **options}
-    can = kind.capabilities
-    graph = {"topology": fitting_graph(can)} if kind.gather and issubclass(kind, PeerHalf) else {}
+    graph = {"topology": fitting_graph(kind.capabilities)} if kind.gather and issubclass(kind, PeerHalf) else {}
     return {"method": {"name": method, **settings}, **graph}
 
 
@@ -305,10 +304,9 @@ def examples_are_evaluated_one_by_one(setup: Setup) -> None:
         alone = (*task.task.loss(*some(span)), task.task.score(*some(span)))
         torch.testing.assert_close(alone, (sums[span], counts[span], scores[span]), rtol=1e-5, atol=1e-6)
     weights = (torch.arange(len(batch.labels)) % 2).float()
-    kept = weights > 0
     torch.testing.assert_close(
         task.task.mean_loss(outputs, batch.labels, weights),
-        task.task.mean_loss(*some(kept)),
+        task.task.mean_loss(*some(weights > 0)),
         rtol=1e-5,
         atol=1e-6,
     )

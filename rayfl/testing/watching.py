@@ -78,8 +78,7 @@ def watched_compressor(uplink: Compressor, log: Log) -> Compressor:
         return packet, memory
 
     # Only a written packet shows its buffers.
-    hooks = {"encode": encode, "encode_difference": Compressor.encode_difference}
-    kind = type("Watched", (type(uplink),), hooks)
+    kind = type("Watched", (type(uplink),), {"encode": encode, "encode_difference": Compressor.encode_difference})
     return kind(**{name: getattr(uplink, name) for name in type(uplink).model_fields})
 
 

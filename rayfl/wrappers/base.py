@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from rayfl.choices.kinds import Choice
 from rayfl.compress.base import shapes_of
+from rayfl.errors import refuse_if
 from rayfl.methods.base import (
     Capabilities,
     Carry,
@@ -73,34 +74,43 @@ class MessageWrapper(Wrapper):
     refused that send counts beside their trees, or whose clients may send nothing."""
 
     def around(self, method: Method) -> Method:
-        name = method.title
         can = method.capabilities
-        if not method.gather:
-            raise RayflError(f": {self.name!r} changes messages, and clients of {name} send none; remove it", KEY)
-        if can.own_compression or not can.hands_over_trees:
-            what = "encodes them in its own way" if can.own_compression else "has messages that are encoded already"
-            raise RayflError(
-                f": {self.name!r} changes messages before they are encoded, and {name} {what}; take another method, or "
-                "(with elastic) list this wrapper first",
-                KEY,
-            )
-        if isinstance(method, PeerHalf) and method.has_link_messages:
-            raise RayflError(
-                f": {self.name!r} changes a client's one message, and peers of {name} send each neighbour another; "
-                "remove it",
-                KEY,
-            )
-        if self.sees_all and can.may_be_silent:
-            raise RayflError(
-                f": {self.name!r} must see a whole message of every client, and in {name} some send nothing in some "
-                "rounds, or a part of what the server gathers; take another method, fedavg for example",
-                KEY,
-            )
-        if isinstance(method, ServerHalf):
-            return WrappedClients(method, self)
-        if self.needs_server or self.gather():
-            raise RayflError(f": {self.name!r} needs a server, and {name} has none; remove it", KEY)
-        return WrappedPeers(method, self)
+        name = method.title
+        what = "encodes them in its own way" if can.own_compression else "has messages that are encoded already"
+        has_server = isinstance(method, ServerHalf)
+        refuse_if(
+            [
+                (
+                    not method.gather,
+                    "wrap",
+                    f": {self.name!r} changes messages, and clients of {name} send none; remove it",
+                ),
+                (
+                    can.own_compression or not can.hands_over_trees,
+                    "wrap",
+                    f": {self.name!r} changes messages before they are encoded, and {name} {what}; take another "
+                    "method, or (with elastic) list this wrapper first",
+                ),
+                (
+                    isinstance(method, PeerHalf) and method.has_link_messages,
+                    "wrap",
+                    f": {self.name!r} changes a client's one message, and peers of {name} send each neighbour another; "
+                    "remove it",
+                ),
+                (
+                    self.sees_all and can.may_be_silent,
+                    "wrap",
+                    f": {self.name!r} must see a whole message of every client, and in {name} some send nothing in "
+                    "some rounds, or a part of what the server gathers; take another method, fedavg for example",
+                ),
+                (
+                    not has_server and (self.needs_server or self.gather()),
+                    "wrap",
+                    f": {self.name!r} needs a server, and {name} has none; remove it",
+                ),
+            ]
+        )
+        return WrappedClients(method, self) if has_server else WrappedPeers(method, self)
 
     @property
     def takes_stale(self) -> bool:

@@ -8,8 +8,8 @@ import torch
 
 from rayfl import tree
 from rayfl.experiment.prepare import prepare
+from rayfl.metrics.masks import CORRELATION, HAMMING, SIMILARITY, hamming, label_similarity, mask_bits
 from rayfl.rounds.ledger import RoundRecord
-from rayfl.rounds.mask_comparison import CORRELATION, HAMMING, SIMILARITY, hamming, label_similarity, mask_bits
 from rayfl.rounds.setup import Evaluation, Setup
 from rayfl.testing.executors import play
 from tests.contracts.every_method import experiment

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from rayfl import tree
-from rayfl.data.partition import label_counts
-from rayfl.rounds.setup import Setup
 
 HAMMING, SIMILARITY, CORRELATION = "mask/hamming", "labels/similarity", "mask/hamming_label_correlation"
 
@@ -43,16 +41,17 @@ def of_others(matrix: np.ndarray) -> np.ndarray:
     return matrix[~np.eye(len(matrix), dtype=bool)].reshape(len(matrix), -1)
 
 
-def compared(setup: Setup, masks: Sequence[tree.PackedBits]) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+def compared(
+    masks: Sequence[tree.PackedBits], counts: np.ndarray | None
+) -> tuple[dict[str, np.ndarray], dict[str, float]]:
     """The distances and similarities of all pairs by name, [n, n - 1] each, and their Pearson correlation over pairs.
 
-    There is no similarity if labels are not classes, and no correlation if one of the two has only one value.
+    counts: the clients' examples of each class, [n, classes]; None if labels are not classes, and then there is no
+    similarity. There is no correlation if distances or similarities have only one value.
     """
     pairs = {HAMMING: of_others(hamming(masks))}
-    labels = setup.dataset.train.labels
-    if not np.issubdtype(labels.dtype, np.integer) or labels.ndim > 1:
+    if counts is None:
         return pairs, {}
-    counts = label_counts(labels, setup.partition.train, setup.dataset.num_classes)[: setup.num_clients]
     pairs[SIMILARITY] = of_others(label_similarity(counts))
     if any(values.size == 0 or np.ptp(values) < 1e-12 for values in pairs.values()):
         return pairs, {}
