@@ -4,7 +4,6 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
 
 import ray
 import torch
@@ -19,9 +18,10 @@ from rayfl.own_packages import OwnPackages
 from rayfl.rounds.resources import Meter, Use
 from rayfl.rounds.worker import Worker
 from rayfl.settings_read import read_here
+from rayfl.untyped import Anything
 
-# Any: Ray makes a handle's methods when the program runs.
-Actor = Any
+Actor = Anything
+"""The handle of an actor, whose methods Ray makes when the program runs."""
 
 
 @dataclass(frozen=True)
@@ -82,15 +82,14 @@ class ClientActor(OwnPackages):
         """What this process has used since it was ready."""
         return self.meter.read()
 
-    # Any: a job, its inputs and its outputs; rayfl/rounds/worker_jobs.py lists their types.
     def call(
         self,
         together: Sequence[Sequence[int]],
-        shared: Any,
-        work: Any,
+        shared: Anything,
+        work: Anything,
         places: Sequence[tuple[int, int]],
-        *objects: Any,
-    ) -> Any:
+        *objects: Anything,
+    ) -> Anything:
         """Do one job and return its result; a job with outputs returns a generator of the outputs, then the result.
 
         `together`: the outputs in each object; `places`: the object of each input, and its index there. Ray stores each

@@ -13,7 +13,6 @@ import pickle
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 from weakref import WeakSet
 
 import numpy as np
@@ -22,6 +21,7 @@ from ray.experimental import get_local_object_locations
 
 from rayfl.rounds.executor import Job, Ref
 from rayfl.tree import ALIGNMENT_BYTES
+from rayfl.untyped import Anything
 
 
 @dataclass(eq=False)
@@ -56,7 +56,7 @@ class Packed:
     Values may hold no references to objects.
     """
 
-    def __init__(self, values: Sequence[Any]) -> None:
+    def __init__(self, values: Sequence[Anything]) -> None:
         self.firsts = [0]
         spans = list[tuple[int, int]]()
         pieces = list[bytes | memoryview]()
@@ -75,15 +75,13 @@ class Packed:
         self.spans = np.array(spans)
         self.buffer = np.frombuffer(b"".join(pieces), np.uint8)
 
-    # Any: a value of any type.
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: int) -> Anything:
         spans = self.spans[self.firsts[index] : self.firsts[index + 1]].tolist()
         head, *buffers = (self.buffer[first:last].data for first, last in spans)
         return pickle.loads(head, buffers=buffers)  # noqa: S301 - an object of this run
 
 
-# Any: the content of an object.
-def value(content: Any, index: int) -> Any:
+def value(content: Anything, index: int) -> Anything:
     """The value of a Part, from the content of its object."""
     return content[index] if isinstance(content, Packed) else content
 
@@ -95,11 +93,10 @@ def objects(job: Job) -> list[Sequence[int]]:
     return sorted([*kept, *((at,) for at in alone)], key=lambda group: group[-1])
 
 
-# Any: outputs of a job, or what is stored of them.
-def in_objects(outputs: Iterable[Any], together: Iterable[Sequence[int]]) -> Iterator[Any]:
+def in_objects(outputs: Iterable[Anything], together: Iterable[Sequence[int]]) -> Iterator[Anything]:
     """Yield the objects of a call as soon as each is complete."""
     left = enumerate(outputs)
-    held = dict[int, Any]()
+    held = dict[int, Anything]()
     for group in together:
         while group[-1] not in held:
             at, held[at] = next(left)

@@ -14,11 +14,12 @@ from functools import reduce
 from importlib import import_module
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from actors.errors import ClusterError
 from actors.forked_worker import SERVER, USUAL_WORKER
 from rayfl.errors import log
+from rayfl.untyped import Foreign
 
 if TYPE_CHECKING:
     from ray import ObjectRef
@@ -62,27 +63,25 @@ def is_plain() -> bool:
     return os.environ.get(PLAIN) == "1"
 
 
-def find(part: str) -> tuple[Any, str] | None:
+def find(part: str) -> tuple[Foreign, str] | None:
     """The object that has a part as an attribute, and the attribute's name; None if Ray is to be used without it."""
     module, _, path = part.partition(":")
     *outer, name = path.split(".")
     with suppress(ImportError, AttributeError):
-        # Any: Ray's own objects.
-        owner: Any = reduce(getattr, outer, import_module(module))
+        owner: Foreign = reduce(getattr, outer, import_module(module))
         if hasattr(owner, name) and not is_plain():
             return owner, name
     return None
 
 
-# Any: Ray's own objects.
-def _value(part: str) -> Any:
+def _value(part: str) -> Foreign:
     """The part itself, or None."""
     owner = find(part)
     return getattr(*owner) if owner else None
 
 
 @contextmanager
-def _replaced(part: str, make: Callable[[Any], Any]) -> Iterator[None]:
+def _replaced(part: str, make: Callable[[Foreign], Foreign]) -> Iterator[None]:
     """Context manager: replace the part by `make(part)` in the block. Do nothing if this Ray lacks the part."""
     with ExitStack() as restored:
         if owner := find(part):
@@ -199,8 +198,7 @@ def known_objects() -> "list[ObjectRef]":
     return [ObjectRef(bytes.fromhex(name.decode())) for name in names]
 
 
-# Any: Ray's own settings.
-def system_config(**settings: Any) -> dict[str, Any]:
+def system_config(**settings: Foreign) -> dict[str, Foreign]:
     """The argument of ray.init with settings that have no public name; {} if the user wants Ray without it.
 
     With Ray's defaults, a run on a small machine takes more memory, and a worker that dies as it starts is noticed
@@ -224,9 +222,8 @@ def lean_nodes(fork_server: str | None) -> Iterator[None]:
     and waits for it: ray.init took 2 s with the patch, 5 s with Cluster.
     """
 
-    # Any: Ray's own method and arguments.
-    def lean(start_raylet: Any) -> Any:
-        def start(node: Any, *words: Any, **settings: Any) -> None:
+    def lean(start_raylet: Foreign) -> Foreign:
+        def start(node: Foreign, *words: Foreign, **settings: Foreign) -> None:
             _choose_ports(node)
             if fork_server is not None:
                 os.environ[SERVER] = fork_server
@@ -245,8 +242,7 @@ def lean_nodes(fork_server: str | None) -> Iterator[None]:
         yield
 
 
-# Any: Ray's own node.
-def _choose_ports(node: Any) -> None:
+def _choose_ports(node: Foreign) -> None:
     """Choose the ports of a node's agents, which take two seconds to load.
 
     Otherwise the node waits until the agents have chosen, and the agent of a second Ray on this machine tries for

@@ -22,7 +22,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import NoReturn
+
+from rayfl.untyped import Foreign, Json
 
 _REPEAT_S = 0.2
 """Ignore a repeated signal within this time: the process group and the parent both deliver it."""
@@ -65,8 +67,7 @@ class Interrupt:
     """A signal handler; `before` has the handlers that it replaces."""
 
     on_stop: Callable[[], object]
-    # Any: a handler is a function, a number that stands for one, or None.
-    before: Mapping[int, Any]
+    before: Mapping[int, Foreign]
     asked: bool = False
     repeat_s: float = _REPEAT_S
     last: tuple[int, float] = (0, -math.inf)
@@ -94,13 +95,11 @@ TRACEBACK = "RAYFL_TRACEBACK"
 
 _reports: int | None = None
 """In the child: the pipe to the parent."""
-# Any: what JSON holds.
-_reported: dict[str, Any] = {}
+_reported: dict[str, Json] = {}
 """The facts that this process has reported."""
 
 
-# Any: what JSON holds.
-def tell_parent(**facts: Any) -> None:
+def tell_parent(**facts: Json) -> None:
     """Tell the parent what it needs for an error message. Do nothing if there is no parent.
 
     `run`: the run directory, which can be resumed once its experiment is written. `played`: the directory of a run
@@ -113,8 +112,7 @@ def tell_parent(**facts: Any) -> None:
         os.write(_reports, json.dumps(facts).encode() + b"\n")
 
 
-# Any: what JSON holds.
-def way_back(reported: Mapping[str, Any] = _reported) -> str:
+def way_back(reported: Mapping[str, Json] = _reported) -> str:
     """Say how to go on after an end at any moment, by the facts that were reported."""
     run = reported.get("run")
     if _is_played(reported):
@@ -123,8 +121,7 @@ def way_back(reported: Mapping[str, Any] = _reported) -> str:
     return f"go on with: rayfl resume {run}" if begun else reported.get("again") or "run it again"
 
 
-# Any: what JSON holds.
-def _is_played(reported: Mapping[str, Any]) -> bool:
+def _is_played(reported: Mapping[str, Json]) -> bool:
     return reported.get("run") is not None and reported["run"] == reported.get("played")
 
 
@@ -171,7 +168,7 @@ def _hide_other_lines() -> None:
     """
     if sys.stderr is None or os.environ.get(TRACEBACK):
         return
-    settings: dict[str, Any] = {"buffering": 1, "encoding": sys.stderr.encoding, "errors": "backslashreplace"}
+    settings: dict[str, Foreign] = {"buffering": 1, "encoding": sys.stderr.encoding, "errors": "backslashreplace"}
     # Stays open until the process ends.
     sys.stderr = sys.__stderr__ = open(os.dup(2), "w", **settings)  # noqa: SIM115
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
@@ -183,8 +180,7 @@ class _Supervisor:
     def __init__(self, child: int, reports: int) -> None:
         self.child = child
         self.reports = os.fdopen(reports)
-        # Any: what JSON holds.
-        self.known: dict[str, Any] = {}
+        self.known: dict[str, Json] = {}
         self.lost = ""
 
     def wait(self, failed: int) -> int:

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from jobs import resuming, single
 from jobs.console import Audience
@@ -34,6 +33,7 @@ from rayfl.rounds.ledger import RoundRow
 from rayfl.run_directory.object_storage import is_url, require_path
 from rayfl.run_directory.record import read_run
 from rayfl.settings import shown
+from rayfl.untyped import SettingsTable, Value
 
 ExperimentInput = str | Path | Experiment | None
 """A file, the name of one that comes with rayfl, an experiment, or nothing but settings."""
@@ -62,7 +62,6 @@ class SweepFailed(RuntimeError):
         self.directory = directory
 
 
-# Any: settings as in an experiment file, and objects from Python.
 def run(
     experiment: ExperimentInput = None,
     *overrides: str,
@@ -70,7 +69,7 @@ def run(
     overwrite: bool = False,
     on_round: Callable[[RoundReport], object] | None = None,
     progress: bool = True,
-    **settings: Any,
+    **settings: Value,
 ) -> RunResults:
     """Run an experiment and return its results. If the run was interrupted, the results are partial.
 
@@ -87,13 +86,12 @@ def run(
             return RunResults(read_run(played), chosen)
 
 
-# Any: settings.
 def resume(
     directory: str | Path,
     *overrides: str,
     on_round: Callable[[RoundReport], object] | None = None,
     progress: bool = True,
-    **settings: Any,
+    **settings: Value,
 ) -> RunResults:
     """Resume the run in `directory`, or extend it to more `rounds`: the same bits as an uninterrupted run.
 
@@ -109,7 +107,6 @@ def resume(
             return RunResults(read_run(played), chosen)
 
 
-# Any: settings as in an experiment file, and objects from Python.
 def sweep(
     experiment: ExperimentInput = None,
     *overrides: str,
@@ -117,7 +114,7 @@ def sweep(
     parallel: int = 1,
     overwrite: bool = False,
     progress: bool = True,
-    **settings: Any,
+    **settings: Value,
 ) -> SweepResults:
     """Run all combinations of a sweep. Return the results of all runs; after an interruption, of the runs that started.
 
@@ -173,7 +170,7 @@ def _place(directory: str | Path | None) -> Path | str | None:
     return directory if isinstance(directory, str) and is_url(directory) else _path(directory)
 
 
-def _experiment(chosen: ExperimentInput, overrides: Sequence[str], settings: Mapping[str, Any]) -> Experiment:
+def _experiment(chosen: ExperimentInput, overrides: Sequence[str], settings: SettingsTable) -> Experiment:
     """The one experiment that the arguments describe. Raise RayflError if they describe a sweep, or none."""
     if isinstance(chosen, Experiment) and not overrides and not settings:
         return chosen
@@ -183,8 +180,7 @@ def _experiment(chosen: ExperimentInput, overrides: Sequence[str], settings: Map
     return Experiment(**table)
 
 
-# Any: a table of settings.
-def _table(given: ExperimentInput) -> dict[str, Any]:
+def _table(given: ExperimentInput) -> dict[str, Value]:
     """All settings as a table."""
     if isinstance(given, str | Path):
         return read_table(experiment_file(path_of(given, "experiment")))

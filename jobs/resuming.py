@@ -5,7 +5,6 @@ import platform as system
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from rayfl import toml
 from rayfl.data.loading import read_dataset
@@ -22,6 +21,7 @@ from rayfl.run_directory.object_storage import is_url, opened
 from rayfl.run_directory.record import Run, read_run
 from rayfl.run_directory.run_folder import RunFolder
 from rayfl.settings import dotted, shown
+from rayfl.untyped import SettingsTable
 
 _MOST_SHOWN = 3
 """The number of changed settings that a sentence shows."""
@@ -125,8 +125,7 @@ def changed_settings(before: Run, experiment: Experiment) -> str:
     return _in_words(_changes(old, new))
 
 
-# Any: settings from Python.
-def require_asked(before: Run, overrides: Sequence[str], settings: Mapping[str, Any] | None = None) -> None:
+def require_asked(before: Run, overrides: Sequence[str], settings: SettingsTable | None = None) -> None:
     """Raise RayflError if a run that began on another host would be copied to a storage, or would join a cluster, that
     only its own directory names."""
     if (host := read_origin(before.directory).get("host", "an unknown host")) == system.node():
@@ -142,8 +141,7 @@ def require_asked(before: Run, overrides: Sequence[str], settings: Mapping[str, 
         )
 
 
-# Any: settings from Python.
-def resumable(before: Run, overrides: Sequence[str], settings: Mapping[str, Any] | None = None) -> Experiment:
+def resumable(before: Run, overrides: Sequence[str], settings: SettingsTable | None = None) -> Experiment:
     """The experiment of a run, changed by `overrides`, and by `settings`, values by dotted key.
 
     Raise RayflError if a change would alter the rounds done so far, and as `require_asked`.

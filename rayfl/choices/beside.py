@@ -18,11 +18,11 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from secrets import token_hex
-from typing import Any
 
 from rayfl.errors import PLUGIN_MODULES, RayflError
 from rayfl.limits.memory import in_words
 from rayfl.limits.regular_files import expanded, is_folder, read_bytes
+from rayfl.untyped import Foreign
 
 MOST_BYTES = 64 << 20
 """A larger file is not kept, because every process gets it, and every run directory."""
@@ -98,8 +98,7 @@ def watch() -> None:
     sys.addaudithook(_refuse)
 
 
-# Any: arguments of an audit event of Python's.
-def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
+def _refuse(event: str, arguments: tuple[Foreign, ...]) -> None:
     if event not in ("open", "os.listdir", "os.scandir") or not isinstance(arguments[0], str | os.PathLike):
         return
     path = Path(os.fsdecode(arguments[0]))

@@ -10,13 +10,14 @@ import inspect
 import pkgutil
 from collections.abc import Mapping
 from functools import cache
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pydantic import BeforeValidator, PlainSerializer
 
 from rayfl.choices import plugins
 from rayfl.errors import RayflError, UnknownName, did_you_mean, log, some_of
 from rayfl.settings import Settings, shown
+from rayfl.untyped import Anything, SettingsTable, Value
 
 
 class Kind:
@@ -30,8 +31,7 @@ class Kind:
     renamed: ClassVar[Mapping[str, str]] = {}
     """The present names of attributes and hooks that earlier versions called otherwise; the old ones are refused."""
 
-    # Any: arguments of subclasses.
-    def __init_subclass__(cls, **arguments: Any) -> None:
+    def __init_subclass__(cls, **arguments: Anything) -> None:
         super().__init_subclass__(**arguments)
         for old in cls.renamed.keys() & vars(cls).keys():
             raise RayflError(f"{cls.__name__}.{old} is called {cls.renamed[old]} now; rename it")
@@ -45,20 +45,18 @@ class Kind:
 class Choice(Settings, Kind):
     """A kind whose options are its fields."""
 
-    # Any: options get their types from the class that takes them.
     @classmethod
-    def from_options(cls, component: Any, options: Mapping[str, Any]) -> Any:
+    def from_options(cls, component: Anything, options: SettingsTable) -> Anything:
         """The object that `component` (a class of this kind, or what the kind `adopts`) makes with options."""
         return component(**options)
 
-    def to_table(self) -> dict[str, Any]:
+    def to_table(self) -> dict[str, Value]:
         """The table from which `make` makes this object again."""
         return {"name": reference(type(self)), **self.model_dump()}
 
 
-# Any: `cache` forgets the type of the kind.
 @cache
-def named(kind: Any) -> Any:
+def named(kind: Anything) -> Anything:
     """All classes of `kind` in the package of the kind, and in packages inside it, by their attribute `name`."""
     package = importlib.import_module(kind.package)
     classes = {}
@@ -71,8 +69,7 @@ def named(kind: Any) -> Any:
     return dict(sorted(classes.items()))
 
 
-# Any: a class of `kind`, or what it adopts.
-def installed(kind: type[Kind]) -> dict[str, Any]:
+def installed(kind: type[Kind]) -> dict[str, Anything]:
     """The plugins of a kind in installed packages, by name; one that cannot be loaded is left out with a warning."""
     loaded = {}
     for name in plugins.installed():
@@ -83,15 +80,13 @@ def installed(kind: type[Kind]) -> dict[str, Any]:
     return {name: component for name, component in loaded.items() if _is(kind, component)}
 
 
-# Any: a class of `kind`, or what it adopts.
-def known(kind: type[Kind]) -> dict[str, Any]:
+def known(kind: type[Kind]) -> dict[str, Anything]:
     """All choices of a kind that have a plain name: plugins of installed packages, and built-in ones, which are the
     ones that a common name denotes."""
     return {**installed(_widest(kind)), **named(_widest(kind))}
 
 
-# Any: a name from a file, or a class or a function from Python; found is a class of `kind`, or what it adopts.
-def find(kind: type[Kind], given: Any) -> Any:
+def find(kind: type[Kind], given: Value) -> Anything:
     """The class that a name of an experiment, or an object from Python, stands for. Raise RayflError if there is
     none."""
     ours = named(_widest(kind))
@@ -109,8 +104,7 @@ def find(kind: type[Kind], given: Any) -> Any:
     raise UnknownName(f"unknown {kind.label} {shown(given)}: {did_you_mean(str(given), known(kind))}")
 
 
-# Any: a class of kinds, of which type checkers cannot know that it is a `Choice` for a `Choice`.
-def _widest(kind: type[Kind]) -> Any:
+def _widest(kind: type[Kind]) -> Anything:
     """The kind that has a package of its own: Compressor for a quantizer."""
     return next(base for base in reversed(kind.__mro__) if issubclass(base, Kind) and "package" in vars(base))
 
@@ -120,8 +114,7 @@ def _is(kind: type[Kind], component: object) -> bool:
     return (isinstance(component, type) and issubclass(component, kind)) or kind.adopts(component)
 
 
-# Any: see `find`.
-def _checked(kind: type[Kind], component: Any) -> Any:
+def _checked(kind: type[Kind], component: Anything) -> Anything:
     """`component`, with a name of its own if it is a third-party class. Raise RayflError if it is not of this kind."""
     widest = _widest(kind)
     word = getattr(component, "__qualname__", shown(component))
@@ -145,8 +138,7 @@ def _checked(kind: type[Kind], component: Any) -> Any:
     return component
 
 
-# Any: a class or a function.
-def reference(component: Any) -> str:
+def reference(component: Anything) -> str:
     """The name by which an experiment finds a class again."""
     if isinstance(component, type) and issubclass(component, Kind):
         name = vars(component).get("name")
@@ -155,8 +147,7 @@ def reference(component: Any) -> str:
     return plugins.reference(component)
 
 
-# Any: tables come from a file, and their values get their types here.
-def make(kind: type[Choice], table: Mapping[str, Any]) -> Any:
+def make(kind: type[Choice], table: SettingsTable) -> Anything:
     """The object that a table with a `name` and options describes, e.g. {"name": "topk", "keep_ratio": 0.1}."""
     if "name" not in table:
         raise RayflError(f" is missing; a {kind.label} is one of {some_of(known(kind))}", ("name",))
@@ -164,8 +155,7 @@ def make(kind: type[Choice], table: Mapping[str, Any]) -> Any:
     return kind.from_options(component, {key: value for key, value in table.items() if key != "name"})
 
 
-# Any: what a TOML file holds, or an object from Python.
-def resolve(kind: type[Choice], given: Any, field: str | None = None) -> Any:
+def resolve(kind: type[Choice], given: Value, field: str | None = None) -> Anything:
     """The object that a name, a table or a class describes; an instance is returned unchanged.
 
     Raise RayflError if it is not of `kind`, which may be narrower than its package (a quantizer among the compressors).
@@ -180,8 +170,7 @@ def resolve(kind: type[Choice], given: Any, field: str | None = None) -> Any:
     return component
 
 
-# Any: what a TOML file holds, or a class or a function from Python.
-def as_table(given: Any, field: str | None) -> dict[str, Any]:
+def as_table(given: Value, field: str | None) -> dict[str, Value]:
     """The table that is given; a bare name, class or function becomes a table with only a name."""
     if isinstance(given, str) or callable(given):
         return {"name": given}

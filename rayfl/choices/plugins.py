@@ -26,11 +26,11 @@ from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from rayfl.choices.beside import placed, read_beside, watch
 from rayfl.errors import PLUGIN_MODULES, RayflError, did_you_mean, plugin_line
 from rayfl.limits.regular_files import read_bytes, reading
+from rayfl.untyped import Anything
 
 GROUP = "rayfl.plugins"
 _FILE = re.compile(r"(?P<path>.+\.py):(?P<name>[A-Za-z_][\w.]*)")
@@ -100,12 +100,11 @@ class PluginFile:
         for name, file in self.beside.items():
             yield from file.copies(path.with_name(f"{name}.py"))
 
-    # Any: Python's own signature.
-    def imported(self, name: str, *arguments: Any, **more: Any) -> Any:
+    def imported(self, name: str, *arguments: Anything, **more: Anything) -> Anything:
         """What `__import__` gives in this file: a file beside it, or else any module."""
         return _module(self.beside[name]) if name in self.beside else builtins.__import__(name, *arguments, **more)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[Anything, ...]:
         return _arrived, (vars(self), self.module in _files)
 
 
@@ -113,8 +112,7 @@ _files: dict[str, PluginFile] = {}
 """Every plugin file of this process by its module's name."""
 
 
-# Any: the fields of a PluginFile.
-def _arrived(fields: Mapping[str, Any], run: bool) -> PluginFile:
+def _arrived(fields: Mapping[str, Anything], run: bool) -> PluginFile:
     """A file that another process sent; run it if that process has."""
     file = PluginFile(**fields)
     if run:
@@ -143,8 +141,7 @@ def is_reference(name: str) -> bool:
     return name.startswith(MEMORY) or bool(_FILE.fullmatch(name) or _MODULE.fullmatch(name))
 
 
-# Any: whatever the name leads to.
-def load(name: str) -> Any:
+def load(name: str) -> Anything:
     """The object that `file.py:Class` or `package.module:Class` names. Raise RayflError if there is none."""
     if name.startswith(MEMORY):
         raise RayflError(
@@ -230,13 +227,12 @@ def _imported(module: str, name: str) -> ModuleType:
         raise (error if isinstance(error, KeyboardInterrupt) else _failed(error)) from None
 
 
-# Any: whatever a module holds.
-def _reached(module: ModuleType | None, name: str) -> Any:
+def _reached(module: ModuleType | None, name: str) -> Anything:
     """The object with a dotted name in a module; None if there is none."""
     return functools.reduce(lambda owner, part: getattr(owner, part, None), name.split("."), module)
 
 
-def _member(module: ModuleType, name: str, location: str) -> Any:
+def _member(module: ModuleType, name: str, location: str) -> Anything:
     member = _reached(module, name)
     if member is None:
         defined_here = [
@@ -252,8 +248,7 @@ def installed() -> dict[str, str]:
     return {entry.name: entry.value for entry in sorted(entry_points(group=GROUP))}
 
 
-# Any: whatever the entry point leads to.
-def load_installed(name: str) -> Any:
+def load_installed(name: str) -> Anything:
     """The object of the entry point `name`. Raise RayflError if there is none."""
     value = installed()[name]
     if not _MODULE.fullmatch(value):
@@ -261,7 +256,7 @@ def load_installed(name: str) -> Any:
     return load(value)
 
 
-def reference(component: Any) -> str:
+def reference(component: Anything) -> str:
     """The name by which `component`, a class or a function, is loaded again."""
     module, name = component.__module__, component.__qualname__
     if module in _files:
@@ -278,7 +273,7 @@ def is_in_memory(name: object) -> bool:
     return isinstance(name, str) and name.startswith(MEMORY)
 
 
-def place_of(component: Any) -> str:
+def place_of(component: Anything) -> str:
     """The file and line of a class or a function, or else its module."""
     try:
         file = _files.get(component.__module__)

@@ -2,14 +2,13 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any
 
 import torch
 
 from rayfl.determinism.process import ArithmeticPrecision
+from rayfl.untyped import Foreign
 
-# Any: torch's types do not name its flag.
-_filling: Any = torch.utils.deterministic
+_filling: Foreign = torch.utils.deterministic
 
 
 def fix(threads: int, device: torch.device, precision: ArithmeticPrecision = "fp32") -> None:
@@ -27,10 +26,9 @@ def fix(threads: int, device: torch.device, precision: ArithmeticPrecision = "fp
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
 
 
-# Any: torch has no type for modules of flags.
-def _precisions() -> list[Any]:
+def _precisions() -> list[Foreign]:
     """The parts of torch that have a precision of their own for products of float32; older versions have none."""
-    modules: list[Any] = [torch.backends]
+    modules: list[Foreign] = [torch.backends]
     for outer in (torch.backends.mkldnn, torch.backends.cuda, torch.backends.cudnn):
         modules += [outer, *(getattr(outer, name) for name in ("matmul", "conv", "rnn") if hasattr(outer, name))]
     return [module for module in modules if hasattr(module, "fp32_precision")]
@@ -75,8 +73,7 @@ def own_flags() -> Iterator[None]:
         restored.callback(setattr, _filling, "fill_uninitialized_memory", _filling.fill_uninitialized_memory)
         restored.callback(setattr, torch.backends.cudnn, "benchmark", torch.backends.cudnn.benchmark)
         _use_deterministic_algorithms(False, warn_only=False)
-        # Any: a flag that older versions of torch do not have.
-        onednn: Any = torch.backends.mkldnn
+        onednn: Foreign = torch.backends.mkldnn
         if hasattr(onednn, "enabled"):
             restored.callback(setattr, onednn, "enabled", onednn.enabled)
             onednn.enabled = onednn.is_available()

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BeforeValidator, Field, PlainSerializer, ValidationInfo, field_validator, model_validator
 
@@ -40,6 +40,7 @@ from rayfl.settings import Settings, dotted, shown
 from rayfl.task import BoundTask
 from rayfl.tasks.base import Task
 from rayfl.topology.graphs import Topology
+from rayfl.untyped import Value
 from rayfl.wrappers.base import MessageWrapper, Wrapper
 
 NAME = rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{LONGEST_NAME - 1}}}"
@@ -62,13 +63,12 @@ class MethodChoice:
         """The method on a task, for an experiment of `rounds` rounds."""
         return self.kind(task, self.hyper.for_num_rounds(rounds))
 
-    def to_table(self) -> dict[str, Any]:
+    def to_table(self) -> dict[str, Value]:
         """The table that makes this choice again."""
         return {"name": self.name, **self.hyper.model_dump()}
 
 
-# Any: tables come from a file, and their values get their types here.
-def _choice(value: Any, info: ValidationInfo) -> MethodChoice:
+def _choice(value: Value, info: ValidationInfo) -> MethodChoice:
     if isinstance(value, MethodChoice):
         return value
     if isinstance(value, WrappingClients):
@@ -180,8 +180,7 @@ class Experiment(Settings):
     output: Output = Field(default_factory=Output)
     report: ReportOptions = Field(default_factory=ReportOptions)
 
-    # Any: the values are the user's, and pydantic is what gives them their types.
-    def __init__(self, **values: Any) -> None:
+    def __init__(self, **values: Value) -> None:
         try:
             super().__init__(**values)
         except UnknownKey as error:
@@ -258,7 +257,7 @@ class Experiment(Settings):
         names = [table.get("name") for table in tables if isinstance(table, dict)]
         return [name.removeprefix(plugins.MEMORY) for name in names if name is not None and plugins.is_in_memory(name)]
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Value]:
         """The experiment as plain JSON values; `Experiment(**as_dict())` is the same experiment."""
         return self.model_dump(mode="json")
 

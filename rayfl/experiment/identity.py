@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rayfl.choices import plugins
 from rayfl.data.file_digest import source_digests
@@ -23,6 +23,7 @@ from rayfl.experiment.table import KINDS, STAYING, has_whole_digests, mapped
 from rayfl.limits.regular_files import expanded, read_bytes, reading
 from rayfl.run_directory.description import Description, input_name
 from rayfl.settings import dotted
+from rayfl.untyped import SettingsTable
 
 if TYPE_CHECKING:
     from rayfl.experiment.experiment import Experiment
@@ -75,8 +76,7 @@ def _by_content(key: tuple[str, ...], path: str) -> str:
     return _COPY.sub(r"\1.py", path)
 
 
-# Any: a table of settings.
-def _parts(data: Mapping[str, Any]) -> dict[str, str]:
+def _parts(data: SettingsTable) -> dict[str, str]:
     """The place of each data file below the folder of all, and "." for each folder that holds files, by dotted keys."""
     paths = {f"data.{key}": os.path.join("/", data[key]) for key in _DATA_PATHS if isinstance(data.get(key), str)}
     files = [path for path in paths.values() if any(path.endswith(f"/{name}") for name in data["digest"])]
@@ -132,8 +132,7 @@ def lies_in(setting: str, name: str) -> bool:
     return setting == name or setting.startswith(f"{name}.")
 
 
-# Any: an experiment's table.
-def kept_files(table: Mapping[str, Any]) -> Description:
+def kept_files(table: SettingsTable) -> Description:
     """The description of an experiment, with the files that it names. Raise RayflError if one cannot be read."""
     contents: dict[str, bytes] = {}
     relative = _are_inside(table.get("data", {}))
@@ -153,7 +152,7 @@ def kept_files(table: Mapping[str, Any]) -> Description:
     return Description(mapped(table, kept), contents)
 
 
-def _are_inside(data: Mapping[str, Any]) -> bool:
+def _are_inside(data: SettingsTable) -> bool:
     """Whether a run records its data by paths from the current folder: all of them lie in it, with whole digests."""
     paths = [expanded(data[name]).absolute() for _, name in STAYING if data.get(name)]
     return all(path.is_relative_to(Path.cwd()) and ".." not in path.parts for path in paths) and has_whole_digests(data)
@@ -171,8 +170,7 @@ def _copies(key: tuple[str, ...], path: Path) -> dict[str, bytes]:
     return dict(file.copies(Path(input_name("plugin", file.digest, ""), path.name)))
 
 
-# Any: settings of any type.
-def require_copies(began: Mapping[str, Any], table: Mapping[str, Any], directory: Path) -> None:
+def require_copies(began: SettingsTable, table: SettingsTable, directory: Path) -> None:
     """RayflError if a file that `table` names is not the one with which the run in `directory` began, by the digest in
     the name of its copy.
 

@@ -24,7 +24,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from rayfl.choices import plugins
 from rayfl.choices.kinds import Choice
@@ -34,6 +33,7 @@ from rayfl.experiment.identity import lies_in
 from rayfl.experiment.table import copied, override, put, read_table, split_override, with_overrides
 from rayfl.methods.base import Method
 from rayfl.settings import shown
+from rayfl.untyped import SettingsTable, Value
 
 _LONGEST_NAME = 120
 """The most letters of a directory's name; a longer one is cut and ends in a digest."""
@@ -64,12 +64,12 @@ class _Item:
     """
 
     key: str
-    value: Any
+    value: Value
     name: str
     words: str
 
     @property
-    def settings(self) -> Mapping[str, Any]:
+    def settings(self) -> SettingsTable:
         """The settings that it changes, by dotted key."""
         return self.value if self.key == _CASE else {self.key: self.value}
 
@@ -83,8 +83,9 @@ def read_sweep(file: Path, overrides: Sequence[str] = ()) -> list[Combination] |
     return None if lists is None else combine(table, lists, overrides)
 
 
-# Any: tables of a file, or from Python.
-def combine(table: dict[str, Any], lists: Mapping[str, list[Any]], overrides: Sequence[str] = ()) -> list[Combination]:
+def combine(
+    table: dict[str, Value], lists: Mapping[str, list[Value]], overrides: Sequence[str] = ()
+) -> list[Combination]:
     """All combinations of swept lists by dotted key, validated. Overrides inside a swept table apply to each of them.
 
     Raise RayflError if there are too many combinations, or if one is not a valid experiment; the error names it.
@@ -114,18 +115,16 @@ def combine(table: dict[str, Any], lists: Mapping[str, list[Any]], overrides: Se
     return combinations
 
 
-# Any: tables of a file, or from Python.
-def case_of(table: dict[str, Any], case: Mapping[str, Any], overrides: Sequence[str] = ()) -> Combination:
+def case_of(table: dict[str, Value], case: SettingsTable, overrides: Sequence[str] = ()) -> Combination:
     """The experiment of one case; `combine` refuses what does nothing in all cases. Overrides as there."""
     item = _item(_CASE, case, "")
     return _combination(table, [item], _inside(overrides, item.settings))
 
 
-# Any: tables of a file, or from Python.
-def as_cases(lists: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
+def as_cases(lists: Mapping[str, list[Value]]) -> list[dict[str, Value]]:
     """All combinations of swept lists, seeds left out, each as a case; [] if nothing else is swept."""
     swept = _items({key: values for key, values in lists.items() if key != _SEED})
-    cases = list[dict[str, Any]]()
+    cases = list[dict[str, Value]]()
     for items in itertools.product(*swept) if swept else ():
         cases.append({"label": ", ".join(item.words for item in items)})
         for key, value in _settings(items):
@@ -140,7 +139,7 @@ def _inside(overrides: Sequence[str], keys: Iterable[str]) -> list[str]:
     ]
 
 
-def _items(lists: Mapping[str, list[Any]]) -> list[list[_Item]]:
+def _items(lists: Mapping[str, list[Value]]) -> list[list[_Item]]:
     """The items of each key. If only one key has names or tables, these are shown without `key=`."""
     named = [key for key, values in lists.items() if any(_has_name(value) for value in values)]
     last = [key.rpartition(".")[2] for key in lists]
@@ -152,7 +151,7 @@ def _items(lists: Mapping[str, list[Any]]) -> list[list[_Item]]:
     return items
 
 
-def _item(key: str, value: Any, prefix: str) -> _Item:
+def _item(key: str, value: Value, prefix: str) -> _Item:
     if key == _CASE and not (isinstance(value, Mapping) and "label" in value):
         raise RayflError(f"sweep.case has {shown(value)}; a case must be a table of settings with a label")
     if not isinstance(value, Mapping):
@@ -166,8 +165,7 @@ def _item(key: str, value: Any, prefix: str) -> _Item:
     return _Item(key, value, label or described(value), label or prefix + described(value))
 
 
-# Any: a table of settings.
-def _by_dotted_key(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+def _by_dotted_key(table: SettingsTable, above: str = "") -> Iterator[tuple[str, Value]]:
     """Yield the settings of a case: whole tables that have a name, and single settings of others."""
     for key, value in table.items():
         if isinstance(value, Mapping) and "name" not in value:
@@ -176,14 +174,12 @@ def _by_dotted_key(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[
             yield above + key, value
 
 
-# Any: a TOML value, or an object from Python.
-def _has_name(value: Any) -> bool:
+def _has_name(value: Value) -> bool:
     """Whether a value is clear without its key: a name, a table, a class, or an object that settings make."""
     return isinstance(value, str | Mapping | Choice | Method) or callable(value)
 
 
-# Any: a TOML value, or an object from Python.
-def described(value: Any) -> str:
+def described(value: Value) -> str:
     """A value in a few words: 0.1, "fp16", topk(keep_ratio=0.1), feedback(topk(keep_ratio=0.1)), MyNet."""
     if isinstance(value, Choice):
         return described({key: inner for key, inner in value.to_table().items() if inner is not None})
@@ -204,14 +200,13 @@ def described(value: Any) -> str:
     return f"{name}({', '.join(parts)})" if parts else name
 
 
-def _is_named(value: Any) -> bool:
+def _is_named(value: Value) -> bool:
     if isinstance(value, list):
         return bool(value) and all(_is_named(item) for item in value)
     return isinstance(value, Mapping) and "name" in value
 
 
-# Any: values of settings.
-def _settings(items: Sequence[_Item]) -> list[tuple[str, Any]]:
+def _settings(items: Sequence[_Item]) -> list[tuple[str, Value]]:
     """The settings that items change, by dotted key. Whole tables come first, as a case's method must not replace the
     method.lr of another list."""
     return sorted(
@@ -219,8 +214,8 @@ def _settings(items: Sequence[_Item]) -> list[tuple[str, Any]]:
     )
 
 
-def _combination(table: Mapping[str, Any], items: Sequence[_Item], inside: Sequence[str]) -> Combination:
-    settings: dict[str, Any] = copied(table)
+def _combination(table: SettingsTable, items: Sequence[_Item], inside: Sequence[str]) -> Combination:
+    settings: dict[str, Value] = copied(table)
     title = ", ".join(item.words for item in items) or settings["name"]
     label = ", ".join(item.words for item in items if item.key != _SEED)
     try:
@@ -238,8 +233,7 @@ def _combination(table: Mapping[str, Any], items: Sequence[_Item], inside: Seque
     return Combination(title, directory_name(title), experiment, left_out)
 
 
-# Any: tables of a file.
-def _without_unused(table: dict[str, Any], swept: Sequence[str]) -> tuple[Experiment, dict[str, RayflError]]:
+def _without_unused(table: dict[str, Value], swept: Sequence[str]) -> tuple[Experiment, dict[str, RayflError]]:
     """The experiment without the settings that do nothing in it, and these; one that is swept itself is refused."""
     try:
         return Experiment(**table), {}

@@ -10,12 +10,12 @@ import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from rayfl.choices import plugins
 from rayfl.errors import RayflError
 from rayfl.limits.regular_files import expanded, read_text, reading
 from rayfl.settings import MOST_NESTED, check_plain, shown
+from rayfl.untyped import SettingsTable, Value
 
 KINDS = {
     ("clients", "availability", "trace"): "trace",
@@ -39,7 +39,7 @@ MOST_BYTES = 1_000_000
 """Size of the largest TOML file that is read."""
 
 
-def read_table(path: Path) -> dict[str, Any]:
+def read_table(path: Path) -> dict[str, Value]:
     """Read a TOML file as a table. Relative paths in it start at the folder of the TOML file.
 
     Raise RayflError if it cannot be read.
@@ -53,8 +53,7 @@ def read_table(path: Path) -> dict[str, Any]:
     return table
 
 
-# Any: a TOML table.
-def _parsed(text: str, source: str) -> dict[str, Any]:
+def _parsed(text: str, source: str) -> dict[str, Value]:
     """The table of a TOML text. Raise TOMLDecodeError for wrong TOML, RayflError for TOML that Python cannot read."""
     # tomllib takes time that grows with the square of a key's length.
     if any(line.partition("=")[0].count(".") > _MOST_DOTS for line in text.splitlines() if "=" in line):
@@ -70,10 +69,9 @@ def _parsed(text: str, source: str) -> dict[str, Any]:
         raise RayflError(f"{source} has a whole number of more than 64 bits; give a smaller one") from None
 
 
-# Any: tables of settings, and settings from Python.
 def with_overrides(
-    table: dict[str, Any], overrides: Sequence[str] = (), settings: Mapping[str, Any] | None = None
-) -> tuple[dict[str, Any], dict[str, list[Any]] | None]:
+    table: dict[str, Value], overrides: Sequence[str] = (), settings: SettingsTable | None = None
+) -> tuple[dict[str, Value], dict[str, list[Value]] | None]:
     """Put overrides, and settings by their dotted keys, into a table. Return the table without `[sweep]`, and the swept
     lists by dotted key; None if nothing is swept.
 
@@ -95,14 +93,13 @@ def with_overrides(
     lists = {key: values for key, values in lists.items() if key not in overridden}
     for text in of_sweep:
         # Each by itself, because one swept key may lie inside another: method and method.lr.
-        alone: dict[str, Any] = {}
+        alone: dict[str, Value] = {}
         override(alone, text)
         lists |= _swept_lists(alone["sweep"])
     return table, lists
 
 
-# Any: a TOML table.
-def _override_all(table: dict[str, Any], overrides: Sequence[str]) -> None:
+def _override_all(table: dict[str, Value], overrides: Sequence[str]) -> None:
     """Put overrides into a table, in their order. Raise RayflError as `override` does, and if one replaces the whole
     table around an earlier one, which would be dropped."""
     for earlier, later in itertools.combinations(overrides, 2):
@@ -116,8 +113,7 @@ def _override_all(table: dict[str, Any], overrides: Sequence[str]) -> None:
         override(table, text)
 
 
-# Any: tables and values of a file.
-def _swept_lists(value: Any, path: tuple[str, ...] = ()) -> dict[str, list[Any]]:
+def _swept_lists(value: Value, path: tuple[str, ...] = ()) -> dict[str, list[Value]]:
     """Return the lists of a `[sweep]` table by their dotted keys, whether nested or not.
 
     Raise RayflError if a value is not a list, or is empty.
@@ -131,8 +127,7 @@ def _swept_lists(value: Any, path: tuple[str, ...] = ()) -> dict[str, list[Any]]
     return {".".join(path): value}
 
 
-# Any: a TOML table.
-def override(table: dict[str, Any], text: str) -> None:
+def override(table: dict[str, Value], text: str) -> None:
     """Put one `key=value` into a table. Relative paths in it start at the current directory.
 
     Raise RayflError if it is not an override, or its key leads through a plain value.
@@ -156,16 +151,14 @@ def split_override(text: str) -> tuple[list[str], str]:
     return path, value
 
 
-# Any: a table, or a value of one.
-def copied(value: Any) -> Any:
+def copied(value: Value) -> Value:
     """A copy of nested tables and lists; the values in them, such as objects from Python, are not copied."""
     if isinstance(value, Mapping):
         return {key: copied(inner) for key, inner in value.items()}
     return [copied(inner) for inner in value] if isinstance(value, list) else value
 
 
-# Any: a TOML table, and a value of it.
-def put(table: dict[str, Any], path: Sequence[str], value: Any, said: str) -> None:
+def put(table: dict[str, Value], path: Sequence[str], value: Value, said: str) -> None:
     """Set a value inside nested tables. Missing tables are made, and a bare name or class on the way becomes a table.
 
     Raise RayflError, which quotes `said`, if the path leads through anything else.
@@ -180,8 +173,7 @@ def put(table: dict[str, Any], path: Sequence[str], value: Any, said: str) -> No
     table[path[-1]] = value
 
 
-# Any: a TOML value.
-def _value(text: str) -> Any:
+def _value(text: str) -> Value:
     """The TOML value of a text; the text itself if it is no TOML or a date."""
     try:
         parsed = _parsed(f"value = {text}", shown(text))
@@ -191,8 +183,7 @@ def _value(text: str) -> Any:
     return text if is_date or len(parsed) > 1 else parsed["value"]
 
 
-# Any: a table of a TOML file, with a [sweep] or without.
-def located(table: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def located(table: SettingsTable, folder: Path) -> dict[str, Value]:
     """The table of a TOML file in `folder`, with its relative paths resolved from there.
 
     Those of data with digests, which a run has recorded, begin in a folder around it, or in the current one.
@@ -208,20 +199,18 @@ def located(table: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     return mapped(table, resolved)
 
 
-# Any: a table.
-def absolute(table: Mapping[str, Any]) -> dict[str, Any]:
+def absolute(table: SettingsTable) -> dict[str, Value]:
     """The table with absolute paths to files."""
     return mapped(table, lambda key, path: str(Path(path).absolute()))
 
 
-# Any: a table, and what is in it.
-def mapped(table: Mapping[str, Any], change: Callable[[tuple[str, ...], str], str]) -> dict[str, Any]:
+def mapped(table: SettingsTable, change: Callable[[tuple[str, ...], str], str]) -> dict[str, Value]:
     """The table with `change(key, path)` in place of every path to a file, also in a [sweep].
 
     In a name that refers to a class in a plugin file only the path is changed.
     """
 
-    def walk(value: Any, path: tuple[str, ...]) -> Any:
+    def walk(value: Value, path: tuple[str, ...]) -> Value:
         if isinstance(value, Mapping):
             return {key: walk(inner, (*path, *str(key).split("."))) for key, inner in value.items()}
         if isinstance(value, list | tuple):
@@ -235,7 +224,7 @@ def mapped(table: Mapping[str, Any], change: Callable[[tuple[str, ...], str], st
     return walk(table, ())
 
 
-def has_whole_digests(data: Mapping[str, Any]) -> bool:
+def has_whole_digests(data: SettingsTable) -> bool:
     """Whether a table of data has the digests of files, and none of an example only."""
     digests = data.get("digest")
     return (

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from numbers import Real
 from pathlib import Path
 from types import MethodType, UnionType
-from typing import Any, NoReturn, ParamSpec, TypeVar
+from typing import NoReturn, ParamSpec, TypeVar
 
 import torch
 
@@ -19,6 +19,7 @@ from rayfl.compress.base import Message
 from rayfl.errors import RayflError, did_you_mean, plugin_line
 from rayfl.methods.base import Finished, Method, Packet, Plan, Reply, ServerHalf, Stage
 from rayfl.rounds.errors import ClientError, HookError, error_text, out_of_memory
+from rayfl.untyped import Anything
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -38,8 +39,7 @@ def checked_hook(hook: Callable[P, T]) -> Callable[P, T]:
         return hook
     kind, wanted, check = _CHECKS[name]
 
-    # Any: P's arguments. Their types would be looked up for each client.
-    def call(*args: Any, **kwargs: Any) -> T:
+    def call(*args: Anything, **kwargs: Anything) -> T:
         try:
             answer = hook(*args, **kwargs)
         except KeyboardInterrupt:
@@ -73,9 +73,8 @@ def _name_of(kind: type, function: Callable[..., object]) -> str | None:
     return next((name for name in _CHECKS if getattr(kind, name, None) is function), None)
 
 
-# Any: what a hook returns.
 def checked(
-    hook: Callable[P, T], wanted: str = "", fits: Callable[[Any], object] = lambda value: True
+    hook: Callable[P, T], wanted: str = "", fits: Callable[[Anything], object] = lambda value: True
 ) -> Callable[P, T]:
     """Wrap a hook of anything but a method: raise HookError if it fails, or if what it returns does not fit `wanted`.
 
@@ -101,8 +100,7 @@ def checked(
     return call
 
 
-# Any: what a hook returns.
-def is_state(state: Any, metrics: Any) -> bool:
+def is_state(state: Anything, metrics: Anything) -> bool:
     """Whether these are a state, tensors by name, and metrics, numbers by name; raise an error that says why not."""
     return _require_state(state, "tensors by name") is None and _metrics(metrics) is None
 
@@ -138,28 +136,27 @@ def _line(method: object, error: BaseException) -> tuple[str, int] | None:
     return None
 
 
-# Any: in all of the following functions a hook's return value.
-def _refuse(returned: Any, wanted: str) -> NoReturn:
+def _refuse(returned: Anything, wanted: str) -> NoReturn:
     what = "nothing" if returned is None else f"a value of type {type(returned).__name__}"
     raise _WrongAnswerError(f"returns {what}; it must return {wanted}")
 
 
-def _evaluated(carry: Any, method: object, args: tuple[Any, ...]) -> None:
+def _evaluated(carry: Anything, method: object, args: tuple[Anything, ...]) -> None:
     if "params" not in carry:
         raise _WrongAnswerError('returns a carry without "params", which is the model to evaluate; put it there')
 
 
-def _stages(stages: Any, method: object, args: tuple[Any, ...]) -> None:
+def _stages(stages: Anything, method: object, args: tuple[Anything, ...]) -> None:
     names = [stage.name if isinstance(stage, Stage) else _refuse(stage, "stages alone") for stage in stages]
     if again := [name for name in names if names.count(name) > 1]:
         raise _WrongAnswerError(f"returns two stages with the name {again[0]!r}; give each a name of its own")
 
 
-def _tree(returned: Any, method: object, args: tuple[Any, ...]) -> None:
+def _tree(returned: Anything, method: object, args: tuple[Anything, ...]) -> None:
     _require_state(returned, "tensors by name")
 
 
-def _require_state(returned: Any, wanted: str, path: str = "") -> None:
+def _require_state(returned: Anything, wanted: str, path: str = "") -> None:
     if not isinstance(returned, dict):
         _refuse(returned, wanted)
     for name, value in returned.items():
@@ -172,7 +169,7 @@ def _require_state(returned: Any, wanted: str, path: str = "") -> None:
             )
 
 
-def _each(values: Any, what: str, wanted: str, fits: Callable[[Any], bool]) -> None:
+def _each(values: Anything, what: str, wanted: str, fits: Callable[[Anything], bool]) -> None:
     """Refuse `values` unless all fit and have names. `what`: what they are; `wanted`: the name of values that fit."""
     if not isinstance(values, Mapping):
         raise _WrongAnswerError(f"returns {what} of type {type(values).__name__}; give {wanted} by name")
@@ -182,27 +179,27 @@ def _each(values: Any, what: str, wanted: str, fits: Callable[[Any], bool]) -> N
             raise _WrongAnswerError(f"returns {what} with {name!r} as a value of type {kind}; give {wanted} by name")
 
 
-def _download(download: Any, method: object, args: tuple[Any, ...]) -> None:
+def _download(download: Anything, method: object, args: tuple[Anything, ...]) -> None:
     _each(download, "a download", "trees or packets", lambda part: isinstance(part, dict | Packet))
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Anything) -> bool:
     """Whether a value is a number; a tensor or an array of one number counts too."""
     return isinstance(value, Real) or (hasattr(value, "shape") and not value.shape)
 
 
-def _metrics(metrics: Any) -> None:
+def _metrics(metrics: Anything) -> None:
     _each(metrics, "metrics", "numbers", _is_number)
 
 
-def _reply(reply: Any, method: object, args: tuple[Any, ...]) -> None:
+def _reply(reply: Anything, method: object, args: tuple[Anything, ...]) -> None:
     wanted = "packets, which ctx.downlink and rayfl.compress make,"
     _each(reply.message, "a message", wanted, lambda part: isinstance(part, Packet))
     _require_state(reply.server_memory, "a Reply whose server_memory is tensors by name")
     _metrics(reply.metrics)
 
 
-def _finished(finished: Any, method: Any, args: tuple[Any, ...]) -> None:
+def _finished(finished: Anything, method: Anything, args: tuple[Anything, ...]) -> None:
     _require_state(finished.state, "a Finished whose state is tensors by name")
     _metrics(finished.metrics)
     if not _is_number(finished.weight):
@@ -214,7 +211,7 @@ def _finished(finished: Any, method: Any, args: tuple[Any, ...]) -> None:
     _sendable(finished.message, method)
 
 
-def _sendable(message: Any, method: Any) -> None:
+def _sendable(message: Anything, method: Anything) -> None:
     wanted = "trees, Differences or packets"
     _each(message, "a message", wanted, lambda part: isinstance(part, dict | tree.Difference | Packet))
     read_alone = getattr(type(method), "store_uplink", ServerHalf.store_uplink) is not ServerHalf.store_uplink
@@ -227,7 +224,7 @@ def _sendable(message: Any, method: Any) -> None:
             )
 
 
-def _updated(returned: Any, method: Any, args: tuple[Any, ...]) -> None:
+def _updated(returned: Anything, method: Anything, args: tuple[Anything, ...]) -> None:
     if len(returned) != 2:
         raise _WrongAnswerError(f"returns {len(returned)} values; it must return {_UPDATE}")
     state, metrics = returned
@@ -248,7 +245,9 @@ def _updated(returned: Any, method: Any, args: tuple[Any, ...]) -> None:
 _CARRY, _STATE, _MODEL = "the carry, tensors by name", "a state, tensors by name", "a model, tensors by name"
 _UPDATE = "the new server state and metrics: return {...}, {}"
 
-_CHECKS: Mapping[str, tuple[type | UnionType, str, Callable[[Any, Any, tuple[Any, ...]], None] | None]] = {
+_CHECKS: Mapping[
+    str, tuple[type | UnionType, str, Callable[[Anything, Anything, tuple[Anything, ...]], None] | None]
+] = {
     "check_model": (object, "anything", None),
     "plan": (Plan, "a Plan", lambda plan, method, args: _stages(plan.stages, method, args)),
     "stages": (tuple | list, "a tuple of stages", _stages),
@@ -278,8 +277,7 @@ _CHECKS: Mapping[str, tuple[type | UnionType, str, Callable[[Any, Any, tuple[Any
 the type is enough. A carry is checked at every step."""
 
 
-# Any: trees, states and memories.
-TreeT = TypeVar("TreeT", bound=Mapping[str, Any])
+TreeT = TypeVar("TreeT", bound=Mapping[str, Anything])
 
 
 class HookInputs:
@@ -291,7 +289,7 @@ class HookInputs:
 
     def __init__(self, method: Method) -> None:
         self.method = method
-        self._trees: list[tuple[str, Mapping[str, Any], int]] = []
+        self._trees: list[tuple[str, Mapping[str, Anything], int]] = []
         self._messages: list[Message] = []
 
     def note(self, what: str, nested: TreeT) -> TreeT:
@@ -320,8 +318,7 @@ class HookInputs:
                 )
 
 
-# Any: leaves of a tree, a state or a memory.
-def _numbers(nested: Mapping[str, Any]) -> dict[str, Any]:
+def _numbers(nested: Mapping[str, Anything]) -> dict[str, Anything]:
     """A tree without masks, which are unpacked into memory of their own and would be kept until the end of the call."""
     return {
         name: _numbers(leaf) if isinstance(leaf, dict) else leaf
@@ -330,6 +327,6 @@ def _numbers(nested: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _writes(nested: Mapping[str, Any]) -> int:
+def _writes(nested: Mapping[str, Anything]) -> int:
     """The number of writes to all tensors of a tree."""
     return sum([_writes(leaf) if isinstance(leaf, dict) else leaf._version for leaf in nested.values()])

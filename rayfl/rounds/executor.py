@@ -4,7 +4,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
 from rayfl.compress.base import Packet
 from rayfl.determinism.torch_flags import fixed
@@ -14,9 +14,10 @@ from rayfl.rounds.resources import Meter, Use
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.worker import Worker
 from rayfl.settings_read import read_here
+from rayfl.untyped import Anything
 
-# Any: only the executor knows the type of its references (a Ray ObjectRef, or the value itself).
-Ref = Any
+Ref = Anything
+"""A reference to a value, of a type that only the executor knows: a Ray ObjectRef, or the value itself."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,7 @@ class Job:
     share an object of the store.
     """
 
-    # Any: a `worker_jobs.WorkerJob`; whoever made the job knows its class.
-    work: Any
+    work: Anything
     inputs: tuple[Ref, ...] = ()
     num_outputs: int = 0
     kept: tuple[range, ...] = ()
@@ -44,7 +44,7 @@ class Job:
 class JobResult:
     """A job's small result, and references to its outputs, which stay on the node where they were made."""
 
-    result: Any
+    result: Anything
     outputs: list[Ref]
 
 
@@ -79,15 +79,15 @@ class Executor(Protocol):
         """Number of workers that take jobs now."""
 
     @abstractmethod
-    def put(self, value: Any) -> Ref:
+    def put(self, value: Anything) -> Ref:
         """Store `value` once, so that every worker can read it."""
 
     @abstractmethod
-    def put_all(self, values: Iterable[Any]) -> list[Ref]:
+    def put_all(self, values: Iterable[Anything]) -> list[Ref]:
         """Store values that later rounds read, each with a reference of its own."""
 
     @abstractmethod
-    def get(self, ref: Ref) -> Any:
+    def get(self, ref: Ref) -> Anything:
         """The value behind a reference."""
 
     @abstractmethod
@@ -129,15 +129,15 @@ class InlineExecutor:
         self.worker = Worker(setup, self._client_done)
         self._on_wave, self._wave = on_wave, Wave("", 0, 0)
 
-    def put(self, value: Any) -> Ref:
+    def put(self, value: Anything) -> Ref:
         """The value itself."""
         return value
 
-    def put_all(self, values: Iterable[Any]) -> list[Ref]:
+    def put_all(self, values: Iterable[Anything]) -> list[Ref]:
         """The values themselves."""
         return [self.put(value) for value in values]
 
-    def get(self, ref: Ref) -> Any:
+    def get(self, ref: Ref) -> Anything:
         """The value itself."""
         return ref
 

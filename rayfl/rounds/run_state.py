@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from rayfl import tree
 from rayfl.determinism.addition_order import runs
@@ -13,6 +12,7 @@ from rayfl.rounds.executor import Executor, Job, JobResult, Ref
 from rayfl.rounds.ledger import Ledger
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.worker_jobs import ClientJob, ClientOutputs, RoundInputs, Slots
+from rayfl.untyped import Anything
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,7 @@ class CurrentRound:
         """The number of this round, from 0."""
         return self.inputs.round
 
-    # Any: the fields of `RoundInputs`.
-    def change_inputs(self, **fields: Any) -> None:
+    def change_inputs(self, **fields: Anything) -> None:
         """Replace fields of `inputs` for the calls that follow."""
         self.inputs, self._put = replace(self.inputs, **fields), None
 

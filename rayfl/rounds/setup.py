@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -43,10 +43,10 @@ from rayfl.settings_read import ThirdPartySetting
 from rayfl.task import NetworkTask
 from rayfl.topology.graphs import Topology, link_weights
 from rayfl.topology.mixing import Exchange
+from rayfl.untyped import Anything, Value
 
 
-# Any: names, tables and metrics.
-def _several(given: Any) -> Sequence[Any]:
+def _several(given: Value) -> Sequence[Value]:
     """A list of metrics; a single one needs no list. Raise RayflError for an empty list."""
     if isinstance(given, list | tuple) and not given:
         raise RayflError("=[] names none; leave it out to have those of the task", ("metrics",))
@@ -124,8 +124,7 @@ class Setup:
     unread: Sequence[ThirdPartySetting] = ()
     """Settings of third-party classes that no code had read when this was made."""
 
-    # Any: fields and what was computed from them.
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, Anything]:
         # Pickle reads in order: plug-in files must be loaded before objects of their classes.
         # Each process makes the fields that are left out from the others, without a copy of the initial arrays.
         fields = {

@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from io import BufferedReader
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 from pydantic import Field
 
@@ -38,6 +38,7 @@ from rayfl.run_directory.checkpoint_folders import MANIFEST, STATES, DamagedFile
 from rayfl.run_directory.disk import Stamp, portions, stamp, write_json
 from rayfl.run_directory.states import load_states, save_states
 from rayfl.settings import Settings, shown
+from rayfl.untyped import Anything, Json
 from rayfl.version import __version__
 
 SERVER = "server.safetensors"
@@ -213,8 +214,7 @@ def _measured(file: BufferedReader) -> File:
     return File(bytes=os.fstat(file.fileno()).st_size, sha256=hashlib.file_digest(file, "sha256").hexdigest())
 
 
-# Any: JSON.
-def _checksum(about: Mapping[str, Any]) -> str:
+def _checksum(about: Mapping[str, Json]) -> str:
     """SHA-256 of a manifest without its checksum; spaces and the order of keys do not change it."""
     return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
 
@@ -287,8 +287,7 @@ def _read_manifest(folder: Path) -> Manifest:
 def _read(folder: Path, about: Manifest, executor: Executor) -> RunState:
     """The run state in a checkpoint whose files are as they were written. Raise DamagedFile if it holds none."""
 
-    # Any: a state's leaf, and what stands for it.
-    def with_handles(leaf: Any) -> Any:
+    def with_handles(leaf: Anything) -> Anything:
         """A state with a handle in place of every packet."""
         if isinstance(leaf, Mapping):
             return {name: with_handles(inner) for name, inner in leaf.items()}

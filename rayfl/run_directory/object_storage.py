@@ -10,12 +10,12 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
 from rayfl.errors import RayflError, reason
 from rayfl.run_directory.disk import DiskError
 from rayfl.settings import shown
+from rayfl.untyped import Foreign
 
 _SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss")
 """Storages in which a file appears when it is closed, and folders need not be made."""
@@ -170,8 +170,7 @@ class Storage:
             raise StorageError(_words(error)) from error
 
 
-# Any: a file system of pyarrow.
-def _limited(files: Any) -> Any:
+def _limited(files: Foreign) -> Foreign:
     """The same S3 with limits of time, which a URL cannot have: pyarrow's own are 31 tries of a request."""
     from pyarrow.fs import AwsStandardS3RetryStrategy, S3FileSystem
 

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -26,14 +25,14 @@ from rayfl.methods.base import Method
 from rayfl.run_directory.checkpoint_folders import DamagedFile
 from rayfl.run_directory.disk import safetensors_errors
 from rayfl.tree import ArrayTree, PackedBits
+from rayfl.untyped import Anything, Foreign, Json
 
 _LAYOUT = "layout"
 _CODECS = "rayfl.compress."
 """The package of the classes that a file may name."""
 
 
-# Any: a state's leaf, or the value of a JSON object.
-def _describe(leaf: Any, path: str, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+def _describe(leaf: Anything, path: str, arrays: dict[str, np.ndarray]) -> dict[str, Json]:
     """The description of a leaf or a tree at `path`; its arrays are added to `arrays`."""
     if isinstance(leaf, Mapping):
         return {"tree": {name: _describe(inner, f"{path}/{name}", arrays) for name, inner in leaf.items()}}
@@ -80,8 +79,7 @@ def load_states(path: Path) -> Iterator[tuple[str, ArrayTree]]:
         raise DamagedFile(f"{path} is not a state file ({type(error).__name__}: {error})") from error
 
 
-# Any: safetensors' reader has no public type, and JSON is anything.
-def _read(file: Any, description: Mapping[str, Any]) -> Any:
+def _read(file: Foreign, description: Mapping[str, Json]) -> Anything:
     if "tree" in description:
         return {name: _read(file, inner) for name, inner in description["tree"].items()}
     if "array" in description:
@@ -97,16 +95,14 @@ def _read(file: Any, description: Mapping[str, Any]) -> Any:
     return Packet(parts, codec)
 
 
-# Any: safetensors' reader, and a key of JSON.
-def _array(file: Any, key: Any) -> np.ndarray:
+def _array(file: Foreign, key: Json) -> np.ndarray:
     array = file.get_tensor(key)
     # Raises an error for a type that no tensor has.
     torch.from_numpy(array[:0] if array.ndim else array)
     return array
 
 
-# Any: JSON.
-def _packed(bits: np.ndarray, shape: Any) -> PackedBits:
+def _packed(bits: np.ndarray, shape: Json) -> PackedBits:
     """A boolean tensor. Raise RayflError unless there are as many bits as its shape has entries."""
     whole = isinstance(shape, list) and all(type(size) is int and size >= 0 for size in shape)
     if not whole or bits.dtype != np.uint8 or bits.shape != (-(-math.prod(shape) // 8),):
@@ -114,8 +110,7 @@ def _packed(bits: np.ndarray, shape: Any) -> PackedBits:
     return PackedBits(bits, tuple(shape))
 
 
-# Any: a codec, or a setting of one; the result is what JSON writes.
-def _codec_to_json(value: Any) -> Any:
+def _codec_to_json(value: Anything) -> Json:
     if not dataclasses.is_dataclass(value):
         return value
     kind = type(value)
@@ -125,8 +120,7 @@ def _codec_to_json(value: Any) -> Any:
     return {"codec": f"{prefix}{kind.__name__}", "settings": settings}
 
 
-# Any: the inverse of `_codec_to_json`, from JSON.
-def _codec_from_json(value: Any) -> Any:
+def _codec_from_json(value: Json) -> Anything:
     """A codec, or a part of one. One of ours is found by its name below rayfl.compress, another by its module, if the
     experiment has imported a compressor or a method from that package. No other class is instantiated."""
     if isinstance(value, list):
