@@ -65,62 +65,6 @@ class Divisible(Protocol):
 
 
 @dataclass(frozen=True)
-class WholeTensorCodec(ABC):
-    """A codec whose packets send every entry; a subclass reads the tensors one by one."""
-
-    shapes: Shapes
-
-    @abstractmethod
-    def read(self, parts: Buffers, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """The decoded tensor `name`, with its entries row by row in any shape."""
-
-    def decode(self, parts: Buffers) -> Tree:
-        return {name: self.read(parts, name, shape).view(shape) for name, shape in self.shapes}
-
-    def support(self, parts: Buffers) -> Tree:
-        """True everywhere."""
-        return masks_of(self.shapes, True)
-
-    def num_values(self, parts: Buffers) -> int:
-        return sum(math.prod(shape) for _, shape in self.shapes)
-
-    def add_to(self, parts: Buffers, total: Tree, weight: float) -> None:
-        _add(self.decode(parts), total, weight)
-
-
-@dataclass(frozen=True, eq=False)
-class PositionedCodec(ABC):
-    """A codec whose packets send values at positions; a subclass reads them."""
-
-    shapes: Shapes
-
-    @abstractmethod
-    def read(self, parts: Buffers) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-        """Each tensor's name, int64 positions [count] without repetition, and float32 values [count]."""
-
-    def decode(self, parts: Buffers) -> Tree:
-        decoded = zeros_of(self.shapes)
-        for name, positions, values in self.read(parts):
-            decoded[name].view(-1).scatter_(0, positions, values)
-        return decoded
-
-    def support(self, parts: Buffers) -> Tree:
-        masks = masks_of(self.shapes, False)
-        for name, positions, _ in self.read(parts):
-            masks[name].view(-1)[positions] = True
-        return masks
-
-    def num_values(self, parts: Buffers) -> int:
-        return sum(positions.numel() for _, positions, _ in self.read(parts))
-
-    def add_to(self, parts: Buffers, total: Tree, weight: float) -> None:
-        """Add at the sent positions only; every tensor of `total` must be contiguous."""
-        for name, positions, values in self.read(parts):
-            tensor = total[name]
-            tensor.view(-1).index_add_(0, positions.to(tensor.device), (values * weight).to(tensor))
-
-
-@dataclass(frozen=True)
 class Packet:
     """Encoded buffers and the codec that reads them.
 
@@ -195,7 +139,7 @@ class Opened(Packet):
 
     def add_to(self, total: Tree, weight: float) -> None:
         # Adding the decoded tree takes a twentieth of the time of finding positions, even if few entries were sent.
-        _add(self._decoded, total, weight)
+        add_decoded(self._decoded, total, weight)
 
     @cached_property
     def _decoded(self) -> Tree:
@@ -259,7 +203,7 @@ def masks_of(shapes: Shapes, sent: bool) -> Tree:
     return {name: torch.full(shape, sent) for name, shape in shapes}
 
 
-def _add(decoded: Tree, total: Tree, weight: float) -> None:
+def add_decoded(decoded: Tree, total: Tree, weight: float) -> None:
     """total += weight * decoded, in place."""
     for name, tensor in decoded.items():
         _add_scaled(total[name], tensor.to(total[name].device), weight)

@@ -9,7 +9,8 @@ import torch
 from pydantic import Field, model_validator
 
 from rayfl.choices.kinds import TO_TABLE, from_table
-from rayfl.compress.base import Buffers, Compressor, Packet, PositionedCodec, Quantizer, RayflError, Tree, shapes_of
+from rayfl.compress.base import Buffers, Compressor, Packet, Quantizer, RayflError, Tree, shapes_of
+from rayfl.compress.codecs import PositionedCodec
 from rayfl.compress.positions import decode_counted, encode_counted
 from rayfl.compress.quantize import QSGD
 from rayfl.compress.sparse import SEED, Draw, Sparsifier, TopK, seed_of, sizes_of

@@ -7,7 +7,8 @@ from typing import Literal
 import numpy as np
 import torch
 
-from rayfl.compress.base import Buffers, Compressor, Field, Packet, PositionedCodec, Tree, entries, shapes_of
+from rayfl.compress.base import Buffers, Compressor, Field, Packet, Tree, entries, shapes_of
+from rayfl.compress.codecs import PositionedCodec
 from rayfl.compress.dense import Dense
 from rayfl.compress.largest import top_k_mask
 from rayfl.compress.sparse import SEED, KeepRatio, kept_entries, seed_of, sizes_of

@@ -18,11 +18,11 @@ from rayfl.compress.base import (
     Packet,
     Quantizer,
     Tree,
-    WholeTensorCodec,
     cuts,
     device_of,
     shapes_of,
 )
+from rayfl.compress.codecs import WholeTensorCodec
 from rayfl.compress.values import (
     UNIT_ROUNDOFF,
     ValueType,

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 from rayfl.compress import bits as packed
-from rayfl.compress.base import Buffers, Field, Packet, Quantizer, Tree, WholeTensorCodec, entries, shapes_of
+from rayfl.compress.base import Buffers, Field, Packet, Quantizer, Tree, entries, shapes_of
+from rayfl.compress.codecs import WholeTensorCodec
 from rayfl.compress.sparse import SEED
 
 NUMBERS = [

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import torch
 
 from rayfl import tree
-from rayfl.compress.base import Buffers, Codec, Packet, Shapes, WholeTensorCodec, shapes_of
+from rayfl.compress.base import Buffers, Codec, Packet, Shapes, shapes_of
+from rayfl.compress.codecs import WholeTensorCodec
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rayfl.compress.base import Buffers, Codec, Packet, RayflError, Shapes, Tree, WholeTensorCodec, shapes_of
+from rayfl.compress.base import Buffers, Codec, Packet, RayflError, Shapes, Tree, shapes_of
+from rayfl.compress.codecs import WholeTensorCodec
 from rayfl.compress.feedback import Around
 from rayfl.tree import num_entries
 

@@ -9,9 +9,7 @@ import torch
 from rayfl.compress.base import (
     Buffers,
     Packet,
-    PositionedCodec,
     Tree,
-    WholeTensorCodec,
     cuts,
     decode_values,
     encode_values,
@@ -20,6 +18,7 @@ from rayfl.compress.base import (
     shapes_of,
     unpack_bits,
 )
+from rayfl.compress.codecs import PositionedCodec, WholeTensorCodec
 from rayfl.compress.golomb import decode_golomb, encode_golomb, low_bits
 
 

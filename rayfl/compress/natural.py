@@ -6,7 +6,8 @@ import numpy as np
 import torch
 
 from rayfl.compress import bits
-from rayfl.compress.base import Buffers, Packet, Quantizer, Tree, WholeTensorCodec, entries, shapes_of
+from rayfl.compress.base import Buffers, Packet, Quantizer, Tree, entries, shapes_of
+from rayfl.compress.codecs import WholeTensorCodec
 
 MANTISSA_BITS = 23
 MANTISSA = np.uint32((1 << MANTISSA_BITS) - 1)

@@ -9,12 +9,12 @@ from rayfl.compress.base import (
     Field,
     Packet,
     Tree,
-    WholeTensorCodec,
     decode_values,
     encode_values,
     entries,
     shapes_of,
 )
+from rayfl.compress.codecs import WholeTensorCodec
 
 
 class PowerCodec(WholeTensorCodec):

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 
 from rayfl.compress import bits
-from rayfl.compress.base import Buffers, Field, Packet, Quantizer, Tree, WholeTensorCodec, entries, shapes_of
+from rayfl.compress.base import Buffers, Field, Packet, Quantizer, Tree, entries, shapes_of
+from rayfl.compress.codecs import WholeTensorCodec
 
 Norm = Literal["1", "2", "inf"]
 Coding = Literal["fixed", "elias"]

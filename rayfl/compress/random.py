@@ -7,7 +7,8 @@ from typing import Literal
 import numpy as np
 import torch
 
-from rayfl.compress.base import Buffers, Compressor, Field, Packet, Tree, WholeTensorCodec, masks_of, shapes_of
+from rayfl.compress.base import Buffers, Compressor, Field, Packet, Tree, masks_of, shapes_of
+from rayfl.compress.codecs import WholeTensorCodec
 from rayfl.compress.sparse import (
     KeptShare,
     Scope,

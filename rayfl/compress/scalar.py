@@ -3,7 +3,8 @@
 import numpy as np
 import torch
 
-from rayfl.compress.base import Buffers, Packet, WholeTensorCodec, encode_values, entries
+from rayfl.compress.base import Buffers, Packet, encode_values, entries
+from rayfl.compress.codecs import WholeTensorCodec
 from rayfl.compress.dense import DenseCodec
 
 

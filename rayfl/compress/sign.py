@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from rayfl.compress import bits
-from rayfl.compress.base import Buffers, Packet, Quantizer, Tree, WholeTensorCodec, pack_bits, shapes_of
+from rayfl.compress.base import Buffers, Packet, Quantizer, Tree, pack_bits, shapes_of
+from rayfl.compress.codecs import WholeTensorCodec
 from rayfl.compress.values import entries, entries_on_device, is_on_device
 from rayfl.data.device import upload
 

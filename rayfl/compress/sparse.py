@@ -17,13 +17,13 @@ from rayfl.compress.base import (
     Compressor,
     Field,
     Packet,
-    PositionedCodec,
     RayflError,
     Shapes,
     Tree,
     masks_of,
     shapes_of,
 )
+from rayfl.compress.codecs import PositionedCodec
 from rayfl.compress.largest import top_k_of_each, top_k_positions
 from rayfl.compress.positions import (
     cut_positions,

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from rayfl.compress.base import Buffers, Packet, PositionedCodec, Tree, entries, shapes_of
+from rayfl.compress.base import Buffers, Packet, Tree, entries, shapes_of
+from rayfl.compress.codecs import PositionedCodec
 from rayfl.compress.golomb import decode_golomb, encode_golomb, low_bits
 from rayfl.compress.largest import top_k_positions
 from rayfl.compress.sign import ROUNDING
