@@ -12,7 +12,7 @@ from torch.nn import functional
 from rayfl import Experiment
 from rayfl.data.batches import Batch
 from rayfl.experiment.prepare import prepare
-from rayfl.methods.shared.own_parts import ClientTask
+from rayfl.methods.shared.client_task import ClientTask
 from rayfl.models.batch_norm import Rows, count_rows
 from rayfl.rounds.setup import Setup
 from rayfl.task import NetworkTask

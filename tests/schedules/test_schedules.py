@@ -15,7 +15,6 @@ from rayfl.experiment.prepare import prepare
 from rayfl.methods.server.fedavg import FedAvg
 from rayfl.report.figures import sections
 from rayfl.report.groups import group_runs
-from rayfl.rounds.errors import HookError, MethodError
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.ledger import RoundRecord
 from rayfl.rounds.setup import Setup
@@ -351,44 +350,6 @@ def test_the_page_draws_staleness_and_idle_places(tmp_path: Path):
     assert "Simulated time so far, s" in str(drawn["Staleness of messages"].chart)
     # No place is ever idle.
     assert drawn["Idle share"].caption.startswith("0 (0 to 1), the same at all times.")
-
-
-WRONG = """
-from rayfl.schedules.base import Schedule
-
-
-class Broken(Schedule):
-    def due(self, now):
-        return now.second / 0
-"""
-
-
-def test_somebodys_schedule_that_fails(tmp_path: Path):
-    (tmp_path / "wrong.py").write_text(WRONG)
-    with pytest.raises(MethodError, match=r"round 0: Broken\.due.*ZeroDivisionError.*wrong\.py:7"):
-        play(here(f"{tmp_path}/wrong.py:Broken"))
-
-
-@pytest.mark.parametrize(
-    ("hook", "match"),
-    [
-        ("def due(self, now): return None", "round 0: Broken.due must return a number of seconds; it returns None"),
-        ("def due(self, now): return float('nan')", "due must return .* it returns nan"),
-        ("def begins(self, now): return 1.5", "Broken.begins must return a whole number; it returns 1.5"),
-        (
-            "def scale(self, staleness): return float('inf')",
-            "scale must return a finite number, or None; it returns inf",
-        ),
-        ("def scale(self, staleness): return 'half'", "Broken.scale must return .* 'half'"),
-        ("mixes_models = True", "Broken.due waits for several messages; mixes_models"),
-        ("def check(self, places, num_clients): return 1 / 0", "Broken.check: ZeroDivisionError"),
-    ],
-)
-def test_what_somebodys_schedule_must_return(hook: str, match: str, tmp_path: Path):
-    head = WRONG.replace("now.second / 0", "-math.inf if now.arrived >= 2 else math.inf")
-    (tmp_path / "wrong.py").write_text(f"import math\n{head}\n    {hook}\n")
-    with pytest.raises((MethodError, HookError), match=match):
-        play(here(f"{tmp_path}/wrong.py:Broken", rounds=1))
 
 
 def test_rounds_that_evaluate_evaluate_all_that_arrived():
