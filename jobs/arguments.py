@@ -90,7 +90,7 @@ class WithSettings(click.Command):
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             from rayfl.experiment.experiment import CHOSEN, Experiment
-            from rayfl.experiment.unknown_keys import places
+            from rayfl.experiment.unknown_keys import keys_meant_by
 
             option = error.option_name
             # --lr=0.1, or --lr 0.1
@@ -98,7 +98,7 @@ class WithSettings(click.Command):
             word = value[1] if value else "VALUE"
             if (
                 option == "--output"
-                or (key := next(iter(places(option.lstrip("-"), Experiment, CHOSEN)), None)) is None
+                or (key := next(iter(keys_meant_by(option.lstrip("-"), Experiment, CHOSEN)), None)) is None
             ):
                 raise
             raise RayflError(f"there is no option {option}; settings are written KEY=VALUE: {key}={word}") from None

@@ -187,13 +187,13 @@ def note(directory: Path, text: str | None, tag: Sequence[str], untag: Sequence[
 
 
 @click.command()
-@click.argument("place", metavar="RUN", type=PLACE)
-def show(place: Path | str) -> None:
+@click.argument("location", metavar="RUN", type=PLACE)
+def show(location: Path | str) -> None:
     """Show a run's experiment, platform and results. RUN is its directory or URL."""
     with Display("loading") as display:
         from jobs import reporting
 
-        reporting.show(place, display)
+        reporting.show(location, display)
 
 
 COMMANDS = (report, compare, table, ls, show, prune, pack, note)

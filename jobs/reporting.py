@@ -27,16 +27,16 @@ WIDTH = 150
 """Letters of a line in which a comparison is printed."""
 
 
-def print_json(places: Sequence[Path | str], display: Display) -> None:
+def print_json(locations: Sequence[Path | str], display: Display) -> None:
     """Print the numbers of runs as JSON."""
-    runs = _runs(places, display)
+    runs = _runs(locations, display)
     display.close()
     # JSON has no infinity and no NaN.
     say(json.dumps(json.loads(json.dumps([summary(run) for run in runs]), parse_constant=lambda name: None), indent=2))
 
 
 def write_page(
-    places: Sequence[Path | str],
+    locations: Sequence[Path | str],
     output: Path | None,
     figures: Path | None,
     settings: Mapping[str, object],
@@ -45,7 +45,7 @@ def write_page(
 ) -> None:
     """Write a page about runs, and print its tables and its path. `settings`: options of `[report]`; `figures`: a
     folder for its figures and tables as files."""
-    runs = _runs(places, display)
+    runs = _runs(locations, display)
     options = _agreed(runs, settings)
     if len(runs) == 1 and "tables" in settings:
         raise RayflError("--rows, --columns and --baseline compare several runs; use: rayfl table")
@@ -53,7 +53,7 @@ def write_page(
     from rayfl.report.page import report, write_figures
 
     # The folder of the one run or sweep, else the working directory.
-    here = places[0] if len(places) == 1 and isinstance(places[0], Path) else Path().absolute()
+    here = locations[0] if len(locations) == 1 and isinstance(locations[0], Path) else Path().absolute()
     path = output or here / ("report.html" if len(runs) == 1 else "comparison.html")
     if figures is not None:
         write_figures(runs, figures, options, overwrite)
@@ -67,7 +67,7 @@ def write_page(
 
 
 def print_tables(
-    places: Sequence[Path | str],
+    locations: Sequence[Path | str],
     written: str | None,
     output: Path | None,
     settings: Mapping[str, object],
@@ -78,7 +78,7 @@ def print_tables(
     what the ending of `output` says, else text. `settings`: options of `[report]`."""
     from rayfl.report.pivot import Pivot, pivots
 
-    runs = _runs(places, display)
+    runs = _runs(locations, display)
     tables = pivots(group_runs(runs), _agreed(runs, settings))
     if not tables:
         raise RayflError("no table fits the sweep by itself: name its --rows, and its --columns")
@@ -91,9 +91,9 @@ def print_tables(
     say(content if output is None else f"table: {output}")
 
 
-def compare(places: Sequence[Path | str], settings: Mapping[str, object], display: Display) -> None:
+def compare(locations: Sequence[Path | str], settings: Mapping[str, object], display: Display) -> None:
     """Print runs side by side. `settings`: options of `[report]`."""
-    runs = _runs(places, display)
+    runs = _runs(locations, display)
     options = _agreed(runs, settings)
     display.close()
     print_comparison(runs, options)
@@ -112,10 +112,10 @@ def list_runs(folder: Path, where: Mapping[str, str], display: Display) -> None:
     say(f"{wording.counted(len(listing.rows), 'run') if listing.rows else 'no runs'}{such} in {folder}")
 
 
-def show(place: Path | str, display: Display) -> None:
+def show(location: Path | str, display: Display) -> None:
     """Print the experiment, the platform and the results of a run."""
     display.stage("reading the run")
-    run = read_run(_to_read(place))
+    run = read_run(_to_read(location))
     tables = [
         (result_table(summary(run)), 100),
         *((rich_table(*titled), 150) for titled in over_clients(group_runs([run]))),
@@ -124,21 +124,25 @@ def show(place: Path | str, display: Display) -> None:
     say(description(run))
     for table, width in tables:
         print_table(table, width)
-    say(standing(run, place if isinstance(place, str) else None))
+    say(standing(run, location if isinstance(location, str) else None))
 
 
-def _runs(places: Sequence[Path | str], display: Display) -> list[Run]:
+def _runs(locations: Sequence[Path | str], display: Display) -> list[Run]:
     """The runs in directories and at URLs; a sweep's directory stands for all its runs."""
     display.stage("reading the runs")
-    directories = ([_to_read(place)] if isinstance(place, str) else run_directories(place) for place in places)
-    return [read_run(directory) for some in directories for directory in some]
+    directories = [
+        directory
+        for location in locations
+        for directory in (run_directories(location) if isinstance(location, Path) else [_to_read(location)])
+    ]
+    return [read_run(directory) for directory in directories]
 
 
-def _to_read(place: Path | str) -> Path:
+def _to_read(location: Path | str) -> Path:
     """The directory of a run. For a URL, a temporary copy of what is read."""
-    if isinstance(place, Path):
-        return place
-    return copy_for_reading(place, ("checkpoints/", "models/global", "tensorboard/", "wandb/"))
+    if isinstance(location, Path):
+        return location
+    return copy_for_reading(location, ("checkpoints/", "models/global", "tensorboard/", "wandb/"))
 
 
 def _agreed(runs: Sequence[Run], settings: Mapping[str, object]) -> ReportOptions:
@@ -217,7 +221,7 @@ def description(run: Run) -> str:
 
 
 def standing(run: Run, url: str | None = None) -> str:
-    """The state of a run, its place, and the command that continues it or draws its page.
+    """The state of a run, its location, and the command that continues it or draws its page.
 
     `url`: where the run lies in object storage; `run.directory` is then a temporary copy.
     """

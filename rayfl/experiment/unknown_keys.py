@@ -70,12 +70,12 @@ def explained(error: UnknownKey, experiment: type[Settings], chosen: Chosen, tab
     if parts := [key for key in error.known if len(keys) == 2 and _plain(word) in key.split("_")]:
         return _meant(error, parts)
     is_near = word not in OTHER_WORDS and difflib.get_close_matches(word, error.known)
-    keys_meant = places(word, experiment, chosen)
+    keys_meant = keys_meant_by(word, experiment, chosen)
     # A word of several other tables says nothing about this one.
     return error if is_near or not keys_meant or (choices and len(keys_meant) > 1) else _meant(error, keys_meant)
 
 
-def places(word: str, experiment: type[Settings], chosen: Chosen) -> list[str]:
+def keys_meant_by(word: str, experiment: type[Settings], chosen: Chosen) -> list[str]:
     """The dotted keys that a word may mean: ours for another tool's word, else all keys that end in it."""
     plain = _plain(word)
     meant = OTHER_WORDS.get(plain)

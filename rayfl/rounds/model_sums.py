@@ -41,7 +41,7 @@ class ModelSums(NamedTuple):
     @property
     def total(self) -> SplitSums:
         """The sums over all examples."""
-        sums = {place: _of_rows(rows) for place, rows in self.rows.items()}
+        sums = {index: _of_rows(rows) for index, rows in self.rows.items()}
         return SplitSums(self.others.num_examples, {**sums, **self.others.sums})
 
 
@@ -104,12 +104,12 @@ def _of_batch(setup: Setup, params: Tree, batch: Batch, keep_outputs: bool) -> M
     outputs = checked_hook(setup.method.outputs)(params, batch)
     predictions = task.predictions(outputs, setup.metrics)
     rows, sums = dict[int, np.ndarray](), dict[int, ArrayTree]()
-    for place, metric in enumerate(setup.metrics):
+    for index, metric in enumerate(setup.metrics):
         if isinstance(metric, PerExample):
             each = metric.each(outputs if isinstance(metric, Loss) else predictions, batch.labels)
-            rows[place] = torch.stack([row.double() for row in each]).cpu().numpy()
+            rows[index] = torch.stack([row.double() for row in each]).cpu().numpy()
         else:
-            sums[place] = as_arrays(metric.measure(predictions, batch.labels))
+            sums[index] = as_arrays(metric.measure(predictions, batch.labels))
     kept = predictions.float().cpu().numpy() if keep_outputs else None
     return ModelSums(rows, SplitSums(len(batch.labels), sums), kept)
 
@@ -122,7 +122,7 @@ def joined(parts: Sequence[ModelSums]) -> ModelSums:
         for client, sums in (part.by_client or {}).items():
             by_client.setdefault(client, []).append(sums)
     return ModelSums(
-        {place: np.concatenate([part.rows[place] for part in parts], axis=1) for place in parts[0].rows},
+        {index: np.concatenate([part.rows[index] for part in parts], axis=1) for index in parts[0].rows},
         SplitSums.added([part.others for part in parts]),
         np.concatenate(outputs) if outputs else None,
         {client: SplitSums.added(sums) for client, sums in by_client.items()},
@@ -151,7 +151,7 @@ def of_client(setup: Setup, pooled: ModelSums, client: int) -> SplitSums:
     elif pooled.others.sums:
         assert pooled.by_client is not None, "own splits were not measured"
         others = pooled.by_client[client]
-    rows = {place: _of_rows(rows[:, split]) for place, rows in pooled.rows.items()}
+    rows = {index: _of_rows(rows[:, split]) for index, rows in pooled.rows.items()}
     return SplitSums(len(split), {**rows, **others.sums})
 
 
@@ -159,7 +159,7 @@ def _of_outputs(setup: Setup, pooled: ModelSums, outputs: np.ndarray, rows: np.n
     """The sums of the metrics that need the outputs [n, ...] of the pooled test examples `rows` [n]."""
     given = torch.from_numpy(outputs), torch.from_numpy(setup.dataset.test.labels[rows])
     return SplitSums(
-        len(rows), {place: as_arrays(setup.metrics[place].measure(*given)) for place in pooled.others.sums}
+        len(rows), {index: as_arrays(setup.metrics[index].measure(*given)) for index in pooled.others.sums}
     )
 
 
@@ -169,8 +169,8 @@ def values(setup: Setup, sums: Mapping[int, ArrayTree], of_client: bool = False)
     A NaN made of finite sums is undefined, and becomes None; a NaN made of others says that the model has diverged.
     """
     by_name: dict[str, float | None] = {}
-    for place, metric_sums in sums.items():
-        metric = setup.metrics[place]
+    for index, metric_sums in sums.items():
+        metric = setup.metrics[index]
         # Without tensors the value of a mean takes a fraction of the time, which matters with many clients.
         is_mean = type(metric).value is PerExample.value
         named = metric.value(

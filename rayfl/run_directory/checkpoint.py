@@ -90,7 +90,7 @@ class Saved(NamedTuple):
     `stamps`: those of its files of states.
     """
 
-    place: Path
+    folder: Path
     round: int
     held: Mapping[str, Held]
     files: Mapping[str, File]
@@ -163,8 +163,8 @@ def _shared(folder: Path, run_state: RunState, before: Saved) -> dict[str, Held]
         if is_kept and len(same) >= LEAST_USED * size and (name not in small or len(small) <= MOST_SMALL):
             # A file system without links, or a file that somebody has changed or removed: its states are written anew.
             with suppress(OSError):
-                if stamp(before.place / name) == before.stamps[name]:
-                    os.link(before.place / name, folder / name)
+                if stamp(before.folder / name) == before.stamps[name]:
+                    os.link(before.folder / name, folder / name)
                     shared[name] = (same, size)
     return shared
 
