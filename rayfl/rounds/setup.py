@@ -53,7 +53,7 @@ def _several(given: Value) -> Sequence[Value]:
     return given if isinstance(given, list | tuple) else (given,)
 
 
-Metrics = Annotated[tuple[Annotated[Metric, from_table(Metric), TO_TABLE], ...], BeforeValidator(_several)]
+ChosenMetrics = Annotated[tuple[Annotated[Metric, from_table(Metric), TO_TABLE], ...], BeforeValidator(_several)]
 
 
 class Evaluation(Settings):
@@ -79,7 +79,7 @@ class Evaluation(Settings):
         description="evaluate only this number of clients, drawn once from the seed; default: all; unseen clients are "
         "not counted, and all of them are evaluated",
     )
-    metrics: Metrics | None = Field(
+    metrics: ChosenMetrics | None = Field(
         default=None, description="metrics, each by its name or as a table; default: those of the task"
     )
     merged: bool = Field(
