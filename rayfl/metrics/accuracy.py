@@ -2,7 +2,8 @@
 
 import torch
 
-from rayfl.metrics.base import Field, PerExample, RayflError, Targets, are_labels, sizes
+from rayfl.metrics.base import Field, PerExample, RayflError, Targets, sizes
+from rayfl.metrics.targets import are_labels
 
 
 class Accuracy(PerExample):

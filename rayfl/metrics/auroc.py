@@ -2,7 +2,8 @@
 
 import torch
 
-from rayfl.metrics.base import Facts, Field, Metric, MetricSums, MetricValues, are_labels, flat
+from rayfl.metrics.base import Facts, Field, Metric, MetricSums, MetricValues
+from rayfl.metrics.targets import are_labels, flat
 
 RANGE = 16.0
 """Logits are clipped to +-RANGE; a probability of 1e-7 lies beyond."""

@@ -2,7 +2,8 @@
 
 import torch
 
-from rayfl.metrics.base import Field, Metric, MetricSums, MetricValues, are_labels, flat, ratio
+from rayfl.metrics.base import Field, Metric, MetricSums, MetricValues, ratio
+from rayfl.metrics.targets import are_labels, flat
 
 
 class CalibrationError(Metric):

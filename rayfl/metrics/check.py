@@ -6,8 +6,9 @@ from numbers import Real
 import torch
 
 from rayfl.errors import RayflError, one_line, plugin_line
-from rayfl.metrics.base import Facts, Metric, MetricSums, MetricValues, PerExample, kind_of
+from rayfl.metrics.base import Facts, Metric, MetricSums, MetricValues, PerExample
 from rayfl.metrics.loss import Loss
+from rayfl.metrics.targets import kind_of
 from rayfl.settings import shown
 
 

@@ -8,8 +8,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from rayfl.metrics.accuracy import over_example
-from rayfl.metrics.base import LossOf, PerExample, are_labels
+from rayfl.metrics.base import LossOf, PerExample
 from rayfl.metrics.facts import LOSS, Facts
+from rayfl.metrics.targets import are_labels
 
 
 class Loss(PerExample):

@@ -8,7 +8,8 @@ from typing import ClassVar, Self
 import torch
 from pydantic import PrivateAttr
 
-from rayfl.metrics.base import Metric, MetricSums, MetricValues, are_labels, flat, ratio
+from rayfl.metrics.base import Metric, MetricSums, MetricValues, ratio
+from rayfl.metrics.targets import are_labels, flat
 
 
 class ByName(Metric):
