@@ -8,7 +8,6 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,6 +21,7 @@ from rayfl.models.flops import Uses
 from rayfl.network import Network
 from rayfl.tasks.base import Task
 from rayfl.tree import Tree
+from rayfl.untyped import Outputs
 
 Objective = Callable[[Tree, Batch], torch.Tensor]
 
@@ -183,8 +183,7 @@ class NetworkTask(BoundTask):
         # Under autocast the layer's input may be bf16.
         return self.task.mean_loss(outputs, batch.labels, batch.weights), seen[-1].float()
 
-    # Any: a tensor, a tuple or a dictionary of tensors.
-    def predictions(self, outputs: Any, metrics: Iterable[Metric]) -> torch.Tensor:
+    def predictions(self, outputs: Outputs, metrics: Iterable[Metric]) -> torch.Tensor:
         """What `metrics` but the loss evaluate; the outputs themselves if there is no such metric."""
         return outputs if all(isinstance(metric, Loss) for metric in metrics) else self.task.predictions(outputs)
 

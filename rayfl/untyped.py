@@ -13,3 +13,5 @@ Foreign = Any
 """An argument, a result or an object of another library, which exports no type for it."""
 Anything = Any
 """What a state, a message, a plug-in or a template may hold: code that walks through it asks for the type."""
+Outputs = Any
+"""What a model returns for a batch: a tensor, or a tuple or a dictionary of tensors."""

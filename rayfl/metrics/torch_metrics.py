@@ -5,7 +5,6 @@ import importlib
 import re
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any
 
 import torch
 from pydantic import Field
@@ -14,6 +13,7 @@ from rayfl.data.torchvision import torchvision
 from rayfl.errors import RayflError, one_line
 from rayfl.metrics.base import Facts, MetricSums, MetricValues, Targets
 from rayfl.metrics.per_class import ByName
+from rayfl.untyped import Foreign, Value
 
 _NEW_WORD = r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])"
 """Where a word begins inside the name of a class."""
@@ -36,12 +36,10 @@ class TorchMetrics(ByName):
         examples=["classification.MulticlassCohenKappa"],
         description="a class of torchmetrics, with its subpackage: classification.MulticlassCohenKappa",
     )
-    # Any: whatever the class takes.
-    options: Mapping[str, Any] = Field(default_factory=dict, description="arguments of the class")
+    options: Mapping[str, Value] = Field(default_factory=dict, description="arguments of the class")
 
-    # Any: torchmetrics is imported where it is used.
     @cached_property
-    def made(self) -> Any:
+    def made(self) -> Foreign:
         """The metric of torchmetrics. Raise RayflError if there is no such metric, or if its states are not sums."""
         # torchmetrics imports torchvision, which some builds of torch refuse without this.
         torchvision()

@@ -1,7 +1,6 @@
 """Task: the loss and the score of a network's outputs, chosen by `[task]`."""
 
 from abc import ABC, abstractmethod
-from typing import Any
 
 from torch import Tensor
 
@@ -11,6 +10,7 @@ from rayfl.errors import RayflError
 from rayfl.metrics.base import Metric
 from rayfl.metrics.loss import Loss
 from rayfl.network import Network
+from rayfl.untyped import Outputs
 
 
 class Task(Choice, ABC):
@@ -24,8 +24,7 @@ class Task(Choice, ABC):
     package = "rayfl.tasks"
 
     @abstractmethod
-    # Any: a tensor, a tuple or a dictionary of tensors; in tasks with a single output a tensor.
-    def loss(self, outputs: Any, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def loss(self, outputs: Outputs, targets: Tensor) -> tuple[Tensor, Tensor]:
         """The loss of each example as a sum, and the number of terms in that sum, float32 [batch] each.
 
         A mean is the sum of the sums divided by the sum of the counts: a mean over tokens, if an example counts its
@@ -33,12 +32,10 @@ class Task(Choice, ABC):
         """
 
     @abstractmethod
-    # Any: as `loss`.
-    def score(self, outputs: Any, targets: Tensor) -> Tensor:
+    def score(self, outputs: Outputs, targets: Tensor) -> Tensor:
         """How well each example is solved, float32 [batch] from 0 to 1 (best); methods compare it with thresholds."""
 
-    # Any: as `loss`.
-    def mean_loss(self, outputs: Any, targets: Tensor, weights: Tensor | None = None) -> Tensor:
+    def mean_loss(self, outputs: Outputs, targets: Tensor, weights: Tensor | None = None) -> Tensor:
         """The mean of `loss`, a scalar. weights: float32 [batch], 0 for padding; all ones if None."""
         sums, counts = self.loss(outputs, targets)
         if weights is not None:
@@ -54,8 +51,7 @@ class Task(Choice, ABC):
         """The shape of a network's output for one example; None if the task takes whatever the network returns."""
         return (self.num_outputs(dataset),)
 
-    # Any: a tensor, a tuple or a dictionary of tensors.
-    def predictions(self, outputs: Any) -> Tensor:
+    def predictions(self, outputs: Outputs) -> Tensor:
         """The tensor [batch, ...] among the outputs that metrics evaluate; of a single output that itself."""
         if not isinstance(outputs, Tensor):
             raise RayflError(

@@ -1,7 +1,5 @@
 """Checks a task on a few outputs before anything starts."""
 
-from typing import Any
-
 import torch
 from torch.utils._pytree import tree_map
 
@@ -9,10 +7,10 @@ from rayfl.errors import RayflError, one_line, plugin_line
 from rayfl.metrics.base import Metric
 from rayfl.settings import shown
 from rayfl.tasks.base import Task
+from rayfl.untyped import Outputs
 
 
-# Any: a tensor, a tuple or a dictionary of tensors.
-def check_task(task: Task, outputs: Any, targets: torch.Tensor) -> None:
+def check_task(task: Task, outputs: Outputs, targets: torch.Tensor) -> None:
     """Raise RayflError unless the task gives a loss, a count and a score for each example, float [batch], scores
     from 0 to 1."""
     what = f"task {task.name!r}, given outputs {shapes(outputs)} and labels {list(targets.shape)},"
@@ -49,12 +47,10 @@ def check_task(task: Task, outputs: Any, targets: torch.Tensor) -> None:
         )
 
 
-# Any: a tensor, a tuple or a dictionary of tensors; the shapes instead.
-def shapes(outputs: Any) -> Any:
+def shapes(outputs: Outputs) -> Outputs:
     """The shapes of a network's outputs, nested as they are; types of what is no tensor."""
     return tree_map(lambda leaf: [*leaf.shape] if isinstance(leaf, torch.Tensor) else type(leaf).__name__, outputs)
 
 
-# Any: one of the outputs.
-def _differentiable(output: Any) -> Any:
+def _differentiable(output: Outputs) -> Outputs:
     return output.detach().requires_grad_() if output.is_floating_point() else output

@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -25,6 +24,7 @@ from rayfl.network import Network
 from rayfl.tasks.base import Task
 from rayfl.tasks.check import check_task
 from rayfl.tree import Tree
+from rayfl.untyped import Outputs
 
 MOST_COLUMNS = 32
 """Vectors of at most this number of inputs are tried on the examples with each input's smallest and largest value."""
@@ -69,8 +69,7 @@ class Trial:
                 "it; make it in __init__, where lazy layers such as nn.LazyLinear need no sizes"
             )
 
-    # Any: a tensor, or several.
-    def _check_passes(self, batch: Batch, in_training: Any, in_evaluation: Any) -> None:
+    def _check_passes(self, batch: Batch, in_training: Outputs, in_evaluation: Outputs) -> None:
         """Check the outputs in both modes, and take the gradient of a training step."""
         self._check_outputs(batch, in_training, " in training")
         self._check_outputs(batch, in_evaluation, "")
@@ -113,8 +112,7 @@ class Trial:
             return False
         return True
 
-    # Any: what the model returns.
-    def _check_outputs(self, batch: Batch, outputs: Any, where: str) -> None:
+    def _check_outputs(self, batch: Batch, outputs: Outputs, where: str) -> None:
         wanted = self._wanted(batch)
         leaves = tree_leaves(outputs)
         if (

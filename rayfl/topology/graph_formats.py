@@ -8,13 +8,13 @@ import re
 from collections.abc import Iterable, Sequence
 from logging import WARNING
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from rayfl.errors import RayflError, log_once
 from rayfl.limits.regular_files import read_text, require_regular
 from rayfl.settings import shown
+from rayfl.untyped import Anything
 
 READERS = {".graphml": "read_graphml", ".gml": "read_gml", ".gexf": "read_gexf", ".net": "read_pajek"}
 """The functions of networkx that read files with these endings."""
@@ -105,9 +105,8 @@ def _edge_columns(names: Sequence[str], rows: list[list[str]]) -> list[list[str]
     return [[row[place] for place in (*ends, *weights)] for row in rows]
 
 
-# Any: numbers, or texts.
 def _numbered(
-    path: Path, pairs: Sequence[Sequence[Any]], weights: Sequence[Sequence[Any]], num_peers: int
+    path: Path, pairs: Sequence[Sequence[Anything]], weights: Sequence[Sequence[Anything]], num_peers: int
 ) -> np.ndarray:
     """Edges [m, 2] or [m, 3] with numbers in place of names, which are numbered in their order."""
     ends: list[list[float]]
@@ -148,9 +147,9 @@ def read_graph_file(path: Path, num_peers: int, directed: bool) -> np.ndarray:
 
     require_regular(path)
     if path.suffix.lower() == ".gml":
-        # Any: a graph of networkx. Labels of a GML file may be missing, or there twice.
+        # Labels of a GML file may be missing, or there twice.
         try:
-            graph: Any = networkx.read_gml(path)
+            graph: Anything = networkx.read_gml(path)
         except networkx.NetworkXError:
             graph = networkx.read_gml(path, label="id")
     else:
@@ -171,8 +170,7 @@ def read_graph_file(path: Path, num_peers: int, directed: bool) -> np.ndarray:
     )
 
 
-# Any: a number, or a text.
-def _is_number(cell: Any) -> bool:
+def _is_number(cell: Anything) -> bool:
     try:
         float(cell)
     except (TypeError, ValueError):
@@ -180,8 +178,7 @@ def _is_number(cell: Any) -> bool:
     return True
 
 
-# Any: a number, or a text.
-def _number(cell: Any) -> float:
+def _number(cell: Anything) -> float:
     if not _is_number(cell):
         raise ValueError(f"{shown(cell)} is no number")
     return float(cell)

@@ -10,7 +10,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import scipy
@@ -31,6 +31,7 @@ from rayfl.topology.mixing import (
     mixing_weights,
     without_diagonal,
 )
+from rayfl.untyped import Foreign
 
 
 class Topology(Choice):
@@ -53,8 +54,7 @@ class Topology(Choice):
         json_schema_extra=unused_with(weights=["uniform", "metropolis", "max-degree", "column"]),
     )
 
-    # Any: what pydantic takes.
-    def __init_subclass__(cls, **arguments: Any) -> None:
+    def __init_subclass__(cls, **arguments: Foreign) -> None:
         super().__init_subclass__(**arguments)
         if "mixing" in vars(cls) and "own_weights" not in vars(cls):
             cls.own_weights = True

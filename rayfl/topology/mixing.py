@@ -5,15 +5,15 @@ W[i, j] is the weight that peer i gives to what peer j sent. Weights are sparse 
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import scipy
 
 from rayfl.errors import RayflError
+from rayfl.untyped import Foreign
 
-# Any: scipy names no types.
-Sparse = Any
+Sparse = Foreign
 """A `scipy.sparse.csr_array`. scipy loads the part with them at its first use: it takes longer than all topologies."""
 Weights = Literal["uniform", "metropolis", "max-degree", "laplacian", "column"]
 Needs = Literal["row", "column", "symmetric", "doubly"]

@@ -1,7 +1,6 @@
 """Random graphs: Epidemic Learning's, and two of networkx that stay the same in all rounds."""
 
 from abc import abstractmethod
-from typing import Any
 
 import numpy as np
 from pydantic import Field
@@ -10,6 +9,7 @@ from rayfl.determinism import seeding
 from rayfl.errors import RayflError
 from rayfl.topology.graphs import SparseTopology, connected, graph_of
 from rayfl.topology.mixing import Sparse
+from rayfl.untyped import Foreign
 
 TRIES = 100
 """How often a graph is drawn before it is given up as never connected."""
@@ -43,9 +43,8 @@ class Epidemic(SparseTopology):
 class OfNetworkx(SparseTopology):
     """A graph that networkx draws from the experiment's seed, until it is connected; the same in all rounds."""
 
-    # Any: networkx names no types.
     @abstractmethod
-    def drawn(self, num_peers: int, seed: int) -> Any:
+    def drawn(self, num_peers: int, seed: int) -> Foreign:
         """One draw of the graph, a networkx.Graph with nodes 0 to num_peers - 1."""
 
     def sparse(self, num_peers: int, seed: int, round_number: int) -> Sparse:
@@ -66,8 +65,7 @@ class SmallWorld(OfNetworkx):
     neighbours: int = Field(default=4, ge=2, description="links of a peer on the ring before they move; an even number")
     rewired: float = Field(default=0.1, ge=0, le=1, description="probability that a link moves")
 
-    # Any: see OfNetworkx.
-    def drawn(self, num_peers: int, seed: int) -> Any:
+    def drawn(self, num_peers: int, seed: int) -> Foreign:
         import networkx
 
         if self.neighbours % 2 or self.neighbours >= num_peers:
@@ -86,8 +84,7 @@ class Geometric(OfNetworkx):
         default=None, gt=0, description="largest distance of neighbours; default: sqrt(2 log(n) / n)"
     )
 
-    # Any: see OfNetworkx.
-    def drawn(self, num_peers: int, seed: int) -> Any:
+    def drawn(self, num_peers: int, seed: int) -> Foreign:
         import networkx
 
         radius = self.radius or float(np.sqrt(2 * np.log(num_peers) / num_peers))
