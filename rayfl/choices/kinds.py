@@ -55,6 +55,7 @@ class Choice(Settings, Kind):
         return {"name": reference(type(self)), **self.model_dump()}
 
 
+# `cache` forgets the type of the kind.
 @cache
 def named(kind: Anything) -> Anything:
     """All classes of `kind` in the package of the kind, and in packages inside it, by their attribute `name`."""
@@ -104,6 +105,7 @@ def find(kind: type[Kind], given: Value) -> Anything:
     raise UnknownName(f"unknown {kind.label} {shown(given)}: {did_you_mean(str(given), known(kind))}")
 
 
+# Type checkers cannot know that the result is a `Choice` for a `Choice`.
 def _widest(kind: type[Kind]) -> Anything:
     """The kind that has a package of its own: Compressor for a quantizer."""
     return next(base for base in reversed(kind.__mro__) if issubclass(base, Kind) and "package" in vars(base))

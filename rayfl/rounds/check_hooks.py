@@ -39,6 +39,7 @@ def checked_hook(hook: Callable[P, T]) -> Callable[P, T]:
         return hook
     kind, wanted, check = _CHECKS[name]
 
+    # Not P.args: types of arguments would be looked up for each client.
     def call(*args: Anything, **kwargs: Anything) -> T:
         try:
             answer = hook(*args, **kwargs)
