@@ -1,19 +1,22 @@
 """Rows of raw inputs from a data frame, by the names of its columns."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from rayfl.errors import RayflError, did_you_mean
 from rayfl.settings import shown
+
+if TYPE_CHECKING:
+    # Every run loads all files of models, and pandas takes 60 MB.
+    import pandas as pd
 
 GAP = "?"
 """The value in the name of an input that says that a column has a gap, such as "age=?"."""
 
 
-def rows_of_frame(frame: pd.DataFrame, names: Sequence[str], means: Sequence[float] = ()) -> np.ndarray:
+def rows_of_frame(frame: "pd.DataFrame", names: Sequence[str], means: Sequence[float] = ()) -> np.ndarray:
     """The inputs called `names` of the rows of a frame, float64 [rows, inputs]; its other columns are left out.
 
     A column of numbers is an input; of lists, "column[0]", "column[1]", ...; a category has an input of 0 or 1 for each
@@ -49,7 +52,7 @@ def rows_of_frame(frame: pd.DataFrame, names: Sequence[str], means: Sequence[flo
     return inputs
 
 
-def _numbers(frame: pd.DataFrame, name: str, mean: float | None) -> np.ndarray:
+def _numbers(frame: "pd.DataFrame", name: str, mean: float | None) -> np.ndarray:
     """The numbers of a column; `mean` in place of missing ones."""
     try:
         numbers = frame[name].to_numpy(dtype=np.float64, na_value=np.nan)

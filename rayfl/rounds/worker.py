@@ -20,7 +20,7 @@ from rayfl.data.transfer import to_device
 from rayfl.determinism.global_draws import UnkeyedDraw, key, watched
 from rayfl.determinism.process import trim
 from rayfl.determinism.seeding import generator
-from rayfl.gather import RobustMean
+from rayfl.gather import Aggregate, RobustMean
 from rayfl.methods.base import Carry, Work, uncompressed
 from rayfl.metrics.masks import mask_bits
 from rayfl.population.client import ClientStatus
@@ -280,8 +280,6 @@ class Worker:
             gathered = {c: gather_links(self.method.gather, row, c, links) for c, row in job.rows.items()}
         else:
             gathered = gather_rows(self.method.gather, job, dict(zip(job.senders, sent, strict=True)))
-        for name, aggregate in ((name, aggregate) for row in gathered.values() for name, aggregate in row.items()):
-            self._given.note(f"what arrived as {name!r}", aggregate.known or {})
         for client, kept in ClientOutputs.unpack(slots, receivers, inputs).items():
             with naming_round_and_client(round_inputs.round, client):
                 number = job.numbers.get(client)
@@ -292,9 +290,16 @@ class Worker:
                 key(*ctx.draws.key)
                 state, uplink_memory = without_memory(self._state(client, kept))
                 # Removed here, so that sums of this receiver alone are freed.
-                state = checked_hook(self.setup.peer_half.mix)(state, gathered.pop(client), ctx)
+                state = checked_hook(self.setup.peer_half.mix)(state, self._noted(gathered.pop(client)), ctx)
+            # After each receiver, so that no sums are kept for the check.
+            self._require_unchanged(round_inputs.round)
             yield from ClientOutputs.of(slots, with_memory(state, uplink_memory), {}).pack(slots)
-        self._require_unchanged(round_inputs.round)
+
+    def _noted(self, aggregates: dict[str, Aggregate]) -> dict[str, Aggregate]:
+        """What has arrived at a receiver, noted as what `mix` must not write to."""
+        for name, aggregate in aggregates.items():
+            self._given.note(f"what arrived as {name!r}", aggregate.known or {})
+        return aggregates
 
     @by_class.register
     def meet(self, job: MeetJob, round_inputs: RoundInputs, inputs: Sequence[Any]) -> tuple[list[int], list[Any]]:

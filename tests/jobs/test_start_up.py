@@ -1,5 +1,6 @@
 """What a command does not load, and what a run loads only when its first round is over."""
 
+import pkgutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from ray._private.node import Node
 
 from actors import session
+from rayfl import data, methods, models, topology
 from rayfl.rounds.ledger import RoundRow
 from rayfl.run_directory.tracking import Tracking
 from tests.jobs.commands import rayfl
@@ -17,12 +19,20 @@ ROOT = Path(__file__).resolve().parents[2]
 DRAWS = {"vl_convert", "pandas", "torchvision", "tensorboard", "wandb", "jinja2"}
 
 
+CHOSEN_BY_NAME = ", ".join(
+    module.name
+    for package in (data, methods, models, topology)
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
+)
+"""Every run loads these, to know all names."""
+
 NEEDED_FIRST = [
     ("jobs.cli", {"torch", "ray", "numpy", "pyarrow", "pydantic", *DRAWS}),
     ("rayfl.settings", {"torch", "ray", "numpy", "pyarrow", *DRAWS}),
     ("rayfl.experiment.table, jobs.failures", {"torch", "ray", *DRAWS}),
     ("jobs.catalogue, rayfl.experiment.experiment", {"ray", *DRAWS}),
     ("rayfl.rounds.worker, rayfl.run_directory.play_run", {"ray", *DRAWS}),
+    (CHOSEN_BY_NAME, {"ray", *DRAWS}),
     ("jobs.single, actors.client, actors.coordinator", DRAWS),
 ]
 """What is imported one after the other in one process, and what may not be loaded by then."""
