@@ -16,7 +16,7 @@ from rayfl.experiment.identity import determining_settings, lies_in
 from rayfl.experiment.report_options import ReportOptions
 from rayfl.metrics.facts import Facts
 from rayfl.report import wording
-from rayfl.report.charts import key
+from rayfl.report.colors import key
 from rayfl.report.series import (
     Cost,
     cost,

@@ -27,7 +27,8 @@ from rayfl.errors import RayflError
 from rayfl.experiment.report_options import ReportOptions, agreed_options
 from rayfl.limits.regular_files import expanded, read_text
 from rayfl.report import wording
-from rayfl.report.charts import DARK, LIGHT, MOST_POINTS, NUM_COLORS, Figure, Spec, config
+from rayfl.report.charts import MOST_POINTS, Figure, Spec
+from rayfl.report.colors import DARK, LIGHT, NUM_COLORS, config
 from rayfl.report.comparison import comparison
 from rayfl.report.figures import sections
 from rayfl.report.groups import Group, compared, group_runs, has_seeds, tuning

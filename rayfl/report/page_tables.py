@@ -14,7 +14,7 @@ from rayfl.experiment.identity import NOT_DETERMINING
 from rayfl.metrics.facts import PLACES
 from rayfl.metrics.fairness import fairness
 from rayfl.report import wording
-from rayfl.report.charts import Key, key
+from rayfl.report.colors import Key, key
 from rayfl.report.groups import Group, facts_of, has_seeds, in_words, over, rank_value, smoothed
 from rayfl.report.series import MEGABYTE_BITS, facts, method_of, metric_names, run_label, work_done
 from rayfl.run_directory.description import ORIGIN, read_origin

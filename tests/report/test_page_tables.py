@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 
 from rayfl.report import wording
-from rayfl.report.charts import NUM_COLORS, Dot, Line, dots_chart, key, lines_chart
+from rayfl.report.charts import Dot, Line, dots_chart, lines_chart
+from rayfl.report.colors import NUM_COLORS, key
 from rayfl.report.groups import group_runs
 from rayfl.report.page import report
 from rayfl.report.page_tables import differences
