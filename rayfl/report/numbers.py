@@ -18,6 +18,7 @@ from rayfl.errors import RayflError, did_you_mean
 from rayfl.experiment.report_options import ReportOptions
 from rayfl.metrics.facts import Facts
 from rayfl.report import wording
+from rayfl.report.consensus import consensus_distance
 from rayfl.report.groups import Group, Score, facts_of, has_seeds, in_words, over, rank_value
 from rayfl.report.page_tables import Column, metric_column, sortable
 from rayfl.report.series import MEGABYTE_BITS, Series, cost, metric_names, series, work_done
@@ -36,11 +37,20 @@ def _total(column: str, unit: float, run: Run) -> float:
     return float(run.rounds[column].to_numpy().sum() / unit)
 
 
+def _busiest(run: Run) -> float:
+    """The megabytes that the client with the most sent and received in the whole run; NaN without clients."""
+    bits = run.clients.group_by("client").aggregate([("uplink_bits", "sum"), ("downlink_bits", "sum")])
+    each = bits["uplink_bits_sum"].to_numpy() + bits["downlink_bits_sum"].to_numpy()
+    return float(each.max() / MEGABYTE_BITS) if len(each) else np.nan
+
+
 COSTS: Mapping[str, tuple[str, str, Callable[[Run], float]]] = {
     "rounds": ("Rounds", "", lambda run: float(len(run.rounds))),
     "megabytes": ("Sent up and down", "MB", lambda run: float(cost(run).total_megabytes[-1:].sum())),
     "uplink_megabytes": ("Sent up", "MB", partial(_total, "uplink_bits", MEGABYTE_BITS)),
     "downlink_megabytes": ("Sent down", "MB", partial(_total, "downlink_bits", MEGABYTE_BITS)),
+    "busiest_megabytes": ("Sent and received by the busiest client", "MB", _busiest),
+    "consensus_distance": ("Distance of final models", "", consensus_distance),
     "simulated_s": ("Simulated time", "s", partial(_total, "simulated_s", 1)),
     "wall_s": ("Wall-clock time", "s", partial(_total, "wall_s", 1)),
     "clients_per_round": ("Clients per round", "", lambda run: work_done(run).clients),
