@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_map
 from jobs import display, reporting
 from rayfl import tree
 from rayfl.compress.dense import Dense
+from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.identity import determining_settings
 from rayfl.experiment.prepare import prepare
@@ -209,7 +210,13 @@ def foresee_all(combinations: Sequence[Combination], shown: display.Display) -> 
     totals, rows = Counter[str](), []
     for number, (first, *others) in enumerate(alike.values(), 1):
         shown.stage(f"playing the rounds without training: {first.title} ({number} of {len(alike)})")
-        seen = forecast(first.experiment, len(alike))
+        try:
+            seen = forecast(first.experiment, len(alike))
+        except RayflError:
+            if not first.experiment.report.list_refused:
+                raise
+            rows.append([first.title, "refused", *[""] * len(_SUMMED)])
+            continue
         count = 1 + len(others)
         sums = {name: count * getattr(seen, name) for name in _SUMMED} | {"runs": count}
         totals.update(sums)

@@ -19,7 +19,7 @@ from rayfl.report.comparison import TextTable, comparison, over_clients, require
 from rayfl.report.groups import group_runs
 from rayfl.report.summary import Summary, run_list, state_of, summary
 from rayfl.run_directory.outputs import OutputKind, write_output
-from rayfl.run_directory.record import Run, read_run, run_directories
+from rayfl.run_directory.record import Run, read_refused, read_run, run_directories
 from rayfl.run_directory.run_folder import copy_for_reading
 from rayfl.settings import dotted
 
@@ -76,7 +76,7 @@ def print_tables(
 ) -> None:
     """Print tables by swept settings, or write them to `output`. written: "text", "csv", "md" or "latex"; by default
     what the ending of `output` says, else text. `settings`: options of `[report]`."""
-    from rayfl.report.pivot import Pivot, pivots
+    from rayfl.report.pivot import REFUSED, Pivot, pivots
 
     runs = _runs(locations, display)
     tables = pivots(group_runs(runs), _agreed(runs, settings))
@@ -85,6 +85,8 @@ def print_tables(
     ways = {"csv": Pivot.to_csv, "md": Pivot.to_markdown, "latex": Pivot.to_latex, "tex": Pivot.to_latex}
     write = ways.get(written or ("" if output is None else output.suffix.removeprefix(".")), str)
     content = "\n\n".join(write(table).rstrip() for table in tables)
+    if write is str and (refused := read_refused(run.directory for run in runs)):
+        content = "\n".join([content, "", *(f"{REFUSED}: {label}: {why}" for label, _, why in refused)])
     display.close()
     if output is not None:
         write_output(output, f"{content}\n".encode(), OutputKind("a table"), overwrite)

@@ -36,22 +36,23 @@ from rayfl.experiment.prepare import prepare
 from rayfl.experiment.sweep import Combination
 from rayfl.experiment.table import absolute
 from rayfl.report.pivot import check_tables
+from rayfl.rounds.setup import Setup
 from rayfl.run_directory.disk import write_json
 from rayfl.run_directory.object_storage import Storage
 from rayfl.run_directory.outputs import REPORT, require_replaceable
-from rayfl.run_directory.record import ORDER, Run, read_order, read_run
+from rayfl.run_directory.record import ORDER, Refused, Run, read_order, read_run
 from rayfl.run_directory.run_folder import RunFolder, require_free
 from rayfl.settings import Settings, shown
 
 PAGE = "comparison.html"
 """The page in a sweep's directory."""
 
-Status = Literal["finished", "skipped", "stopped", "failed"]
+Status = Literal["finished", "skipped", "stopped", "failed", "refused"]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How the run of a combination ended; `error` is the sentence of a failed run."""
+    """How the run of a combination ended; `error` is the sentence of a failed or refused run."""
 
     combination: Combination
     directory: Path
@@ -94,9 +95,10 @@ def sweep(
         say(f"comparison:      {swept.directory / PAGE}")
     say(f"sweep directory: {swept.directory}")
     failed = swept.with_status("failed")
-    for outcome in failed:
+    refused = swept.with_status("refused")
+    for outcome in (*refused, *failed):
         say(one_line(f"rayfl: {outcome.combination.title}: {outcome.error}"), sys.stderr)
-    if len(finished) + len(failed) < len(combinations):
+    if len(finished) + len(failed) + len(refused) < len(combinations):
         stopped, code = audience.stopped(
             min(combination.experiment.runtime.limit_s or inf for combination in combinations)
         )
@@ -162,19 +164,36 @@ def _play(
         # A mistake of the data is reported with the first experiment that has it.
         with suppress(ValueError):
             opened.enter_context(keeping_datasets([combinations[0].experiment.data]))
-        most_actors = {
-            combination.directory: _most_actors(combination, directory, parallel, overwrite)
-            for combination in combinations
+        most_actors = {}
+        outcomes = []
+        for combination in combinations:
+            try:
+                setup = _prepared(combination)
+            except RayflError as error:
+                if not combination.experiment.report.list_refused:
+                    raise
+                why = str(error).removeprefix(f"{combination.title}: ")
+                outcomes.append(Outcome(combination, directory / combination.directory, "refused", why))
+                continue
+            most_actors[combination.directory] = _most_actors(combination, setup, directory, parallel, overwrite)
+        if not most_actors:
+            raise RayflError(f"all combinations are refused, the first with: {outcomes[0].error}")
+        # One entry for all seeds.
+        refused = {
+            outcome.combination.experiment.label: Refused(
+                outcome.combination.experiment.label or "", outcome.combination.experiment.swept, outcome.error
+            )._asdict()
+            for outcome in reversed(outcomes)
         }
         names = dict.fromkeys([*most_actors, *read_order(directory)])
         directory.mkdir(parents=True, exist_ok=True)
-        write_json(directory / ORDER, {"runs": [*names]})
-        outcomes = [
+        write_json(directory / ORDER, {"runs": [*names], "refused": [*reversed(refused.values())]})
+        outcomes += [
             Outcome(combination, directory / combination.directory, "skipped")
             for combination in combinations
-            if not most_actors[combination.directory]
+            if most_actors.get(combination.directory) == 0
         ]
-        waiting = [combination for combination in combinations if most_actors[combination.directory]]
+        waiting = [combination for combination in combinations if most_actors.get(combination.directory)]
         if not waiting:
             return outcomes
         address = opened.enter_context(one_session([combination.experiment for combination in waiting], audience))
@@ -191,16 +210,24 @@ def _changed(combination: Combination, table: str, settings: Settings) -> Combin
     return replace(combination, experiment=combination.experiment.model_copy(update={table: settings}))
 
 
-def _most_actors(combination: Combination, home: Path, parallel: int, overwrite: bool) -> int:
-    """Return how many actors the run of a combination can use in the sweep's directory; 0 if it is finished.
-
-    Raise RayflError if it cannot run, or cannot run there.
-    """
-    directory = home / combination.directory
+def _prepared(combination: Combination) -> Setup:
+    """The setup of a combination. Raise RayflError if it cannot run."""
     try:
         # Some compressors report only here, as they make their memory, that they cannot encode this model.
         setup = prepare(combination.experiment)
         setup.uplink.init(setup.initial)
+    except ValueError as error:
+        raise RayflError(f"{combination.title}: {error}") from None
+    return setup
+
+
+def _most_actors(combination: Combination, setup: Setup, home: Path, parallel: int, overwrite: bool) -> int:
+    """Return how many actors the run of a combination can use in the sweep's directory; 0 if it is finished.
+
+    Raise RayflError if it cannot run there.
+    """
+    directory = home / combination.directory
+    try:
         run = None if overwrite else earlier_run(directory, combination.experiment)
         if run is None:
             require_free(directory, overwrite)

@@ -64,6 +64,10 @@ class ReportOptions(Settings):
         default=(),
         description="tables by swept settings, charts against numbers; default: those that fit the sweep",
     )
+    list_refused: bool = Field(
+        default=False,
+        description="whether a sweep runs although some combinations cannot: tables then list why they are refused",
+    )
     mask_clients: tuple[int, ...] = Field(
         default=(),
         description="clients whose masks the page of a run draws, such as [2, 4, 6, 8]; default: the first",

@@ -49,7 +49,7 @@ from rayfl.report.series import facts, run_label, run_name, table_name
 from rayfl.report.summary import summary
 from rayfl.run_directory.disk import write_text
 from rayfl.run_directory.outputs import REPORT, OutputKind, require_replaceable, write_output
-from rayfl.run_directory.record import Run, read_run
+from rayfl.run_directory.record import Run, read_refused, read_run
 from rayfl.settings import dotted
 from rayfl.untyped import Anything
 
@@ -216,6 +216,7 @@ def page(groups: Sequence[Group], options: ReportOptions) -> dict[str, Anything]
         "origins": origins(groups),
         "settings": shared_settings(groups),
         "differences": differences(groups) if len(groups) > 1 else None,
+        "refused": [(label, [why]) for label, _, why in read_refused(run.directory for run in runs)] if several else [],
         "tables": [
             {
                 "title": table.title,

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
 from itertools import product
 from typing import NamedTuple
@@ -20,10 +20,13 @@ from rayfl.report.groups import Group, compared, over, setting
 from rayfl.report.numbers import number
 from rayfl.report.page_tables import differing
 from rayfl.report.statistics import LEVEL, Ranked, holm, paired, ranked, signed_rank
+from rayfl.run_directory.record import read_refused
 from rayfl.untyped import Json
 
 FEWEST_NUMBERS = 3
 """The fewest numbers of an axis against which a chart is drawn."""
+REFUSED = "refused"
+"""The cell of a combination that the sweep could not run."""
 _MEAN = f"mean {wording.PLUS_MINUS} sd"
 _MARKS = {"": "{}", "best": "\1{}\2", "worst": "\3{}\4"}
 """How `Pivot.text` marks a cell; each format writes these control characters in its own way."""
@@ -83,6 +86,7 @@ class Pivot:
     p_holm and wilcoxon_holm (adjusted for the rows of the column) and mark ("best", "worst" or ""). What is shown in
     percent is a share of 1 there. unfinished: the number of runs that have not finished. ranks: for each number that is
     to rise or to fall, the items of one axis compared over those of the other, if each of these is another data set.
+    refused: why the sweep could not run a cell, by row and column.
     """
 
     options: TableOptions
@@ -90,6 +94,7 @@ class Pivot:
     frame: pd.DataFrame
     unfinished: int = 0
     ranks: Sequence[Ranks] = ()
+    refused: Mapping[tuple[str, str], str] = field(default_factory=dict)
 
     @property
     def title(self) -> str:
@@ -112,6 +117,7 @@ class Pivot:
             f"Wilcoxon's p of {pairs} pairs is at least {2.0 ** (1 - pairs):.2g}, never below {LEVEL:g}: use more "
             "seeds.": pairs > 0 and 2.0 ** (1 - pairs) > LEVEL,
             f"Runs that have not finished, and count as far as they came: {self.unfinished}.": self.unfinished > 0,
+            f"{REFUSED}: the sweep could not run it.": bool(self.refused),
             "Best, worst: the 95 % interval of the paired difference to the next one in the column excludes 0.": any(
                 self.frame["mark"]
             ),
@@ -137,17 +143,20 @@ class Pivot:
         scale = 100 if facts.is_percent else 1
         size = np.nanmax([0, *np.abs(cells["mean"])])
         decimals = min(max(3 - math.floor(math.log10(size)), 0), 6) if 0 < size < math.inf and scale == 1 else 2
-        uneven = len({*cells["count"]}) > 1
+        places = [*zip(cells["row"], cells["column"], strict=True)]
+        uneven = len({n for n, place in zip(cells["count"], places, strict=True) if place not in self.refused}) > 1
 
         def words(value: float, sign: str = "") -> str:
             return wording.NONE if math.isnan(value) else f"{scale * value:{sign},.{decimals}f}"
 
         means = [
-            _MARKS[mark].format(
+            REFUSED
+            if place in self.refused
+            else _MARKS[mark].format(
                 words(mean) + f" {wording.PLUS_MINUS} {words(sd)}" * (n > 1) + f" ({n})" * (uneven and n > 0)
             )
-            for mean, sd, n, mark in zip(
-                *(cells[field] for field in ("mean", "deviation", "count", "mark")), strict=True
+            for place, mean, sd, n, mark in zip(
+                places, *(cells[name] for name in ("mean", "deviation", "count", "mark")), strict=True
             )
         ]
         if self.options.baseline is None:
@@ -257,11 +266,15 @@ def pivot(groups: Sequence[Group], options: TableOptions, metric: str | None, la
     """
     numbers = [number(name, groups, metric, last) for name in options.values or [metric or ""]]
     placed = _placed(groups, options)
+    refused = {
+        (_item(label, {"swept": swept}, options.rows), _item(label, {"swept": swept}, options.columns)): why
+        for label, swept, why in read_refused(run.directory for group in groups for run in group.runs)
+    }
     base = options.baseline
     # Numbers by size; then the others, in the order of the groups.
     rows, columns = (
         sorted(dict.fromkeys(items), key=lambda item: (math.isnan(as_number(item)), np.nan_to_num(as_number(item))))
-        for items in zip(*placed, strict=True)
+        for items in zip(*placed, *refused, strict=True)
     )
     _require_baseline(base, [*rows, *columns])
     # A row per seed.
@@ -300,7 +313,9 @@ def pivot(groups: Sequence[Group], options: TableOptions, metric: str | None, la
         and (ranks := _ranks(shown.facts, values.mean().xs(shown.name, level=1).unstack(), placed))
     ]
     unfinished = sum(not run.finished for group in groups for run in group.runs)
-    return Pivot(options, {shown.name: shown.facts for shown in numbers}, pd.DataFrame(records), unfinished, ranks)
+    return Pivot(
+        options, {shown.name: shown.facts for shown in numbers}, pd.DataFrame(records), unfinished, ranks, refused
+    )
 
 
 def _ranks(facts: Facts, means: pd.DataFrame, placed: Mapping[tuple[str, str], Group]) -> Ranks | None:

@@ -7,12 +7,12 @@ safetensors or text; nothing is pickled.
 """
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -120,9 +120,32 @@ def run_directories(directory: Path) -> list[Path]:
 
 def read_order(directory: Path) -> list[str]:
     """The names of a sweep's run directories in the order of its file; empty if they are not written there."""
+    return [str(name) for name in _listed(directory, "runs")]
+
+
+class Refused(NamedTuple):
+    """A combination of a sweep that cannot run: its label, its swept settings in words by key, and the reason."""
+
+    label: str
+    swept: Mapping[str, str]
+    why: str
+
+
+def read_refused(directories: Iterable[Path]) -> list[Refused]:
+    """The combinations that were refused by the sweeps whose directories hold these runs."""
+    listed = [entry for home in dict.fromkeys(run.parent for run in directories) for entry in _listed(home, "refused")]
+    return [
+        Refused(str(entry.get("label")), swept, str(entry.get("why")))
+        for entry in listed
+        if isinstance(entry, Mapping) and isinstance(swept := entry.get("swept"), Mapping)
+    ]
+
+
+def _listed(directory: Path, name: str) -> list[object]:
+    """A list of a sweep's ORDER file; empty if it is not written there."""
     with suppress(RayflError):
-        names = read_json(directory / ORDER).get("runs") if (directory / ORDER).is_file() else []
-        return [str(name) for name in names] if isinstance(names, list) else []
+        entries = read_json(directory / ORDER).get(name) if (directory / ORDER).is_file() else []
+        return entries if isinstance(entries, list) else []
     return []
 
 
