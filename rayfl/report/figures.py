@@ -10,6 +10,7 @@ from rayfl.metrics.fairness import RECORDED, is_summary
 from rayfl.metrics.masks import CORRELATION, HAMMING, SIMILARITY
 from rayfl.report.charts import Dot, Figure, Line, Section, dots_chart, lines_chart, ranks_chart, strips_chart
 from rayfl.report.drawn_figures import drawn_section, is_drawn, mask_section
+from rayfl.report.graph_figures import graph_section
 from rayfl.report.groups import Group, curve, facts_of, has_seeds, last_of_clients
 from rayfl.report.pivot import FEWEST_NUMBERS, Pivot, Ranks, as_number, item_title, short
 from rayfl.report.series import MEGABYTE_BITS, cost, metric_names, spread
@@ -62,6 +63,7 @@ def sections(
             "A mean can hide clients that do badly: these charts show each client.",
             [*_clients(groups, names), *_by_retention(groups, names)],
         ),
+        graph_section(groups, names),
         mask_section(groups, clients),
         Section(
             "Messages",

@@ -119,6 +119,13 @@ def spread(run: Run, name: str) -> Spread | None:
     return Spread(unique, quantiles, each[-1])
 
 
+def last_by_client(run: Run, name: str) -> dict[int, float]:
+    """The last evaluation's values by client; empty if no client has a value of its own."""
+    rounds, clients, values = _rows(run, name)
+    chosen = (clients >= 0) & (rounds == rounds.max(initial=-1))
+    return dict(zip(clients[chosen].tolist(), values[chosen].tolist(), strict=True))
+
+
 def _rows(run: Run, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Rounds, clients (-1 for null) and defined values of one metric; rounds are recorded in their order."""
     rows = run.metrics.filter((pc.field("name") == name) & pc.field("value").is_valid())
