@@ -6,24 +6,28 @@ others, and run only if --only names them.
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
+from datetime import date
 from pathlib import Path
 
 from pydantic import Field
+from rich.table import Table
 
 from jobs.console import Audience
-from jobs.display import Display, say
+from jobs.display import Display, print_table, say
 from jobs.failures import INTERRUPTED, LIMIT
 from jobs.resuming import earlier_run
 from jobs.shipped_experiments import FOLDER
 from jobs.sweep import sweep
 from rayfl.data.loading import keeping_datasets
 from rayfl.errors import RayflError, did_you_mean
+from rayfl.experiment.identity import determining_settings
 from rayfl.experiment.sweep import Combination, combine
 from rayfl.experiment.table import read_table, with_overrides
-from rayfl.report.claims import Choices, Claim, assess, check, verdicts_markdown
+from rayfl.report.claims import Choices, Claim, check, check_distinct, read_pairs
 from rayfl.report.groups import group_runs
 from rayfl.report.page import write_figures
 from rayfl.report.pivot import tables_or_problems
+from rayfl.report.verdicts import SHORT, Rows, decide, estimates, short_rows, verdicts_markdown
 from rayfl.run_directory.description import origin
 from rayfl.run_directory.disk import write_text, writing
 from rayfl.run_directory.record import Run
@@ -32,17 +36,32 @@ from rayfl.untyped import SettingsTable, Value
 
 PAPERS = FOLDER / "reproduce"
 CLAIMS = "claims.toml"
+FROZEN = "claims.sha256"
+"""The file with the hash of the claims on which a directory has verdicts."""
 TUNING = "tune-"
 """The prefix of the names of sweeps that choose settings."""
 Sweeps = Mapping[str, Sequence[Combination]]
 
 
 class Paper(Settings):
-    """The file claims.toml. quick: settings of all sweeps with --quick; a table named after a sweep is for it alone."""
+    """The file claims.toml.
+
+    written: the day on which the claims were fixed, before the runs; changes: what was changed since, and when.
+    smallest: the smallest effect that matters, by unit, as `verdicts.Rows` has it. quick: settings of all sweeps with
+    --quick; a table named after a sweep is for it alone.
+    """
 
     paper: str
+    written: date
+    changes: tuple[str, ...] = ()
+    smallest: dict[str, float] = {}
     quick: dict[str, Value] = {}
     claim: tuple[Claim, ...] = Field(min_length=1)
+
+    @property
+    def rows(self) -> Rows:
+        """The claims with the smallest effects."""
+        return Rows(self.claim, self.smallest)
 
 
 def reproduce(
@@ -66,18 +85,20 @@ def reproduce(
             first = [sweeps[name][0].experiment.data for name in only or sweeps]
             opened.enter_context(keeping_datasets(first))
         home = directory or Path("runs", f"reproduce-{folder.name}{'-quick' * quick}").absolute()
+        _check_frozen(paper, home)
         code = 0
         again = f"go on with: {origin(Path.cwd())['command']}"
         for name in only or sweeps:
             with Display(name) as display:
                 audience = Audience(display=display, began=began)
                 done = sweep(sweeps[name], home / name, parallel, False, audience, again)
-            runs = _write(paper, sweeps, home, quick)[name]
+            runs, shown = _write(paper, sweeps, home, quick, name)
             if runs:
                 write_figures(runs, home / name / "figures", sweeps[name][0].experiment.report, overwrite=True)
             code = max(code, done)
             if done in (INTERRUPTED, LIMIT):
                 return done
+    print_table(shown, 140)
     what = "the differences, without verdicts on the paper," if quick else "the verdicts"
     say(f"{what} are in {home / 'verdicts.md'}")
     return code
@@ -114,9 +135,36 @@ def read_paper(
         for name, file in files.items()
         if name in only or not name.startswith(TUNING)
     }
-    for claim in (claim for claim in paper.claim if not only or claim.sweep in only):
+    claims = [claim for claim in paper.claim if not only or claim.sweep in only]
+    for claim in claims:
         check(claim, {name: [*map(_choices, combinations)] for name, combinations in sweeps.items()})
+    needed = {claim.sweep for claim in claims}
+    check_distinct(
+        claims,
+        {
+            name: [(_choices(combination), _identity(combination)) for combination in combinations]
+            for name, combinations in sweeps.items()
+            if name in needed
+        },
+    )
     return paper, sweeps
+
+
+def _identity(combination: Combination) -> str:
+    """The seed and the settings that decide a run's numbers, in words."""
+    experiment = combination.experiment
+    return f"{experiment.seed} {sorted(determining_settings(experiment.model_dump(mode='json')).items())}"
+
+
+def _check_frozen(paper: Paper, home: Path) -> None:
+    """Raise RayflError if `home` has verdicts on other claims."""
+    file = home / FROZEN
+    if file.is_file() and (before := file.read_text(encoding="utf-8").strip()) != paper.rows.digest:
+        raise RayflError(
+            f"{home} has verdicts on claims with the hash {before}, and claims.toml has {paper.rows.digest} now: a claim "
+            "that changes after its verdict starts anew; give another --dir, and seeds that no run of these claims had "
+            'in "sweep.seed=[...]"'
+        )
 
 
 def _choices(combination: Combination) -> Choices:
@@ -132,8 +180,9 @@ def _combinations(file: Path, changes: SettingsTable, overrides: Sequence[str]) 
     return combine(table, lists or {}, overrides)
 
 
-def _write(paper: Paper, sweeps: Sweeps, home: Path, quick: bool) -> Mapping[str, Sequence[Run]]:
-    """Write the verdicts and tables of all runs that have finished below `home`; return the runs of each sweep."""
+def _write(paper: Paper, sweeps: Sweeps, home: Path, quick: bool, name: str) -> tuple[Sequence[Run], Table]:
+    """Write the verdicts and tables of all runs that have finished below `home`; return the runs of the sweep `name`,
+    and the short table of the verdicts."""
     runs_by_choices = {
         name: [
             (_choices(combination), _finished(home / name / combination.directory, combination))
@@ -142,13 +191,33 @@ def _write(paper: Paper, sweeps: Sweeps, home: Path, quick: bool) -> Mapping[str
         for name, combinations in sweeps.items()
     }
     finished = {name: [run for _, run in some if run is not None] for name, some in runs_by_choices.items()}
-    verdicts = assess(paper.claim, runs_by_choices)
+    pairs = read_pairs(paper.claim, runs_by_choices)
+    verdicts = decide(paper.rows, estimates(paper.rows, pairs))
     if quick:
         verdicts.loc[verdicts["verdict"] != "not run", "verdict"] = "no verdict"
     title = f"{paper.paper}{' (quick: no verdict on the paper)' * quick}"
     runs = [run for some in finished.values() for run in some]
-    planned = sum(map(len, sweeps.values()))
-    text = verdicts_markdown(title, paper.claim, verdicts, origin(Path.cwd()), runs, planned)
+    from_where = origin(Path.cwd())
+    about = [
+        f"`{from_where['command']}`, commit {from_where.get('commit', 'unknown')}, {len(runs)} of "
+        f"{sum(map(len, sweeps.values()))} runs. The claims were written on {paper.written}, hash {paper.rows.digest}.",
+        *paper.changes,
+    ]
+    text = verdicts_markdown(title, paper.rows, verdicts, about, runs)
+    with writing(home, f"give --dir {home} again"):
+        write_text(home / "verdicts.md", text + _tables(sweeps, finished))
+        write_text(home / "verdicts.csv", verdicts.drop(columns="moments").to_csv(index=False))
+        write_text(home / "pairs.csv", pairs.to_csv(index=False))
+        if not quick and runs:
+            write_text(home / FROZEN, paper.rows.digest + "\n")
+    shown = Table(*SHORT, title=title)
+    for row in short_rows(paper.rows, verdicts):
+        shown.add_row(*row)
+    return finished[name], shown
+
+
+def _tables(sweeps: Sweeps, finished: Mapping[str, Sequence[Run]]) -> str:
+    """The tables of each sweep whose runs have all finished, in Markdown."""
     shown = {
         name: tables_or_problems(group_runs(some), sweeps[name][0].experiment.report)
         for name, some in finished.items()
@@ -162,10 +231,7 @@ def _write(paper: Paper, sweeps: Sweeps, home: Path, quick: bool) -> Mapping[str
         ),
         *(f"\n## {name}\n\n{problem}\n" for name, (_, problems) in shown.items() for problem in problems),
     ]
-    with writing(home, f"give --dir {home} again"):
-        write_text(home / "verdicts.md", text + "".join(parts))
-        write_text(home / "verdicts.csv", verdicts.to_csv(index=False))
-    return finished
+    return "".join(parts)
 
 
 def _finished(directory: Path, combination: Combination) -> Run | None:

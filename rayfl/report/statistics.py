@@ -1,4 +1,4 @@
-"""Paired comparisons over seeds: Student's interval and test, the power of the test, Wilcoxon's test and Holm's
+"""Paired comparisons over seeds: Student's interval and test, the power of the test, equivalence, Wilcoxon's test and Holm's
 correction; and ranks of methods over data sets (Demsar, JMLR 2006)."""
 
 from collections.abc import Sequence
@@ -57,6 +57,24 @@ def paired(differences: Sequence[float] | np.ndarray) -> Paired:
     p = 2 * stdtr(num - 1, -abs(mean / error))
     low, high = mean - critical * error, mean + critical * error
     return Paired(mean, float(low), float(high), float(p), float(detectable), num)
+
+
+def equivalence(seen: Paired, margin: float) -> tuple[float, float]:
+    """The p-values that a true difference lies inside [-margin, margin], and that it lies outside.
+
+    inside: two one-sided t-tests, the larger p (Schuirmann 1987). outside: the t-test against the nearer bound, doubled
+    because either bound may be the one. With p NaN (fewer than two pairs) both are NaN.
+    """
+    from scipy.special import stdtr, stdtrit
+
+    if np.isnan(seen.p):
+        return np.nan, np.nan
+    error = (seen.high - seen.mean) / stdtrit(seen.num_pairs - 1, 1 - LEVEL / 2)
+    excess = abs(seen.mean) - margin
+    if error == 0:
+        return float(excess > 0), float(excess <= 0)
+    inside = float(stdtr(seen.num_pairs - 1, excess / error))
+    return inside, min(1.0, 2 * (1 - inside))
 
 
 def holm(p_values: Sequence[float] | np.ndarray) -> list[float]:

@@ -30,6 +30,8 @@ method.lr = [0.001, 0.1]
 """
 CLAIMS = """
 paper = "A small paper"
+written = 2026-01-02
+smallest = { "%" = 0.001 }
 
 [quick]
 rounds = 2
@@ -52,8 +54,10 @@ id = "same-bytes"
 says = "Table 1: it costs nothing."
 sweep = "rates"
 value = "megabytes"
+source = "ours"
 order = [{method.lr = 0.1}, {method.lr = 0.001}]
 sign = "="
+margin = 0.0
 
 [[claim]]
 id = "more-clients"
@@ -80,16 +84,31 @@ def test_every_claim_gets_a_verdict_and_nothing_runs_twice(paper):
     result = rayfl("reproduce", "paper", "--dir", "out")
     assert result.exit_code == 0, result.output
     line_with(result.output, ["verdicts", Path("out/verdicts.md").absolute()])
-    assert sorted(path.name for path in Path("out").iterdir()) == ["clients", "rates", "verdicts.csv", "verdicts.md"]
+    line_with(result.output, ["larger-rate", "3", "reproduced"])
+    assert sorted(path.name for path in Path("out").iterdir()) == [
+        *("claims.sha256", "clients", "pairs.csv", "rates", "verdicts.csv", "verdicts.md")
+    ]
     found = pd.read_csv("out/verdicts.csv").set_index("claim")
-    assert found["verdict"].to_dict() == dict.fromkeys(["larger-rate", "same-bytes", "more-clients"], "reproduced")
+    assert found["verdict"].to_dict() == {
+        "larger-rate": "reproduced",
+        "same-bytes": "reproduced",
+        "more-clients": "constant",
+    }
+    pairs = pd.read_csv("out/pairs.csv").groupby("claim")[["first", "second"]].mean()
     # 650 numbers of 32 bits down, and as many and a count of 64 bits up, from each client in each of four rounds.
-    assert found.loc["more-clients", "mean"] == pytest.approx(4 * (2 * 32 * 650 + 64) / 8e6)
+    assert pairs.loc["more-clients", "first"] == pytest.approx(4 * (2 * 32 * 650 + 64) / 8e6)
     ends = [read_run(Path(f"out/rates/seed={seed},lr=0.1")).metrics.to_pandas() for seed in (1, 2, 3)]
     ends = [one[(one["name"] == "pooled/accuracy") & (one["round"] == 3)]["value"].item() for one in ends]
-    assert found.loc["larger-rate", "first"] == pytest.approx(sum(ends) / 3)
+    assert pairs.loc["larger-rate", "first"] == pytest.approx(sum(ends) / 3)
     text = Path("out/verdicts.md").read_text()
-    for words in ("A small paper", "15 of 15 runs", "seeds 1, 2, 3", "3 reproduced", "[3](rates/seed%3D3%2Clr%3D0.1/)"):
+    for words in (
+        "A small paper",
+        "15 of 15 runs",
+        "Seeds 1, 2, 3",
+        "2026-01-02",
+        "1 reproduced",
+        "[3](rates/seed%3D3%2Clr%3D0.1/)",
+    ):
         assert words in text
     # Three numbers of clients are an axis of a table and of a chart.
     (table,) = re.findall(r"^## clients: .*\n\n.*\n\n(\|(?:.*\n)+)", text, flags=re.MULTILINE)
@@ -102,7 +121,7 @@ def test_every_claim_gets_a_verdict_and_nothing_runs_twice(paper):
     # Settings of the same runs must stay; more seeds are more runs.
     refused(rayfl("reproduce", "paper", "--dir", "out", "rounds=5"), names=["rounds", "4", "5"])
     assert rayfl("reproduce", "paper", "--dir", "out", "sweep.seed=[1, 2, 3, 4]", "--only", "rates").exit_code == 0
-    assert pd.read_csv("out/verdicts.csv")["num_pairs"].tolist() == [4, 4, 3]
+    assert pd.read_csv("out/pairs.csv").groupby("claim", sort=False)["first"].count().tolist() == [4, 4, 3]
     # What --only leaves out may be of other settings, or lack its data. It has no verdict then.
     (paper / "clients.toml").write_text(
         SWEEP.replace("method.lr = [", "clients.count = [2, 4, 9] #").replace("steps = 1", "steps = 2")
@@ -110,6 +129,11 @@ def test_every_claim_gets_a_verdict_and_nothing_runs_twice(paper):
     result = rayfl("reproduce", "paper", "--dir", "out", "--only", "rates")
     assert result.exit_code == 0, result.output
     assert pd.read_csv("out/verdicts.csv")["verdict"].tolist() == ["reproduced", "reproduced", "not run"]
+    # A claim that changes after its verdict starts anew.
+    (paper / "claims.toml").write_text(CLAIMS.replace("size = 0.5", "size = 0.4"))
+    refused(
+        rayfl("reproduce", "paper", "--dir", "out", "--only", "rates"), names=["out", "hash", "--dir", "sweep.seed"]
+    )
 
 
 def test_a_table_that_cannot_be_made_costs_no_verdict(paper):
@@ -117,7 +141,7 @@ def test_a_table_that_cannot_be_made_costs_no_verdict(paper):
     result = rayfl("reproduce", "paper", "--dir", "out", "--only", "rates")
     assert result.exit_code == 0, result.output
     text = Path("out/verdicts.md").read_text()
-    assert "2 reproduced" in text and "no run has the number 'own/acuracy'" in text
+    assert "1 reproduced" in text and "no run has the number 'own/acuracy'" in text
 
 
 def test_quick_changes_all_sweeps_or_one_and_the_user_has_the_last_word(paper):
@@ -151,7 +175,8 @@ def test_a_paper_that_comes_with_rayfl_runs_quickly_on_the_data_that_come_too(tm
     assert set(found.loc["hosts", "verdict"]) == {"no verdict"}
     assert set(found.drop("hosts")["verdict"]) == {"not run"}
     # Elastic aggregation changes the update of every host, and its mean step each of these.
-    assert (found.loc["hosts", "mean"] != 0).all()
+    pairs = pd.read_csv("out/pairs.csv")
+    assert (pairs["first"] != pairs["second"]).any()
 
 
 @pytest.mark.parametrize(
