@@ -95,7 +95,10 @@ class BoundTask(ABC):
     def value_and_grad(
         self, params: Tree, batch: Batch, objective: Objective | None = None
     ) -> tuple[torch.Tensor, Tree]:
-        """The objective's value (detached scalar) and its gradient."""
+        """The objective's value (detached scalar) and its gradient.
+
+        An objective takes its means over examples by `batch.mean`: in stacks of clients batches have padding.
+        """
         objective = objective or self.loss
         if self.uses_functorch:
             gradient, value = torch.func.grad_and_value(objective)(params, batch)

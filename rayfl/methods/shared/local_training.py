@@ -212,7 +212,11 @@ class GradientMethod(Method):
         return Plan(stages=(self.hyper.stage(round_number),))
 
     def begin(self, state: State, received: Message, ctx: Context) -> LocalCarry:
-        return self.start(received["model"].decode() if "model" in received else state["params"])
+        if "model" in received:
+            return self.start(received["model"].decode())
+        if "params" not in state:
+            raise KeyError(f"no model to begin with: the message has {[*received]}, and no 'model'")
+        return self.start(state["params"])
 
     def start(self, params: Tree) -> LocalCarry:
         """The carry of a client that starts training at `params`, with a new optimizer state."""

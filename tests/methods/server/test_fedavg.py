@@ -10,8 +10,9 @@ import torch
 from rayfl import tree
 from rayfl.compress.feedback import ErrorFeedback
 from rayfl.compress.sparse import TopK
-from rayfl.methods.base import Stage
+from rayfl.methods.base import Context, Download, ModelState, Stage
 from rayfl.methods.server.fedavg import FedAvg
+from rayfl.rounds.errors import ClientError
 from rayfl.rounds.setup import Setup
 from tests.methods.reference import (
     SIZES,
@@ -212,3 +213,16 @@ def test_a_step_lies_in_the_gradients_memory_unless_a_subclass_keeps_the_gradien
         stepped.append(carry["params"])
     assert all(torch.equal(carry["gradient"][name], tensor) for name, tensor in gradient.items())
     assert all(torch.equal(stepped[0][name], tensor) for name, tensor in stepped[1].items())
+
+
+class Nameless(FedAvg):
+    """Its server sends the model under another name."""
+
+    def download(self, server: ModelState, ctx: Context) -> Download:
+        return {"weights": server["params"]}
+
+
+def test_a_message_without_a_model_is_named() -> None:
+    setup = setup_of(Nameless, {"lr": 0.5})
+    with pytest.raises(ClientError, match=r"no model to begin with: the message has \['weights'\]"):
+        played(setup)
