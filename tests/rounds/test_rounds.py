@@ -9,10 +9,9 @@ from rayfl.errors import NotFinite
 from rayfl.gather import Aggregate
 from rayfl.methods.base import Context, Metrics, State
 from rayfl.methods.server.fedavg import FedAvg
-from rayfl.rounds.collect import COLLECTORS
 from rayfl.rounds.errors import Diverged, HookError, MethodError, naming_round
 from rayfl.rounds.executor import InlineExecutor
-from rayfl.rounds.rounds import first_run_state, play_round, server_round, simulate
+from rayfl.rounds.rounds import COLLECTORS, first_run_state, play_round, server_round, simulate
 from rayfl.rounds.setup import Setup
 from rayfl.schedules.base import Schedule
 from rayfl.testing.executors import assert_same_bits, contents, play
