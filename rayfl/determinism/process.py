@@ -113,10 +113,8 @@ def processor() -> tuple[str, frozenset[str]]:
     """The processor's maker, name, family and model, and its instructions; both are empty if Linux names
     none."""
     text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    entries = dict[str, str]()
-    for line in text.split("\n\n")[0].splitlines():
-        name, _, value = line.partition(":")
-        entries[name.strip()] = value.strip()
+    lines = (line.partition(":") for line in text.split("\n\n")[0].splitlines())
+    entries = {name.strip(): value.strip() for name, _, value in lines}
     family, model = entries.get("cpu family", ""), entries.get("model", "")
     named = [entries.get("vendor_id", ""), entries.get("model name", ""), family and f"family {family} model {model}"]
     arm = [f"{name} {entries[name]}" for name in ("CPU implementer", "CPU part", "CPU variant") if name in entries]
