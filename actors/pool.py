@@ -122,9 +122,9 @@ class ActorPool:
         self,
         setup: ray.ObjectRef,
         placement: Placement,
-        machines: Machines | None = None,
-        on_platform: Callable[[Platform], None] = lambda platform: None,
-        stopping: Callable[[], bool] = lambda: False,
+        machines: Machines | None,
+        on_platform: Callable[[Platform], None],
+        stopping: Callable[[], bool],
     ) -> None:
         """Start the actors.
 

@@ -173,7 +173,7 @@ def line(row: RoundRow, means: Mapping[str, float], rounds: int, facts: Mapping[
     )
 
 
-def headline(means: Mapping[str, float], facts: Mapping[str, Facts] = RECORDED_BEFORE) -> str:
+def headline(means: Mapping[str, float], facts: Mapping[str, Facts]) -> str:
     """The one or two most important values of a round, and that of the clients that no round asks, in words: those of
     the first metric that ranks runs."""
     first = ([what for what, value_facts in facts.items() if value_facts.ranks] or [*facts])[:1]

@@ -222,7 +222,7 @@ def description(run: Run) -> str:
     return f"{toml.dumps(run.experiment)}\n# Computed with\n{platform or '# nothing yet'}"
 
 
-def standing(run: Run, url: str | None = None) -> str:
+def standing(run: Run, url: str | None) -> str:
     """The state of a run, its location, and the command that continues it or draws its page.
 
     `url`: where the run lies in object storage; `run.directory` is then a temporary copy.

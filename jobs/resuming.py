@@ -125,7 +125,7 @@ def changed_settings(before: Run, experiment: Experiment) -> str:
     return _in_words(_changes(old, new))
 
 
-def require_asked(before: Run, overrides: Sequence[str], settings: SettingsTable | None = None) -> None:
+def require_asked(before: Run, overrides: Sequence[str], settings: SettingsTable | None) -> None:
     """Raise RayflError if a run that began on another host would be copied to a storage, or would join a cluster, that
     only its own directory names."""
     if (host := read_origin(before.directory).get("host", "an unknown host")) == system.node():

@@ -115,7 +115,7 @@ def combine(
     return combinations
 
 
-def case_of(table: dict[str, Value], case: SettingsTable, overrides: Sequence[str] = ()) -> Combination:
+def case_of(table: dict[str, Value], case: SettingsTable, overrides: Sequence[str]) -> Combination:
     """The experiment of one case; `combine` refuses what does nothing in all cases. Overrides as there."""
     item = _item(_CASE, case, "")
     return _combination(table, [item], _inside(overrides, item.settings))

@@ -327,7 +327,7 @@ def _communication(groups: Sequence[Group]) -> list[Figure]:
     ]
 
 
-def _round_lines(groups: Sequence[Group], column: str, unit: float = 1.0) -> list[Line]:
+def _round_lines(groups: Sequence[Group], column: str, unit: float) -> list[Line]:
     """Means over seeds of a column of the rounds table, over the rounds that all seeds of a group have."""
     lines = []
     for group in groups:

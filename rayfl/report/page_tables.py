@@ -91,9 +91,7 @@ def _places(by: Sequence[tuple[float, ...]] | None, count: int) -> list[int]:
     return sorted(range(count), key=order.__getitem__)
 
 
-def ranking(
-    groups: Sequence[Group], names: Sequence[str], last: int = 3, more: Sequence[Column] = ()
-) -> dict[str, object]:
+def ranking(groups: Sequence[Group], names: Sequence[str], last: int, more: Sequence[Column]) -> dict[str, object]:
     """The table of runs with the metrics `names`, sorted by the mean of the last values of the first one.
 
     more: further columns, at its end.

@@ -28,7 +28,7 @@ _DEPTH = 3
 """The depth of folders in which runs are looked for: runs/SWEEP/RUN."""
 
 
-def run_list(folder: Path, where: Mapping[str, str] | None = None) -> TextTable:
+def run_list(folder: Path, where: Mapping[str, str]) -> TextTable:
     """All runs in a folder and in the folders below, a row each, the latest first.
 
     Name, state, rounds, the last value in each of `PLACES` where models are evaluated, by the first metric that ranks
@@ -41,7 +41,7 @@ def run_list(folder: Path, where: Mapping[str, str] | None = None) -> TextTable:
         name = run.name if run == folder else run.relative_to(folder).as_posix()
         state, *values = _overview(run)
         notes = read_notes(run)
-        if fits(run, state, notes, where or {}):
+        if fits(run, state, notes, where):
             time = datetime.fromtimestamp(changed[run]).isoformat(" ", "minutes")
             rows.append([name, state, *values, time, " ".join(notes.tags), notes.note])
     heads = ["run", "state", "rounds", *PLACES, "changed", "tags", "note"]
