@@ -99,7 +99,7 @@ class Gather(ABC):
         """Add `b` to `a`, whose memory may be reused; `b` is not changed."""
         a.items.update(b.items)
         sums, weights = alone(_merged(a.sum, b.sum)), _merged(a.weights, b.weights)
-        return replace(a, sums=sums, weights=weights, weight=a.weight + b.weight, count=a.count + b.count)
+        return Aggregate(a.gather, sums, a.weight + b.weight, weights, a.count + b.count, a.items)
 
     def joined(self, a: Aggregate, b: Aggregate) -> Aggregate:
         """Add both in new memory; neither is changed."""
@@ -121,8 +121,12 @@ class Sum(Gather):
     entrywise = True
 
     def add(self, total: Aggregate, packet: Packet, weight: float, sender: int) -> Aggregate:
-        sums = (_plus(total.sum, packet, 1.0),)
-        return replace(total, sums=sums, weight=total.weight + weight, count=total.count + 1)
+        return self._added(total, packet, 1.0, weight)
+
+    def _added(self, total: Aggregate, packet: Packet, factor: float, weight: float) -> Aggregate:
+        """`total` and `factor` times the message."""
+        sums = (_plus(total.sum, packet, factor),)
+        return Aggregate(total.gather, sums, total.weight + weight, total.weights, total.count + 1, total.items)
 
     def joined(self, a: Aggregate, b: Aggregate) -> Aggregate:
         if not (a.sum and b.sum and type(self).merge is Gather.merge):
@@ -139,8 +143,7 @@ class WeightedSum(Sum):
     """sum_i w_i m_i."""
 
     def add(self, total: Aggregate, packet: Packet, weight: float, sender: int) -> Aggregate:
-        sums = (_plus(total.sum, packet, weight),)
-        return replace(total, sums=sums, weight=total.weight + weight, count=total.count + 1)
+        return self._added(total, packet, weight, weight)
 
 
 @dataclass(frozen=True)

@@ -145,6 +145,13 @@ class Context:
         """The source of this call's random numbers."""
         return self.draws.generator
 
+    # Any: fields.
+    def but(self, **changed: Any) -> Self:
+        """A copy with other values of some fields; `dataclasses.replace` takes ten times as long."""
+        twin = object.__new__(type(self))
+        vars(twin).update(vars(self), **changed)
+        return twin
+
     @property
     def traits(self) -> Traits:
         """The client's traits. The server has none."""

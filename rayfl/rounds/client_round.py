@@ -101,7 +101,7 @@ class ClientRound:
             self.personal = Reply({}, server_memory)
             if server is not None and self.plan.down:
                 draws = LazyGenerator(setup.seed, ctx.draws.key[1], self.client, "personal")
-                at_server = replace(ctx, initial=setup.initial, draws=draws)
+                at_server = ctx.but(initial=setup.initial, draws=draws)
                 self.personal = checked_hook(setup.server_half.personal_message)(server, server_memory, at_server)
         self.received: Message = {}
         if self.plan.down and not setup.is_peer:
@@ -112,13 +112,14 @@ class ClientRound:
         with naming_round_and_client(self.round, self.client):
             self.has_work = checked_hook(self.method.has_work)(self.received, ctx)
             stages = checked_hook(self.method.stages)(self.state, self.plan, ctx) if self.has_work else ()
-        self.plan = replace(self.plan, stages=tuple(stages))
-        self.ctx = replace(ctx, plan=self.plan)
+        if stages is not self.plan.stages:
+            self.plan = replace(self.plan, stages=tuple(stages))
+            self.ctx = ctx.but(plan=self.plan)
 
     def _context(self, purpose: str) -> Context:
         """The context of the client's hooks, with the initial parameters on the hooks' device."""
         ctx = self.setup.context(self.round, self.plan, self.client, purpose, self.number)
-        return replace(ctx, initial=self.setup.initial_on_device) if self.setup.hooks_on_device else ctx
+        return ctx.but(initial=self.setup.initial_on_device) if self.setup.hooks_on_device else ctx
 
     def untrained(self) -> Ended | None:
         """The result and the objects of a client that need not train, because it has no work, drops out or misses the
@@ -131,7 +132,7 @@ class ClientRound:
         with naming_round_and_client(self.round, self.client):
             stages = () if self.status is ClientStatus.DROPPED_AFTER_DOWNLOAD else task.stages
             work = {stage.name: task.planned(stage) for stage in stages}
-            costs = example_costs(self.setup, replace(self.ctx, work=work), self.state)
+            costs = example_costs(self.setup, self.ctx.but(work=work), self.state)
         result = self._result(self.status, work=work, costs=costs, stages=self.plan.stages)
         result = cut_off_if_late(self.setup, self.plan, result)
         return None if result.status.trains else Ended(result, ClientOutputs())
@@ -175,7 +176,7 @@ class ClientRound:
         """End the client's round after its training."""
         setup = self.setup
         sends = self.status.uploads and self.plan.up
-        ctx = replace(self.ctx, work=work, sends=sends)
+        ctx = self.ctx.but(work=work, sends=sends)
         self._key("finish")
         finished = checked_hook(self.method.finish)(self.state, carry, ctx)
         message: Message = {}
@@ -183,7 +184,7 @@ class ClientRound:
         if sends and finished.message is not None:
             message, uplink_memory = encode_upload(finished.message, uplink_memory, ctx)
             if not setup.is_peer:
-                at_server = replace(ctx, initial=setup.initial) if setup.hooks_on_device else ctx
+                at_server = ctx.but(initial=setup.initial) if setup.hooks_on_device else ctx
                 server_memory = checked_hook(setup.server_half.store_uplink)(server_memory, message, at_server)
         elif status.uploads:
             status = ClientStatus.SILENT

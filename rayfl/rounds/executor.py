@@ -3,7 +3,7 @@
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol, Self
 
 from rayfl.compress.base import Packet
@@ -164,7 +164,7 @@ class InlineExecutor:
             raise ClientError(f"{error}; {SMALLER}") from error
 
     def _client_done(self) -> None:
-        self._wave = replace(self._wave, done=self._wave.done + 1)
+        self._wave = Wave(self._wave.kind, self._wave.done + 1, self._wave.total)
         self._on_wave(self._wave)
 
     def _do(self, shared: Ref, job: Job) -> JobResult:

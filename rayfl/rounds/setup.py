@@ -174,12 +174,12 @@ class Setup:
             return self.partition.train.indices[: self.partition.train.offsets[self.num_clients]]
         return self.partition.train.of_clients(np.array([*self.evaluated_clients])).indices
 
-    @property
+    @cached_property
     def device(self) -> torch.device:
         """The device where local work runs."""
         return torch.device(self.device_name)
 
-    @property
+    @cached_property
     def hooks_on_device(self) -> bool:
         """Whether clients' hooks and uplinks get tensors on the GPU that local work runs on; False on a CPU."""
         return self.device.type != "cpu" and self.method.capabilities.on_device and self.uplink.takes_device
@@ -250,7 +250,7 @@ class Setup:
         """The names of the messages that the server forwards without decoding them."""
         return () if self.is_peer else tuple(n for n, rule in self.method.gather.items() if isinstance(rule, Relay))
 
-    @property
+    @cached_property
     def keeps_messages(self) -> bool:
         """Whether messages are stored until it is known who needs them (not so in plain rounds with a server)."""
         # What a client has trained in a flight is used only when its flight ends.
