@@ -87,6 +87,8 @@ class Difference:
 
 def mul(a: Tree, b: Tree) -> Tree:
     """Entrywise a * b."""
+    if at_once(a):
+        return dict(zip(a, private._foreach_mul(tensors(a, a), tensors(b, a)), strict=True))
     return {name: torch.mul(tensor, b[name]) for name, tensor in a.items()}
 
 

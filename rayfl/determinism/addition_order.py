@@ -74,6 +74,31 @@ def add_up(node: SumNode, empty: Callable[[], T], add: Callable[[T, int], T], me
     return merge(total, add_up(right, empty, add, merge))
 
 
+def pairs(nodes: Sequence[SumNode], leaves: Sequence[int]) -> tuple[list[list[tuple[int, int]]], dict[SumNode, int]]:
+    """The additions that make the sums of `nodes` as `add_up` does, of the leaves that have something to add.
+
+    Returns levels of pairs of positions in `leaves`: the second is added to the first, and no position is in two pairs
+    of a level. And by node, the position at which its sum then is; nodes without such leaves are left out.
+    """
+    position = {leaf: index for index, leaf in enumerate(leaves)}
+    levels: list[list[tuple[int, int]]] = []
+
+    def visit(node: SumNode) -> tuple[int | None, int]:
+        """The position of a node's sum, and the number of levels after which it is there."""
+        if node[1] - node[0] == 1:
+            return position.get(node[0]), 0
+        (left, depth), (right, other) = map(visit, halves(node))
+        if left is None or right is None:
+            return (right, other) if left is None else (left, depth)
+        level = max(depth, other)
+        levels.extend([] for _ in range(level + 1 - len(levels)))
+        levels[level].append((left, right))
+        return left, level + 1
+
+    sums = {node: visit(node)[0] for node in nodes}
+    return levels, {node: index for node, index in sums.items() if index is not None}
+
+
 def total(root: SumNode, sums: Mapping[SumNode, T], join: Callable[[T, T], T], merge: Callable[[T, T], T]) -> T:
     """The sum of `root` from the sums of nodes that cover it, which are not changed.
 

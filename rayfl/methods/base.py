@@ -37,11 +37,13 @@ from rayfl.methods.hook_types import (
     Delivered,
     Download,
     Finished,
+    FinishedStack,
     HyperParameters,
     Metrics,
     ModelState,
     Plan,
     Reply,
+    StackRows,
     Stage,
     Trees,
     UplinkMemory,
@@ -221,6 +223,16 @@ class Method(Kind, ABC):
     @abstractmethod
     def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
         """The new state and the message, from the carry after the last step."""
+
+    def begin_stack(self, states: State, received: Message, ctx: Context, width: int) -> Carry:
+        """`begin` for a stack of clients, if `capabilities.whole_stacks`: tensors of states and carry are [width, ...].
+
+        `ctx` is that of no client, and nothing may be drawn at random."""
+        raise TypeError(f"{type(self).__name__} has whole_stacks and no begin_stack; implement it")
+
+    def finish_stack(self, states: State, carry: Carry, rows: StackRows, ctx: Context) -> FinishedStack:
+        """`finish` for the clients of a stack that upload, if `capabilities.whole_stacks`: tensors are [count, ...]."""
+        raise TypeError(f"{type(self).__name__} has whole_stacks and no finish_stack; implement it")
 
     def receive_reply(self, state: State, received: Message, ctx: Context) -> State:
         """The client's state after the server's reply of the same round (`ServerHalf.reply`)."""

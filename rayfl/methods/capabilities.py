@@ -83,6 +83,11 @@ class Capabilities(Settings):
     of a GPU makes no tensors of more than one number in main memory, decodes what it has sent by
     `packet.decode_beside(tree)`, and calls no numpy.
     """
+    whole_stacks: Annotated[bool, Rule.PROMISE] = False
+    """Whether `begin_stack` and `finish_stack` do for a stack of clients what `begin` and `finish` do for each.
+
+    The engine then calls them instead where nothing but clients' tensors differs between clients: with a server, a
+    dense uplink, and none of the hooks that look at one client (`personal_message`, `stages`, `end_stage`, masks)."""
     keeps_parts: Annotated[bool, Rule.PROMISE] = False
     """Whether clients train one model, `carry["params"]`, by at most one gradient per step, so that they can keep parts
     of it for themselves (`[parts]`)."""

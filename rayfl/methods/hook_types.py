@@ -6,7 +6,7 @@ Methods import these names from `rayfl.methods.base`.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NotRequired, Self, TypedDict, TypeVar, cast
+from typing import Any, Literal, NamedTuple, NotRequired, Self, TypedDict, TypeVar, cast
 
 import numpy as np
 
@@ -167,6 +167,27 @@ class Finished:
     message: Upload | None
     weight: float = 1.0
     metrics: Metrics = field(default_factory=dict)
+
+
+class StackRows(NamedTuple):
+    """What differs between the clients of a stack, row by row: train examples, and the work by stage name."""
+
+    num_examples: Sequence[int]
+    work: Sequence[Mapping[str, Work]]
+
+
+@dataclass(frozen=True)
+class FinishedStack:
+    """`Finished` of all clients of a stack: every tensor is [count, ...], and sequences have an entry for each row.
+
+    `trees`: of the message, by name. `packets`: what else a client sends, by its row.
+    """
+
+    state: State
+    trees: Trees
+    weights: Sequence[float]
+    metrics: Sequence[Metrics]
+    packets: Callable[[int], Mapping[str, Packet]] = lambda row: {}
 
 
 @dataclass(frozen=True)

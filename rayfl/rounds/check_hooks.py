@@ -17,7 +17,7 @@ import torch
 from rayfl import tree
 from rayfl.compress.base import Message
 from rayfl.errors import RayflError, did_you_mean, plugin_line
-from rayfl.methods.base import Finished, Method, Packet, Plan, Reply, ServerHalf, Stage
+from rayfl.methods.base import Finished, FinishedStack, Method, Packet, Plan, Reply, ServerHalf, Stage
 from rayfl.rounds.errors import ClientError, HookError, error_text, out_of_memory
 from rayfl.untyped import Anything
 
@@ -212,6 +212,11 @@ def _finished(finished: Anything, method: Anything, args: tuple[Anything, ...]) 
     _sendable(finished.message, method)
 
 
+def _finished_stack(finished: Anything, method: Anything, args: tuple[Anything, ...]) -> None:
+    _require_state(finished.state, "a FinishedStack whose state is tensors by name")
+    _sendable(finished.trees, method)
+
+
 def _sendable(message: Anything, method: Anything) -> None:
     wanted = "trees, Differences or packets"
     _each(message, "a message", wanted, lambda part: isinstance(part, dict | tree.Difference | Packet))
@@ -259,6 +264,8 @@ _CHECKS: Mapping[
     "step": (dict, _CARRY, None),
     "end_stage": (dict, _CARRY, None),
     "finish": (Finished, "a Finished", _finished),
+    "begin_stack": (dict, _CARRY, None),
+    "finish_stack": (FinishedStack, "a FinishedStack", _finished_stack),
     "receive_reply": (dict, _STATE, _tree),
     "eval_begin": (dict, _CARRY, _evaluated),
     "outputs": (torch.Tensor | tuple | list | Mapping, "the outputs of a batch, a tensor or several", None),

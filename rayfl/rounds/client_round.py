@@ -1,6 +1,5 @@
 """One client in one training job: its download, its local work for the engine, its upload, and its result."""
 
-from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -194,7 +193,9 @@ class ClientRound:
             # A peer's message is billed once its receivers are known.
             billed_bits=0 if setup.is_peer else message_bits(message),
             work=work,
-            metrics={**self.personal.metrics, **self.operations(ctx), **finished.metrics} if status.keeps_state else {},
+            metrics={**self.personal.metrics, **operations(setup, self.state, ctx), **finished.metrics}
+            if status.keeps_state
+            else {},
             relayed=tuple(name for name in setup.relayed if name in message),
             num_values=num_values(message),
             costs=example_costs(setup, ctx, self.state),
@@ -205,8 +206,8 @@ class ClientRound:
         if not added or setup.relayed:
             message = {name: packet.written() for name, packet in message.items()}
         model: tree.Tree | None = None
-        if result.status.keeps_state and self._may_be_evaluated():
-            model = self._trained_model(finished.state, carry)
+        if result.status.keeps_state and self.may_be_evaluated:
+            model = self.trained_model(finished.state, carry)
         kept = to_memory(with_memory(finished.state, uplink_memory), setup.device)
         outputs = ClientOutputs.of(
             setup.output_slots,
@@ -222,7 +223,8 @@ class ClientRound:
             result, outputs, evaluation.evaluate_model(setup, model, self.client, self.round, evaluation.SUFFIX)
         )
 
-    def _may_be_evaluated(self) -> bool:
+    @property
+    def may_be_evaluated(self) -> bool:
         """Whether the client's model is evaluated after its training: now, or by `EvaluateTrainedJob`."""
         setup = self.setup
         if not (
@@ -231,7 +233,7 @@ class ClientRound:
             return False
         return self.client in setup.unseen or (setup.evaluation.by_client and self.client in setup.evaluated_clients)
 
-    def _trained_model(self, state: State, carry: Carry) -> tree.Tree:
+    def trained_model(self, state: State, carry: Carry) -> tree.Tree:
         """The client's model after its training, as it is evaluated."""
         ctx = self._context(evaluation.AFTER_TRAINING)
         global_draws.key(*ctx.draws.key)
@@ -241,17 +243,20 @@ class ClientRound:
         """Key the global generators for the hooks that follow."""
         global_draws.key(self.setup.seed, self.ctx.draws.key[1], self.client, purpose)
 
-    def operations(self, ctx: Context) -> dict[str, float]:
-        """The metric `flops/training`, of each stage under the client's mask; {} if unknown."""
-        uses = self.method.task.weight_uses
-        dense = self.setup.forward_flops
-        gradients = defaultdict[float, float](float)
-        for stage in self.plan.stages if dense else ():
-            mask = self.method.trains_under(self.state, stage, ctx)
-            forward = dense if mask is None else flops.forward_flops(uses, mask, self.setup.initial)
-            per_example = self.method.gradients_per_example(stage, ctx)
-            gradients[flops.gradient_flops(uses, forward)] += ctx.work[stage.name].num_examples * per_example
-        return {"flops/training": sum(cost * number for cost, number in gradients.items())} if gradients else {}
+
+def operations(setup: Setup, state: State, ctx: Context) -> dict[str, float]:
+    """The metric `flops/training`, of each stage under the client's mask; {} if unknown. `state`: before training."""
+    dense, method = setup.forward_flops, setup.method
+    if not (dense and ctx.plan.stages):
+        return {}
+    uses = method.task.weight_uses
+    gradients: dict[float, float] = {}
+    for stage in ctx.plan.stages:
+        mask = method.trains_under(state, stage, ctx)
+        cost = flops.gradient_flops(uses, dense if mask is None else flops.forward_flops(uses, mask, setup.initial))
+        done = ctx.work[stage.name].num_examples * method.gradients_per_example(stage, ctx)
+        gradients[cost] = gradients.get(cost, 0.0) + done
+    return {"flops/training": sum([cost * number for cost, number in gradients.items()])}
 
 
 UPLINK_MEMORY = "uplink memory"

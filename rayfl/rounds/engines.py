@@ -157,8 +157,7 @@ def _together(
 
     carry = stack(carries, width, device)
     for number, stage in enumerate(stages, 1):
-        orders = [task.order(stage) for task in tasks]
-        carry = _undrawn(method, carry, stage_batches(tasks, stage, orders, width), stage)
+        carry = advanced(method, tasks, carry, stage, width)
         for task, done in zip(tasks, work, strict=True):
             done[stage.name] = task.planned(stage)
         if type(method).end_stage is not Method.end_stage:
@@ -167,6 +166,13 @@ def _together(
                 return list(zip(ended, work, strict=True))
             carry = stack(ended, width, device)
     return list(zip(rows(), work, strict=True))
+
+
+def advanced(method: Method, tasks: Sequence[LocalTask], carry: Carry, stage: Stage, width: int) -> Carry:
+    """The stacked carry [width, ...] of `tasks` after all steps of a stage; `method` has the functional form of its
+    task."""
+    orders = [task.order(stage) for task in tasks]
+    return _undrawn(method, carry, stage_batches(tasks, stage, orders, width), stage)
 
 
 def stage_batches(tasks: Sequence[LocalTask], stage: Stage, orders: Sequence[Order], width: int) -> StackBatches:

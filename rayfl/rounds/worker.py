@@ -8,7 +8,7 @@ nothing but the setup between calls.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import singledispatchmethod
+from functools import cached_property, singledispatchmethod
 from typing import Any
 
 import numpy as np
@@ -42,6 +42,7 @@ from rayfl.rounds.model_sums import ModelSums, mean_loss, pooled_sums
 from rayfl.rounds.partial_sums import FromClient, Summing, on_wire, robust_slice
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.simulated_clock import FORWARD
+from rayfl.rounds.whole_stacks import WholeStacks, is_whole_round, takes_whole_stacks
 from rayfl.rounds.worker_jobs import (
     AddJob,
     ClientOutputs,
@@ -89,6 +90,10 @@ class Worker:
             # A generator that a watched job finds only when it is under way may have drawn.
             torch.cuda.init()
 
+    @cached_property
+    def _takes_whole_stacks(self) -> bool:
+        return takes_whole_stacks(self.setup)
+
     # Any: inputs and outputs are states, memories or messages; each class of job says which.
     def do(self, job: WorkerJob, round_inputs: RoundInputs, inputs: Sequence[Any]) -> tuple[Any, Iterable[Any]]:
         """Do one job; returns its result and its outputs.
@@ -128,16 +133,30 @@ class Worker:
         if job.own_inputs:
             round_inputs, *inputs = inputs
         kept = ClientOutputs.unpack(self.setup.memory_slots, job.clients, inputs)
-        trained = self._trained(round_inputs, job.statuses, kept, job.numbers)
         results: list[ClientResult] = []
         outputs: list[Any] = []
 
-        def next_sent() -> FromClient | None:
-            client_round, (result, left, evaluated) = next(trained)
+        def note(ended: Ended) -> None:
+            result, left, evaluated = ended
             results.append(result if evaluated is None else result.joined(evaluated))
             self._on_client()
-            if client_round.status.trains:
+            if job.statuses[result.client].trains:
                 outputs.extend(left.pack(self.setup.output_slots))
+
+        if self._takes_whole_stacks and is_whole_round(round_inputs.plan):
+            stacks = WholeStacks(
+                self.setup, self._call_inputs(round_inputs), job, lambda client: self._state(client, kept[client])
+            )
+            for ended in stacks.ended():
+                note(ended)
+            sent = stacks.sent()
+            return Trained(tuple(results), sum(part.sum_bytes for part in sent)), outputs + sent
+        trained = self._trained(round_inputs, job.statuses, kept, job.numbers)
+
+        def next_sent() -> FromClient | None:
+            ended = next(trained)
+            note(ended)
+            result, left, _ = ended
             if result.status is not ClientStatus.DELIVERED or self.setup.keeps_messages:
                 return None
             return FromClient(result.client, *left.message)
@@ -153,12 +172,9 @@ class Worker:
         statuses: Mapping[int, ClientStatus],
         kept: Mapping[int, ClientOutputs],
         numbers: Mapping[int, int],
-    ) -> Iterator[tuple[ClientRound, Ended]]:
+    ) -> Iterator[Ended]:
         """Train clients in order, one after another or a stack at a time; `numbers`: of their flights."""
-        # Each packet is decoded at most once, even if several clients read it.
-        message = for_hooks(self.setup, {name: packet.opened() for name, packet in round_inputs.message.items()})
-        self._given.note_message(message)
-        call_inputs = CallInputs(round_inputs, message, self._shared("the server's state", round_inputs.server))
+        call_inputs = self._call_inputs(round_inputs)
         width, clients = self.setup.work_width, [*statuses]
         for first in range(0, len(clients), width):
             group = clients[first : first + width]
@@ -180,7 +196,13 @@ class Worker:
                 trim()
             for client_round in client_rounds:
                 # No variable holds the result, so that its memory is free before the next client trains.
-                yield client_round, untrained[client_round.client] or self._finished(client_round, trained)
+                yield untrained[client_round.client] or self._finished(client_round, trained)
+
+    def _call_inputs(self, round_inputs: RoundInputs) -> CallInputs:
+        """What all clients of a call read. Each packet is decoded at most once, even if several clients read it."""
+        message = for_hooks(self.setup, {name: packet.opened() for name, packet in round_inputs.message.items()})
+        self._given.note_message(message)
+        return CallInputs(round_inputs, message, self._shared("the server's state", round_inputs.server))
 
     def _finished(self, client_round: ClientRound, trained: Iterator[tuple[Carry, dict[str, Work]]]) -> Ended:
         """End a client's round after its training."""
@@ -358,8 +380,8 @@ class Worker:
         model = self._shared("the model", round_inputs.model)
         statuses = dict.fromkeys(job.clients, ClientStatus.NOT_SELECTED)
         results: list[ClientResult] = []
-        for client_round, ended in self._trained(round_inputs, statuses, dict.fromkeys(statuses, ClientOutputs()), {}):
-            result = self._evaluated(round_inputs, client_round.client, ended.outputs, model)
+        for ended in self._trained(round_inputs, statuses, dict.fromkeys(statuses, ClientOutputs()), {}):
+            result = self._evaluated(round_inputs, ended.result.client, ended.outputs, model)
             results.append(result if ended.evaluated is None else ended.evaluated.joined(result))
         return tuple(results), []
 

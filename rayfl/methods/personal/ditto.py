@@ -24,10 +24,12 @@ from rayfl.methods.base import (
     Capabilities,
     Context,
     Finished,
+    FinishedStack,
     Message,
     ModelState,
     Plan,
     RayflError,
+    StackRows,
     Stage,
     Tree,
     tree,
@@ -101,13 +103,17 @@ class Ditto(OwnModel, FedAvg):
 
     hyper: DittoHyper
     paper = "Li et al., ICML 2021"
-    capabilities = Capabilities(on_device=True, takes_stale=True)
+    capabilities = Capabilities(on_device=True, whole_stacks=True, takes_stale=True)
 
     def plan(self, round_number: int, coin: float) -> Plan:
         return Plan(stages=(self.hyper.stage(round_number), self.hyper.personal_stage(round_number)))
 
     def begin(self, state: ModelState, received: Message, ctx: Context) -> DittoCarry:
         return {**super().begin(state, received, ctx), "personal": self.start(state["params"])}
+
+    def begin_stack(self, states: ModelState, received: Message, ctx: Context, width: int) -> DittoCarry:
+        carry = super().begin_stack(states, received, ctx, width)
+        return {**carry, "personal": self.start_stack(states["params"])}
 
     def step(self, carry: DittoCarry, batch: Batch, *, stage: Stage) -> DittoCarry:
         if stage.name != PERSONAL:
@@ -126,6 +132,10 @@ class Ditto(OwnModel, FedAvg):
     def finish(self, state: ModelState, carry: DittoCarry, ctx: Context) -> Finished:
         new: ModelState = {"params": carry["personal"]["params"]}
         return self.finished(new, {"delta": self.delta(carry)}, carry, ctx, "train")
+
+    def finish_stack(self, states: ModelState, carry: DittoCarry, rows: StackRows, ctx: Context) -> FinishedStack:
+        new: ModelState = {"params": carry["personal"]["params"]}
+        return self.finished_stack(new, {"delta": self.delta(carry)}, carry, rows, "train")
 
     def eval_begin(self, state: ModelState, model: Tree | None, carry: DittoCarry | None, ctx: Context) -> ModelState:
         return {"params": state["params"] if carry is None else carry["personal"]["params"]}

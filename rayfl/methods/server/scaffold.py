@@ -17,6 +17,7 @@ The sign of messages is ours: clients send c_i - c_i+.
 
 from typing import Literal, NotRequired
 
+from rayfl.data.transfer import repeated
 from rayfl.methods.base import (
     Batch,
     Capabilities,
@@ -24,12 +25,14 @@ from rayfl.methods.base import (
     Download,
     Field,
     Finished,
+    FinishedStack,
     FirstDraws,
     Message,
     ModelServer,
     ModelState,
     Plan,
     Received,
+    StackRows,
     Stage,
     Sum,
     Traits,
@@ -40,7 +43,14 @@ from rayfl.methods.base import (
     tree,
     unused_with,
 )
-from rayfl.methods.shared.local_training import NOT_PLAIN, GradientMethod, LocalCarry, LocalTraining, Weighting
+from rayfl.methods.shared.local_training import (
+    NOT_PLAIN,
+    GradientMethod,
+    LocalCarry,
+    LocalTraining,
+    Weighting,
+    scaled_rows,
+)
 
 CONTROL = "control"
 """The stage of option I."""
@@ -89,7 +99,7 @@ class Scaffold(GradientMethod, ModelServer):
 
     hyper: ScaffoldHyper
     paper = "Karimireddy et al., ICML 2020"
-    capabilities = Capabilities(on_device=True, keeps_parts=True)
+    capabilities = Capabilities(on_device=True, whole_stacks=True, keeps_parts=True)
     gather = {"delta": WeightedMean(), "control_variate": Sum()}
 
     def plan(self, round_number: int, coin: float) -> Plan:
@@ -103,8 +113,16 @@ class Scaffold(GradientMethod, ModelServer):
 
     def begin(self, state: ScaffoldState, received: Message, ctx: Context) -> ScaffoldCarry:
         correction = tree.sub(received["control_variate"].decode(), state["control_variate"])
-        carry: ScaffoldCarry = {**self.start(received["model"].decode()), "correction": correction}
-        return carry if self.hyper.option == "II" else {**carry, "gradient": tree.zeros_like(correction)}
+        return self.corrected(self.start(received["model"].decode()), correction)
+
+    def begin_stack(self, states: ScaffoldState, received: Message, ctx: Context, width: int) -> ScaffoldCarry:
+        correction = tree.sub(repeated(received["control_variate"].decode(), width), states["control_variate"])
+        return self.corrected(super().begin_stack(states, received, ctx, width), correction)
+
+    def corrected(self, carry: LocalCarry, correction: Tree) -> ScaffoldCarry:
+        """The carry with c - c_i, and room for option I's gradient."""
+        begun: ScaffoldCarry = {**carry, "correction": correction}
+        return begun if self.hyper.option == "II" else {**begun, "gradient": tree.zeros_like(correction)}
 
     def step(self, carry: ScaffoldCarry, batch: Batch, *, stage: Stage) -> ScaffoldCarry:
         loss, gradient = self.task.value_and_grad(carry["params"], batch)
@@ -126,6 +144,16 @@ class Scaffold(GradientMethod, ModelServer):
             return carry["gradient"]
         lr = ctx.plan.stages[-1].lr
         return tree.sub(tree.scale(delta, 1 / (ctx.work["train"].num_steps * lr)), carry["correction"])
+
+    def finish_stack(self, states: ScaffoldState, carry: ScaffoldCarry, rows: StackRows, ctx: Context) -> FinishedStack:
+        old, new, delta = states["control_variate"], carry.get("gradient"), self.progress(carry)
+        if new is None:
+            factors = [1 / (work["train"].num_steps * ctx.plan.stages[-1].lr) for work in rows.work]
+            new = tree.sub(scaled_rows(delta, factors), carry["correction"])
+        change = tree.sub(old, new)
+        # As what a dense uplink sends: see `finish`.
+        state: ScaffoldState = {"control_variate": tree.sub(old, change)}
+        return self.finished_stack(state, {"delta": delta, "control_variate": change}, carry, rows, "train")
 
     def init_server(self, params: Tree) -> ScaffoldServer:
         return {"params": params, "control_variate": tree.zeros_like(params)}

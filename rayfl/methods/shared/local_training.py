@@ -1,7 +1,7 @@
 """Local training by minibatches, the part that most methods' clients share, and learning rates by round."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import ClassVar, Literal, Self, TypedDict, TypeVar, cast
@@ -9,6 +9,8 @@ from typing import ClassVar, Literal, Self, TypedDict, TypeVar, cast
 import torch
 from pydantic import Field, model_validator
 
+from rayfl.compress.base import device_of
+from rayfl.data.transfer import repeated, to_device
 from rayfl.methods.base import (
     Batch,
     Capabilities,
@@ -16,19 +18,25 @@ from rayfl.methods.base import (
     Context,
     Difference,
     Finished,
+    FinishedStack,
     FirstDraws,
     HyperParameters,
     Message,
     Method,
     ModelState,
+    Packet,
     Plan,
     RayflError,
+    StackRows,
     Stage,
     State,
     Traits,
     Tree,
+    Trees,
     Upload,
+    Work,
     count_packet,
+    tree,
     unused_with,
 )
 from rayfl.methods.shared.optimizers import SGD, Adam, AdamW, Nesterov, Optimizer, OptimizerName
@@ -227,6 +235,13 @@ class GradientMethod(Method):
             "loss": torch.zeros(()),
         }
 
+    def begin_stack(self, states: State, received: Message, ctx: Context, width: int) -> LocalCarry:
+        return self.start_stack(repeated(received["model"].decode(), width))
+
+    def start_stack(self, params: Tree) -> LocalCarry:
+        """`start` for a stack of models."""
+        return torch.vmap(self.start)(params)
+
     def step(self, carry: Training, batch: Batch, *, stage: Stage) -> Training:
         loss, gradient = self.task.value_and_grad(carry["params"], batch)
         along = self.direction(carry, gradient)
@@ -260,8 +275,24 @@ class GradientMethod(Method):
 
     def train_loss(self, carry: LocalCarry, ctx: Context, *stages: str) -> dict[str, float]:
         """The mean training loss over the steps of `stages`, by default of all, as a metric."""
-        num_steps = sum(work.num_steps for name, work in ctx.work.items() if not stages or name in stages)
-        return {"train/loss": float(carry["loss"]) / num_steps} if num_steps else {}
+        return self._mean_loss(float(carry["loss"]), ctx.work, stages)
+
+    def _mean_loss(self, loss: float, work: Mapping[str, Work], stages: tuple[str, ...]) -> dict[str, float]:
+        num_steps = sum(done.num_steps for name, done in work.items() if not stages or name in stages)
+        return {"train/loss": loss / num_steps} if num_steps else {}
+
+    def finished_stack(
+        self, states: State, trees: Trees, carry: LocalCarry, rows: StackRows, *stages: str
+    ) -> FinishedStack:
+        """`finished` for a stack."""
+        losses = [
+            self._mean_loss(loss, work, stages) for loss, work in zip(carry["loss"].tolist(), rows.work, strict=True)
+        ]
+        if cast(LocalTraining, self.hyper).weighting == "uniform":
+            return FinishedStack(states, trees, [1.0] * len(losses), losses)
+        return FinishedStack(
+            states, trees, [*map(float, rows.num_examples)], losses, lambda row: counted(rows.num_examples[row])
+        )
 
     def progress(self, carry: LocalCarry) -> Tree:
         """delta = received - trained, a descent direction."""
@@ -286,7 +317,18 @@ def weighed(message: Upload, weighting: Weighting, ctx: Context) -> tuple[Upload
     if weighting == "uniform":
         return message, 1.0
     num_examples = ctx.traits.num_examples
-    return {**message, "num_examples": count_packet("num_examples", num_examples)}, float(num_examples)
+    return {**message, **counted(num_examples)}, float(num_examples)
+
+
+def counted(num_examples: int) -> dict[str, Packet]:
+    """The message of how many train examples a client has."""
+    return {"num_examples": count_packet("num_examples", num_examples)}
+
+
+def scaled_rows(stacked: Tree, factors: Sequence[float]) -> Tree:
+    """A stack with row i of every tensor times `factors[i]`."""
+    column = to_device(torch.tensor(factors, dtype=torch.float32), device_of(stacked))
+    return tree.mul(stacked, {name: column.view(-1, *[1] * (x.dim() - 1)) for name, x in stacked.items()})
 
 
 def clip(gradient: Tree, max_norm: float | None) -> Tree:
