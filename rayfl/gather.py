@@ -16,6 +16,7 @@ import torch
 from rayfl import tree
 from rayfl.compress.base import Packet, decoded_bytes
 from rayfl.compress.dense import blocks, plain
+from rayfl.data.transfer import to_device
 from rayfl.errors import RayflError
 
 
@@ -56,10 +57,16 @@ class Aggregate:
 
     def taken_from(self, x: tree.Tree) -> tree.Tree:
         """x - result. A mean is divided and subtracted a block at a time, and is never in memory as a whole."""
-        if type(self.gather) is not WeightedMean or self.known is not None or not all(map(plain, (x, *self.sums))):
+        in_blocks = type(self.gather) is WeightedMean and self.known is None and not tree.at_once(x)
+        if not in_blocks or not all(map(plain, (x, *self.sums))):
             return tree.sub(x, self.result)
         factor = 1.0 / self.weight
         return {name: _less_mean(tensor, [part[name] for part in self.sums], factor) for name, tensor in x.items()}
+
+    def on_device(self, device: torch.device) -> "Aggregate":
+        """The same with its sums and its result on `device`."""
+        sums, weights, known = (to_device(part or {}, device) for part in (self.sums, self.weights, self.known))
+        return replace(self, sums=tuple(sums), weights=weights, known=known or None)
 
     def copied(self) -> "Aggregate":
         """A copy, which `Gather.merge` may change."""

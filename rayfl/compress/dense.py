@@ -15,6 +15,7 @@ from rayfl.compress.base import (
     Buffers,
     Difference,
     Field,
+    Opened,
     Packet,
     Quantizer,
     Tree,
@@ -119,9 +120,21 @@ class UnwrittenDense(Packet):
     def written(self) -> Packet:
         return Packet(self.parts, self.codec)
 
+    def opened(self) -> Packet:
+        return OpenedDense(self.tree())
+
     # Any: what pickle asks for.
     def __reduce__(self) -> tuple[Any, ...]:
         return Packet, (self.parts, self.codec)
+
+
+@dataclass(frozen=True, init=False)
+class OpenedDense(UnwrittenDense, Opened):
+    """The same, decoded where its tree lies, for several clients that read it there; never sent."""
+
+    @cached_property
+    def _decoded(self) -> Tree:
+        return tree.unwritten(self.like)
 
 
 @dataclass(frozen=True, init=False)

@@ -45,6 +45,7 @@ _ONLY_TIME = (
     "wait_for_room_s",
     "call_timeout_s",
     "limit_s",
+    "server_on_device",
 )
 """Settings of `[runtime]` that change the time only. If `mixed` changed bits, platform.json has the machines."""
 

@@ -104,6 +104,7 @@ def prepare(experiment: Experiment) -> Setup:
         engine_name=runtime.engine,
         stack_width=runtime.stack_width,
         device_name=runtime.device_name,
+        server_on_device=runtime.server_on_device,
         threads=runtime.threads,
         precision=runtime.precision,
     )

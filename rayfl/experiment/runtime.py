@@ -56,6 +56,11 @@ class Runtime(Settings):
         default="fp32", description="of a model's products: fp32; tf32 (GPUs only); bf16: autocast, weights stay fp32"
     )
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto: cuda if num_gpus > 0")
+    server_on_device: bool = Field(
+        default=False,
+        description="keep the server's state, the sums and the update on the GPU, with the same bits; needs executor "
+        "'inline' and a method that allows it; no GPU has run it yet",
+    )
     address: str | None = Field(
         default=None,
         description="Ray cluster to join: head:6379, or auto for the one here; local: none; default: RAY_ADDRESS",
@@ -109,6 +114,12 @@ class Runtime(Settings):
                 self.precision == "tf32" and self.device_name == "cpu",
                 "precision",
                 "='tf32' is for GPUs, and the device is 'cpu'; use 'fp32', or 'bf16'",
+            ),
+            (
+                self.server_on_device and (self.executor == "ray" or self.device_name == "cpu"),
+                "server_on_device",
+                "=true keeps the server on the GPU of this process; set runtime.executor='inline' and device='cuda', "
+                "or leave it out",
             ),
             (
                 NODE_KEY in labels,

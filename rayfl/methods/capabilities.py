@@ -88,6 +88,13 @@ class Capabilities(Settings):
 
     The engine then calls them instead where nothing but clients' tensors differs between clients: with a server, a
     dense uplink, and none of the hooks that look at one client (`personal_message`, `stages`, `end_stage`, masks)."""
+    server_on_device: Annotated[bool, Rule.PROMISE] = False
+    """Whether `download`, `model` and the server's update take tensors of a GPU (`runtime.server_on_device`), and the
+    update gives there the bits of main memory: it only adds, subtracts and multiplies, one operation after another.
+
+    `tree.add` with a scale rounds once where two operations round twice, and not on every device; so do `addcmul`,
+    `lerp` and the like.
+    """
     keeps_parts: Annotated[bool, Rule.PROMISE] = False
     """Whether clients train one model, `carry["params"]`, by at most one gradient per step, so that they can keep parts
     of it for themselves (`[parts]`)."""

@@ -2,6 +2,7 @@
 
 from rayfl import tree
 from rayfl.compress.base import Compressor
+from rayfl.compress.dense import Dense
 from rayfl.data.partition import Partition
 from rayfl.determinism.seeding import generator
 from rayfl.errors import RayflError, refuse_if
@@ -53,6 +54,7 @@ def check_setup(setup: Setup) -> None:
             ("downlink",),
         )
     check_schedule(setup, name)
+    check_server(setup, name)
     fewer = ("per_round", "fraction") if clients.num_selected < setup.num_clients else ()
     ways = (*DROPOUTS, "availability", "deadline_s", "take_first", "work", *fewer)
     if half and method.capabilities.needs_everyone and (away := [key for key in ways if clients.is_given(key)]):
@@ -73,6 +75,20 @@ def check_setup(setup: Setup) -> None:
     setup.method.check(setup.num_clients, setup.topology, setup.seed)
     ctx = setup.context(0, setup.plan(0), 0, "check")
     method.check_ratios(setup.population.retention_groups or [1.0], ctx)
+
+
+def check_server(setup: Setup, name: str) -> None:
+    """Reject `runtime.server_on_device` where the server cannot stay on the device with the bits of main memory."""
+    reasons = {
+        f"{name}'s server computes in main memory": not setup.method.capabilities.server_on_device,
+        f"uplink {setup.uplink.name!r} encodes in main memory": not setup.hooks_on_device,
+        "a compressed downlink is encoded in main memory": setup.downlink != Dense(),
+        f"schedule {setup.schedule.name!r} keeps versions of the server's state": setup.in_flights,
+    }
+    if setup.server_on_device and (true := [reason for reason, holds in reasons.items() if holds]):
+        raise RayflError(
+            f"=true keeps the server on the GPU, and {true[0]}; leave it out", ("runtime", "server_on_device")
+        )
 
 
 def check_masks(setup: Setup, name: str) -> None:

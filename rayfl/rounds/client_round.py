@@ -9,7 +9,7 @@ import torch
 
 from rayfl import tree
 from rayfl.compress.base import Message, Opened, Packet, encode_trees, message_bits
-from rayfl.compress.dense import Dense
+from rayfl.compress.dense import Dense, OpenedDense
 from rayfl.data.transfer import to_device, to_memory
 from rayfl.determinism import global_draws
 from rayfl.determinism.seeding import LazyGenerator
@@ -52,7 +52,11 @@ def for_hooks(setup: Setup, message: Message) -> Message:
     """The message with packets that decode on the device of the hooks of clients that train."""
     if not setup.hooks_on_device:
         return message
-    return {name: OnDevice(packet.parts, packet.codec, setup.device) for name, packet in message.items()}
+    return {
+        # The model of a server on the device is there already.
+        name: packet if isinstance(packet, OpenedDense) else OnDevice(packet.parts, packet.codec, setup.device)
+        for name, packet in message.items()
+    }
 
 
 class CallInputs(NamedTuple):

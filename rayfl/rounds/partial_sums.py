@@ -53,7 +53,7 @@ class FromClient(NamedTuple):
 
 @dataclass(frozen=True)
 class Added:
-    """The sums of a node by message name, as `gather.to_wire` makes them, and their bytes."""
+    """The sums of a node by message name, as `gather.to_wire` makes them or on the server's device, and their bytes."""
 
     # Any: see `gather.to_wire`.
     sums: Mapping[str, Any]
@@ -81,6 +81,7 @@ class Summing:
     def __init__(self, setup: Setup) -> None:
         self.rules = setup.method.gather
         self.relayed, self.device = setup.relayed, setup.device
+        self.stays = setup.server_on_device
 
     def sent(
         self, node: SumNode, next_sent: Callable[[], FromClient | None], round_number: int, packets: bool = False
@@ -117,7 +118,9 @@ class Summing:
             with naming_round_and_client(round_number, from_client.client):
                 return self._add(sums, from_client)
 
-        return on_wire(self._in_memory(add_up(node, self._empty, add, merged)))
+        sums = add_up(node, self._empty, add, merged)
+        # Sums that stay in this process are not sent, and nobody asks for their size.
+        return Added(sums, 0) if self.stays else on_wire(self._in_memory(sums))
 
     def summed(self, root: SumNode, parts: Mapping[SumNode, Sent]) -> NodeAggregates:
         """The sums of a node, from those of nodes that cover it; `parts` is not changed."""

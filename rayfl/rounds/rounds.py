@@ -13,6 +13,7 @@ import torch
 
 from rayfl import tree
 from rayfl.compress.base import message_bits
+from rayfl.data.transfer import to_device
 from rayfl.determinism.global_draws import key, keyed, preserved
 from rayfl.determinism.seeding import NOBODY
 from rayfl.determinism.torch_flags import fixed
@@ -220,6 +221,9 @@ def update(current: CurrentRound, received: Mapping[str, Aggregate], ctx: Contex
     )
     # Sums that were added here may have drawn, and workers decide where sums are added.
     key(setup.seed, current.number, purpose="server update")
+    if setup.server_on_device:
+        server = to_device(server, setup.device)
+        received = {name: aggregate.on_device(setup.device) for name, aggregate in received.items()}
     given = HookInputs(setup.method)
     given.note("the server's state", server)
     server, metrics = checked_hook(setup.server_half.server_update)(server, received, delivered, ctx)

@@ -117,6 +117,8 @@ class Setup:
     stack_width: int | None = None
     """Number of clients in a stack; None: `engines.width` chooses it."""
     device_name: str = "cpu"
+    server_on_device: bool = False
+    """Whether the server's state, the sums of messages and the update stay on the device (`InlineExecutor` only)."""
     threads: int = 1
     precision: ArithmeticPrecision = "fp32"
     identity: str = ""

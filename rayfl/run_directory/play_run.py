@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from rayfl import tree
+from rayfl.data.transfer import to_memory
 from rayfl.errors import log
 from rayfl.rounds.evaluate_round import personal_models
 from rayfl.rounds.executor import Executor, OnWave
@@ -141,7 +142,7 @@ def final_models(setup: Setup, executor: Executor, run_state: RunState) -> Mappi
     models: dict[str, Iterable[tree.Tree]] = {}
     constants = {name: tree.tensor_over(array) for name, array in setup.method.task.constants.items()}
     if not setup.is_peer and (model := setup.server_half.model(run_state.server)):
-        models["global"] = [{**constants, **model}]
+        models["global"] = [{**constants, **to_memory(model, setup.device)}]
     if setup.method.capabilities.personalized or setup.method.eval_stages(run_state.round - 1):
         personal = (tree.flatten({str(client): model}) for client, model in personal_models(setup, executor, run_state))
         models["personal"] = chain([tree.flatten({CONSTANTS: constants})] if constants else [], personal)

@@ -100,7 +100,7 @@ def leaves(place: str, value: Anything) -> dict[str, np.ndarray]:
         return {name: leaf for key, part in value.items() for name, leaf in leaves(f"{place}/{key}", part).items()}
     if isinstance(value, Packet):
         return leaves(place, value.parts)
-    array = value.detach().numpy() if isinstance(value, Tensor) else getattr(value, "bits", value)
+    array = value.detach().cpu().numpy() if isinstance(value, Tensor) else getattr(value, "bits", value)
     if isinstance(array, np.ndarray):
         return {place: array}
     assert not isinstance(value, Tensor) and hasattr(value, "open"), (

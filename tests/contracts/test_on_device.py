@@ -3,7 +3,7 @@ main memory. The GPU is a pretended one, without autograd, so that gradients are
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import pytest
 import torch
@@ -22,14 +22,16 @@ from rayfl.methods.server.scaffold import Scaffold
 from rayfl.methods.shared.local_training import LocalCarry
 from rayfl.models.flops import Uses
 from rayfl.rounds import client_round
+from rayfl.rounds.check_setup import check_setup
 from rayfl.rounds.errors import MethodError
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.setup import Setup
 from rayfl.task import BoundTask, Objective
 from rayfl.testing.executors import assert_same_bits, contents, play, rows
 from rayfl.tree import State, Tree
-from tests.contracts.every_method import FREE_CASES, REGISTERED, SEAMS, VARIED, Case, cases, every_method
+from tests.contracts.every_method import FREE_CASES, REGISTERED, SEAMS, VARIED, Case, cases, every_method, variant
 from tests.contracts.seams import quadratic
+from tests.contracts.single_rounding import Rounding
 from tests.pretended_gpu import PretendedGpu
 from tests.refusals import refused
 
@@ -164,6 +166,8 @@ def scaffold(**options: object) -> Setup:
     return quadratic.setup(Scaffold, hyper={"batch_size": 2}, rounds=3, **options)  # type: ignore[arg-type]
 
 
+SERVERS = [case.name for case in REGISTERED if case.kind.capabilities.server_on_device]
+
 TREE = 2 * PAGE
 """Bytes of a buffer of the quadratics' two tensors."""
 
@@ -249,3 +253,48 @@ def test_a_method_that_only_says_that_it_takes_tensors_of_a_gpu_is_named():
         refused(names=["Claims.begin", "same device"], error=MethodError),
     ):
         play(there)
+
+
+@pytest.mark.parametrize(("name", "engine"), [*((name, "loop") for name in SERVERS), ("fedavg", "vmap")])
+def test_a_server_on_the_gpu_gives_the_bits_of_main_memory_and_copies_no_model(
+    name: str, engine: str, monkeypatch: pytest.MonkeyPatch
+):
+    """With operations that round once whatever computes them: the pretended GPU cannot show that others do not."""
+    case = variant(name, name, {"batch_size": 2, "steps": 2})
+    rounding = Rounding()
+    update = case.kind.server_update
+    options = {"engine": engine, "rounds": 3}
+    wanted, bits = played(made_up(case.make(**options)))
+    there = made_up(case.make(**options), device_name="cuda:0", server_on_device=True)
+    check_setup(there)
+
+    # Any: a hook's arguments.
+    def watched(*arguments: Any) -> Any:
+        with rounding:
+            return update(*arguments)
+
+    monkeypatch.setattr(case.kind, "server_update", watched)
+    with PretendedGpu() as gpu:
+        records, run_states = play(there)
+        before_last = len(gpu.downloads)
+        on_gpu = [tensor.device.type for state in run_states for tensor in tree_leaves(state.server)]
+        found = contents(InlineExecutor(there), run_states[-1])
+    assert rows(records) == wanted
+    assert_same_bits(found, bits)
+    assert set(on_gpu) == {"cuda"} and rounding.count and not rounding.refused
+    # The initial parameters, round 0's message and the server's first state. States of clients move as without this.
+    if not there.stateful:
+        assert gpu.uploads.count(TREE) == 3 and TREE not in gpu.downloads[:before_last]
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "names"),
+    [
+        (scaffold, {}, ["Scaffold", "main memory"]),
+        (fedavg, {"uplink": Halves()}, ["halves", "uplink"]),
+        (fedavg, {"downlink": TopK()}, ["downlink"]),
+    ],
+)
+def test_a_server_that_cannot_stay_on_the_gpu_is_refused(make, options: dict[str, object], names: list[str]):
+    with refused(names=["runtime.server_on_device", *names]):
+        check_setup(made_up(make(**options), device_name="cuda:0", server_on_device=True))

@@ -103,7 +103,7 @@ class Ditto(OwnModel, FedAvg):
 
     hyper: DittoHyper
     paper = "Li et al., ICML 2021"
-    capabilities = Capabilities(on_device=True, whole_stacks=True, takes_stale=True)
+    capabilities = Capabilities(on_device=True, server_on_device=True, whole_stacks=True, takes_stale=True)
 
     def plan(self, round_number: int, coin: float) -> Plan:
         return Plan(stages=(self.hyper.stage(round_number), self.hyper.personal_stage(round_number)))

@@ -24,7 +24,7 @@ class FedAvgFT(FedAvg):
 
     hyper: FedAvgFTHyper
     paper = "McMahan et al., AISTATS 2017, with fine-tuning as in Dai et al., ICML 2022"
-    capabilities = Capabilities(on_device=True, keeps_parts=True, takes_stale=True)
+    capabilities = Capabilities(on_device=True, server_on_device=True, keeps_parts=True, takes_stale=True)
 
     def eval_stages(self, round_number: int) -> tuple[Stage, ...]:
         return (self.hyper.fine_tuning(),)

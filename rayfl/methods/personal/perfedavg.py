@@ -65,7 +65,7 @@ class PerFedAvg(FedAvg):
 
     hyper: PerFedAvgHyper
     paper = "Fallah et al., NeurIPS 2020"
-    capabilities = Capabilities(on_device=True, takes_stale=True)
+    capabilities = Capabilities(on_device=True, server_on_device=True, takes_stale=True)
 
     def plan(self, round_number: int, coin: float) -> Plan:
         num_batches = 2 if self.hyper.variant == "fo" else 3

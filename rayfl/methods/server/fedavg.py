@@ -26,7 +26,9 @@ class FedAvg(GradientMethod, ModelServer):
     """
 
     paper = "McMahan et al., AISTATS 2017"
-    capabilities = Capabilities(on_device=True, whole_stacks=True, keeps_parts=True, takes_stale=True)
+    capabilities = Capabilities(
+        on_device=True, server_on_device=True, whole_stacks=True, keeps_parts=True, takes_stale=True
+    )
     gather = {"delta": WeightedMean()}
     difference = "delta"
 

@@ -56,7 +56,7 @@ class FedLESAM(FedAvg):
 
     hyper: FedLESAMHyper
     paper = "Fan et al., ICML 2024"
-    capabilities = Capabilities(on_device=True, keeps_parts=True, takes_stale=True)
+    capabilities = Capabilities(on_device=True, server_on_device=True, keeps_parts=True, takes_stale=True)
 
     def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> FedLESAMState:
         return {"params": params, "has_received": torch.tensor(False)}

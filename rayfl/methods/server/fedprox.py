@@ -24,7 +24,9 @@ class FedProx(FedAvg):
 
     hyper: FedProxHyper
     paper = "Li et al., MLSys 2020"
-    capabilities = Capabilities(on_device=True, whole_stacks=True, keeps_parts=True, takes_stale=True)
+    capabilities = Capabilities(
+        on_device=True, server_on_device=True, whole_stacks=True, keeps_parts=True, takes_stale=True
+    )
 
     def direction(self, carry: LocalCarry, gradient: Tree) -> Tree:
         return tree.add(gradient, tree.sub(carry["params"], carry["received"]), self.hyper.mu)

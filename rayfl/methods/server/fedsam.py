@@ -27,4 +27,4 @@ class FedSAM(SharpnessAware, FedAvg):
 
     hyper: FedSAMHyper
     paper = "Qu et al., ICML 2022"
-    capabilities = Capabilities(on_device=True, takes_stale=True)
+    capabilities = Capabilities(on_device=True, server_on_device=True, takes_stale=True)
