@@ -63,6 +63,7 @@ def dataset(
     if train.labels.ndim == 1:
         train_labels, test_labels, names = _numbered_labels(place, train.labels, test.labels)
         num_classes, names = _classes(place, train_labels, test_labels, tuple(classes) or names)
+        _note_alike(place, names)
         if is_given:
             _require_trained(test.place or place, train_labels, test_labels, names)
     else:
@@ -180,14 +181,24 @@ def _classes(place: str, train: np.ndarray, test: np.ndarray, names: tuple[str, 
     if num_classes > SPARSE * len(occurring):
         raise RayflError(
             f"{place} has examples of {len(occurring)} classes: {of_labels}; number the classes from 0 without gaps, "
-            "as numpy.unique(labels, return_inverse=True) does, or give their names as labels"
+            "as numpy.unique(labels, return_inverse=True) does, or give their names as labels (of a table: "
+            "data.named_labels=true)"
         )
     if len(missing := np.setdiff1d(np.arange(num_classes), occurring)):
         first = ", ".join(names[label] if names else str(label) for label in missing[:5])
         more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
-        cure = "if that is not intended, number the classes from 0 without gaps"
+        cure = "if that is not intended, number the classes from 0 without gaps (of a table: data.named_labels=true)"
         log_once(WARNING, f"{place} has no example of class {first}{more}: {of_labels}; {cure}")
     return num_classes, names
+
+
+def _note_alike(place: str, names: Sequence[str]) -> None:
+    """Log a notice for two names of classes that differ in capitals or blanks only."""
+    seen: dict[str, str] = {}
+    for name in names:
+        first = seen.setdefault(" ".join(name.lower().split()), name)
+        if first != name:
+            log_once(WARNING, f"{place} has the classes {first!r} and {name!r}; if they are one, write both alike")
 
 
 def _require_trained(place: str, train: np.ndarray, test: np.ndarray, names: tuple[str, ...]) -> None:

@@ -29,6 +29,7 @@ _PIECE = 1 << 20
 _LARGEST_BLOCK = (1 << 31) - 1
 _PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\x28\xb5\x2f\xfd": "zstd"}
 _NOT_UNPACKED = {b"PK\x03\x04": "zip", b"\xfd7zXZ": "xz", b"7z\xbc\xaf": "7z"}
+_NUMERAL = r"[-+]?(\d+[.,]?\d*|[.,]\d+)([eE][-+]?\d+)?"
 _MARKS = "#|%"
 """The first characters of lines of comment above a table."""
 
@@ -38,7 +39,8 @@ class Dialect:
     """How a CSV file is written; None: found by its first rows.
 
     header: the names of the columns of a file without a header; "numbered": they are called 0, 1, ...
-    texts: columns that are texts, even if they look like numbers.
+    texts: columns that are texts, even if they look like numbers. names: columns that are texts if whole numbers with
+    leading zeros would lose them, so that 007 and 7 became one.
     """
 
     separator: Separator | None = None
@@ -46,6 +48,7 @@ class Dialect:
     encoding: str = "utf-8"
     decimal: Literal[".", ","] | None = None
     texts: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
 
 
 def read_csv(path: Path, dialect: Dialect) -> pa.Table:
@@ -58,7 +61,9 @@ def read_csv(path: Path, dialect: Dialect) -> pa.Table:
         content = _decoded(path, read_bytes(path) if content is None else content, dialect.encoding).encode()
     lines = _first_lines(path, content)
     skipped = _comments(lines)
-    separator = dialect.separator or _separator(lines[skipped:])
+    noted = _noted_separator(lines[skipped:])
+    skipped += noted is not None
+    separator = dialect.separator or noted or _separator(lines[skipped:])
     cells = _cells(lines[skipped:], separator)
     if separator == "whitespace":
         content = _tabulated(read_bytes(path) if content is None else content)
@@ -66,6 +71,9 @@ def read_csv(path: Path, dialect: Dialect) -> pa.Table:
     if names is None and _lacks_a_name(cells):
         # R's write.table gives the names of the rows no name.
         names = ["", *cells[0]]
+        if not any(row[-1] for row in cells[1:]):
+            # Each row but the header ends in a separator.
+            names = [*cells[0], ""]
         skipped += 1
     convert = pyarrow.csv.ConvertOptions(
         null_values=GAPS,
@@ -76,11 +84,15 @@ def read_csv(path: Path, dialect: Dialect) -> pa.Table:
 
     size = path.stat().st_size if content is None else len(content)
 
-    def parsed(block_size: int) -> pa.Table:
+    def parsed(block_size: int, only: Sequence[str] = ()) -> pa.Table:
         read = pyarrow.csv.ReadOptions(
             skip_rows=skipped, column_names=names, block_size=block_size, use_threads=block_size == _PIECE
         )
-        return pyarrow.csv.read_csv(path if content is None else pa.BufferReader(content), read, parse, convert)
+        converted = convert
+        if only:
+            texts = dict.fromkeys(only, pa.string())
+            converted = pyarrow.csv.ConvertOptions(include_columns=[*only], column_types=texts)
+        return pyarrow.csv.read_csv(path if content is None else pa.BufferReader(content), read, parse, converted)
 
     try:
         try:
@@ -88,9 +100,15 @@ def read_csv(path: Path, dialect: Dialect) -> pa.Table:
         except pa.ArrowInvalid:
             # The first block decides the types of columns. One thread knows the number of a wrong row.
             table = parsed(min(size + 1, _LARGEST_BLOCK))
+        if numerals := [name for name in dict.fromkeys(dialect.names) if _is_of_whole_numbers(table, name)]:
+            table = _with_zeros(table, parsed(_PIECE, numerals))
         columns = [_trimmed(column) for column in table.columns]
         # numpy.savetxt writes a header as a comment.
         return pa.table(columns, names=[name.strip().removeprefix("# ") for name in table.column_names])
+    except pa.ArrowInvalid as error:
+        if "UTF8" in str(error):
+            _decoded(path, read_bytes(path) if content is None else content, "utf-8")
+        raise
     except UnicodeDecodeError:
         raise RayflError(
             f"{path} has a header (row 0) that is no UTF-8 text; give data.encoding that of the file, such as 'latin-1'"
@@ -138,7 +156,7 @@ def _decoded(path: Path, content: bytes, encoding: str) -> str:
     except UnicodeDecodeError as error:
         raise RayflError(
             f"{path} is no {encoding} text (row {content[: error.start].count(10)}, counted from 0 with the header); "
-            "give data.encoding another one"
+            "give data.encoding another one, such as 'latin-1'"
         ) from None
 
 
@@ -153,6 +171,30 @@ def _comments(lines: Sequence[str]) -> int:
         if line.strip() and (line[0] not in _MARKS or _width(line) >= _width(lines[row + 1])):
             return row
     return 0
+
+
+def _noted_separator(lines: Sequence[str]) -> Separator | None:
+    """The separator in a first line of Excel's, sep=; for instance."""
+    noted = re.fullmatch(r'"?sep=(.)"?', lines[0].strip(" \r\n")) if lines else None
+    return next((separator for separator in _GUESSED if noted and separator == noted[1]), None)
+
+
+def _is_of_whole_numbers(table: pa.Table, name: str) -> bool:
+    return table.column_names.count(name) == 1 and pa.types.is_integer(table.schema.field(name).type)
+
+
+def _with_zeros(table: pa.Table, texts: pa.Table) -> pa.Table:
+    """The table with the `texts` of its columns of whole numbers, where numbers with leading zeros became others."""
+    for name in texts.column_names:
+        written = _trimmed(texts.column(name))
+        with_zeros = compute.call_function(
+            "match_substring_regex", [written], compute.MatchSubstringOptions(pattern=r"^-?0\d")
+        )
+        if compute.call_function("any", [with_zeros]).as_py() and len(written.unique()) > len(
+            table.column(name).unique()
+        ):
+            table = table.set_column(table.column_names.index(name), name, written)
+    return table
 
 
 def _width(line: str) -> int:
@@ -214,6 +256,8 @@ def _names(path: Path, dialect: Dialect, cells: Sequence[Sequence[str]]) -> list
     if dialect.header is None:
         return None
     width = len(cells[0]) if cells else 0
+    if _has_header(cells) or (cells and [*dialect.header] == [cell.strip() for cell in cells[0]]):
+        raise RayflError(f"{path} has a header, {shown(cells[0])}; remove data.header")
     if dialect.header == "numbered":
         return [*map(str, range(width))]
     if len(dialect.header) != width:
@@ -222,6 +266,18 @@ def _names(path: Path, dialect: Dialect, cells: Sequence[Sequence[str]]) -> list
             f"{shown(cells[0] if cells else [])}"
         )
     return [*dialect.header]
+
+
+def _has_header(cells: Sequence[Sequence[str]]) -> bool:
+    """Whether the first row has words above each column whose other fields are numbers, and there are such columns."""
+    if len(cells) < 3 or not _is_even(cells):
+        return False
+    columns = [
+        [re.fullmatch(_NUMERAL, cell.strip()) is not None for cell in column] for column in zip(*cells, strict=True)
+    ]
+    of_numbers = [column[0] for column in columns if all(column[1:])]
+    gaps = any(cell.strip() in GAPS for cell in cells[0])
+    return bool(of_numbers) and not any(of_numbers) and not gaps
 
 
 def _trimmed(column: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -11,6 +11,8 @@ from rayfl.data.datasets import Dataset, Examples, Field
 from rayfl.data.sources.conversion import dataset
 from rayfl.data.sources.images import Channels, ImageSide, decoded
 from rayfl.data.sources.table_columns import TableColumns, TableSource, is_text
+from rayfl.data.sources.table_labels import labels_of
+from rayfl.data.sources.table_notices import note_texts
 from rayfl.errors import RayflError
 from rayfl.limits.regular_files import expanded, files_below
 from rayfl.settings import shown
@@ -39,16 +41,17 @@ class ImageTable(TableSource):
     def load(self) -> Dataset:
         """Load the dataset. Raise RayflError if a column is missing, or if an image cannot be decoded."""
         train, test = self.read()
-        rows, test_rows = (split and self._rows(split) for split in (train, test))
+        rows, test_rows = (split and self._rows(split, train) for split in (train, test))
         assert rows is not None
-        classes = train.class_names(self.labels)
+        classes = () if self.named_labels else train.class_names(self.labels)
+        note_texts(train, [], self.split)
         examples = dataset(self.name, self.path, rows, test_rows, self.test_share, kind="image", classes=classes)
         return replace(examples, augment=self.augment)
 
-    def _rows(self, columns: TableColumns) -> Examples:
+    def _rows(self, columns: TableColumns, train: TableColumns) -> Examples:
         paths, contents = self._images(columns)
         images = decoded(paths, self.side, self.channels, contents)
-        return Examples(images, columns.column(self.labels), self.owners_of(columns), columns.path)
+        return Examples(images, labels_of(self, columns, train), self.owners_of(columns), columns.path)
 
     def _images(self, columns: TableColumns) -> tuple[list[Path], Sequence[bytes] | None]:
         """The path of each image, and its bytes if the table has them."""

@@ -12,9 +12,13 @@ import pyarrow as pa
 from rayfl.data.datasets import Dataset, Examples, Field
 from rayfl.data.sources.conversion import dataset
 from rayfl.data.sources.table_columns import Missing, TableColumns, TableSource, is_list, is_number, is_text
+from rayfl.data.sources.table_labels import labels_of
+from rayfl.data.sources.table_notices import note_inputs, note_texts, numbers_rows
 from rayfl.errors import RayflError
 from rayfl.settings import listed, shown
 
+IDENTIFIERS = "numbers of rows, not in data.features"
+TEXT = "text, and not in data.categories"
 _INDEX = re.compile(r"|Unnamed: \d+|__index_level_\d+__")
 """The names that pandas gives to an index without a name: in a CSV file, read back from one, in a Parquet file."""
 
@@ -75,6 +79,10 @@ class Table(TableSource):
         )
         return replace(examples, columns=columns, input_names=names)
 
+    def names(self) -> tuple[str, ...]:
+        labels = () if self.targets else (self.labels,)
+        return (*labels, *self.categories, *super().names()[1:])
+
     def unused(self) -> Mapping[str, str]:
         of_targets = {"labels": f"beside targets={shown(self.targets)}"} if self.targets else {}
         return {**super().unused(), **of_targets}
@@ -96,10 +104,15 @@ class Table(TableSource):
             if field.name not in self.features:
                 columns.setdefault(self._use(train, field, field.name in index), []).append(field.name)
         if not columns["inputs"]:
+            columns["inputs"] = columns.pop(IDENTIFIERS, [])
+        if not columns["inputs"]:
             raise RayflError(
                 f"{self.path} has no column of numbers beside {listed([*map(repr, self._predicted)], 'and')}; give "
                 "data.features, or data.categories; for images set data.name='image-table', for texts 'text-table'"
             )
+        if not self.features:
+            note_inputs(train, columns["inputs"])
+        note_texts(train, columns.get(TEXT, []), self.split)
         return columns
 
     def _use(self, train: TableColumns, field: pa.Field, is_index: bool) -> str:
@@ -112,10 +125,11 @@ class Table(TableSource):
             (field.name == self.split, "split"),
             (self.features, "not in data.features"),
             (is_index, "pandas' index"),
+            (numbers_rows(train, field.name), IDENTIFIERS),
             (is_number(kind), "inputs"),
             (pa.types.is_null(kind), "empty"),
-            (is_text(kind), "text, and not in data.categories"),
-            (pa.types.is_dictionary(kind), "text, and not in data.categories"),
+            (is_text(kind), TEXT),
+            (pa.types.is_dictionary(kind), TEXT),
             (is_list(kind) and train.width(field.name), "inputs"),
         ]
         return next((use for applies, use in uses if applies), f"of type {kind}")
@@ -139,7 +153,7 @@ class Table(TableSource):
     def _labels(self, split: TableColumns, train: TableColumns) -> np.ndarray:
         if not self.targets:
             cure = f"give data.targets=[{self.labels!r}] for several labels, or numbers, of each example"
-            return split.column(self.labels, cure)
+            return labels_of(self, split, train, cure)
         if len(self.targets) == 1 and (lists := split.label_lists(self.targets[0], train)) is not None:
             return lists[0]
         # A target is never filled.

@@ -79,6 +79,13 @@ class TableColumns:
         )
         return did_you_mean(name, names) + (headless if any(map(_is_numeral, names)) else "")
 
+    def has_numerals(self, name: str) -> bool:
+        """Whether a column has numbers, or texts among which there are some."""
+        column = self.raw(name)
+        if not is_text(column.type):
+            return True
+        return any(_is_numeral(word) for word in compute.call_function("unique", [column]).to_pylist() if word)
+
     def gaps(self, name: str) -> np.ndarray:
         """Which rows have nothing in a column, bool [rows]: nulls and empty texts; if gaps are filled or dropped, also
         NaN, and the words that stand for gaps."""
@@ -301,6 +308,9 @@ class TableSource(Source):
     )
     test_path: str | None = Field(default=None, description="a second file to test on; default: a share of the first")
     labels: str = Field(default="label", description="the column of labels")
+    named_labels: bool = Field(
+        default=False, description="labels are names of classes, also where they are numbers, such as -1 and 1"
+    )
     owners: str | None = Field(
         default=None, description=f"the column with the owner of each example; {FILE!r}: the files of a folder"
     )
@@ -328,19 +338,24 @@ class TableSource(Source):
         """Columns of CSV files that are texts, even if they look like numbers."""
         return ()
 
+    def names(self) -> tuple[str, ...]:
+        """The columns whose values are names, even if they are numbers: labels, and owners."""
+        return (self.labels, *([self.owners] if self.owners else []))
+
     def read(self, missing: Missing = "refuse") -> tuple[TableColumns, TableColumns | None]:
-        """The tables of train and test. Owners that are numbers in one and texts in the other are texts in both."""
+        """The tables of train and test. Names that are numbers in one and texts in the other are texts in both."""
         train, test = self._read(missing, self.texts())
-        owners = self.owners
-        if test is None or owners is None or is_text(train.raw(owners).type) == is_text(test.raw(owners).type):
+        if test is None or form(expanded(self.path)) != "csv":
             return train, test
-        if form(expanded(self.path)) == "csv":
+        known = [name for name in self.names() if name in train.kinds and name in test.kinds]
+        differing = [name for name in known if is_text(train.kinds[name]) != is_text(test.kinds[name])]
+        if differing := [name for name in differing if train.has_numerals(name) and test.has_numerals(name)]:
             # As they are written: 007 is no number.
-            return self._read(missing, (*self.texts(), owners))
+            return self._read(missing, (*self.texts(), *differing))
         return train, test
 
     def _read(self, missing: Missing, texts: tuple[str, ...]) -> tuple[TableColumns, TableColumns | None]:
-        dialect = Dialect(self.separator, self.header, self.encoding, self.decimal, texts)
+        dialect = Dialect(self.separator, self.header, self.encoding, self.decimal, texts, self.names())
         with_file = self.owners == FILE
         tables: dict[FileSplit, pa.Table] = read_tables(self.path, "data.path", dialect, with_file)
         test_path = self.path

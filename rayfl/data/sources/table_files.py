@@ -5,7 +5,7 @@ A folder is one table, or one for each split: its files and folders are splits i
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,19 @@ FORMATS: Mapping[str, str] = {
     **dict.fromkeys((".feather", ".arrow", ".ipc"), "feather"),
 }
 _KNOWN = "CSV (.csv, .tsv, .txt, .data), JSON (.json, .jsonl), .parquet or .feather"
+_OTHER_FORMATS = {
+    ".mat": "a file of MATLAB's; write its arrays in Python: numpy.savez('my_data.npz', inputs=mat['X'], "
+    "labels=mat['y'].ravel()) with mat = scipy.io.loadmat(FILE), and set data.name='arrays'",
+    ".npz": "an archive of numpy's; set data.name='arrays'",
+    ".npy": "an array of numpy's; put it into an .npz file with its labels, and set data.name='arrays'",
+    **dict.fromkeys((".xlsx", ".xls", ".ods"), "a spreadsheet; save its sheet as CSV"),
+    ".arff": "a file of Weka's; write its rows as CSV, with a first row of the attributes' names",
+    **dict.fromkeys((".h5", ".hdf5"), "an HDF5 file; write its arrays with numpy.savez, and set data.name='arrays'"),
+    **dict.fromkeys(
+        (".pkl", ".pickle"), "a pickle, which is a program that rayfl does not run; write it as Parquet or CSV"
+    ),
+}
+"""What files of other formats are, and what to do with them."""
 _PACKINGS = ".gz", ".bz2", ".zst"
 _SHARD = r"[-_.]?(part[-_.]?)?\d+(-of-\d+)?(-[0-9a-f]+)?"
 """What the names of shards have after that of their split: train-00000-of-00002."""
@@ -147,11 +160,13 @@ def _of_folder(folder: Path, file: Path, owner: str | None, setting: str, dialec
 def _read_file(file: Path, path: str, setting: str, dialect: Dialect) -> Tables:
     kind = form(file)
     if kind is None:
+        if cure := _OTHER_FORMATS.get(ending(file)):
+            raise RayflError(f"{setting}={path!r} is {cure}")
         raise RayflError(
             f"{setting}={path!r} is not allowed; it must be a file with one of the endings of {_KNOWN} (CSV and JSON "
             "also packed, .gz, .bz2, .zst), or a folder of such files"
         )
-    if kind != "csv" and dialect != Dialect(texts=dialect.texts):
+    if kind != "csv" and dialect != Dialect(texts=dialect.texts, names=dialect.names):
         raise RayflError(
             f"{setting}={path!r} is no CSV file, so that data.separator, header, encoding and decimal do nothing"
         )
@@ -161,7 +176,10 @@ def _read_file(file: Path, path: str, setting: str, dialect: Dialect) -> Tables:
         require_regular(file)
         try:
             if kind == "csv":
-                return {"train": read_csv(file, dialect)}
+                table = read_csv(file, dialect)
+                if dialect.header is None:
+                    _require_header(file, table.column_names)
+                return {"train": table}
             if kind == "json":
                 return _read_json(file)
             table = _read_parquet(file) if kind == "parquet" else _read_feather(file)
@@ -169,6 +187,18 @@ def _read_file(file: Path, path: str, setting: str, dialect: Dialect) -> Tables:
             return {"train": table}
         except pa.ArrowMemoryError:
             raise ValueError("it asks for more memory than there is, or is damaged") from None
+
+
+def _require_header(file: Path, names: Sequence[str]) -> None:
+    """Raise RayflError if the first row of a CSV file is one of numbers, and not of columns that are counted."""
+    numbers = [name for name in names if re.fullmatch(r"[-+]?\d*\.?\d+([eE][-+]?\d+)?", name)]
+    if len(numbers) > 1 and len(numbers) == len(names):
+        are_counted = all(map(str.isdecimal, names)) and len({*names}) == len(names)
+        if not are_counted:
+            raise RayflError(
+                f"{file} has numbers in its first row, {shown([*names])}, which would be its header; give data.header "
+                "the names of its columns, or 'numbered' to call them '0', '1', ..."
+            )
 
 
 def _read_parquet(file: Path) -> pa.Table:

@@ -2,6 +2,8 @@
 
 from rayfl.data.datasets import Dataset, Examples, Field
 from rayfl.data.sources.table_columns import TableColumns, TableSource, is_text
+from rayfl.data.sources.table_labels import labels_of
+from rayfl.data.sources.table_notices import note_texts
 from rayfl.data.sources.words import Length, Vocabulary, text_dataset
 from rayfl.errors import RayflError
 
@@ -26,7 +28,8 @@ class LabelledTexts(TableSource):
     def load(self) -> Dataset:
         """Load the dataset. Raise RayflError if a column is missing, or has no texts."""
         train, test = self.read()
-        rows, test_rows = (split and self._rows(split) for split in (train, test))
+        rows, test_rows = (split and self._rows(split, train) for split in (train, test))
+        note_texts(train, [], self.split)
         assert rows is not None
         return text_dataset(
             self.name,
@@ -36,14 +39,14 @@ class LabelledTexts(TableSource):
             self.test_share,
             self.vocabulary,
             self.length,
-            train.class_names(self.labels),
+            () if self.named_labels else train.class_names(self.labels),
         )
 
-    def _rows(self, columns: TableColumns) -> Examples:
+    def _rows(self, columns: TableColumns, train: TableColumns) -> Examples:
         kind = columns.raw(self.text).type
         if not is_text(kind):
             raise RayflError(
                 f"{columns.path} has a column {self.text!r} of type {kind}; give data.text a column of texts"
             )
         texts = columns.raw(self.text).fill_null("").to_numpy(zero_copy_only=False).astype(object)
-        return Examples(texts[:, None], columns.column(self.labels), self.owners_of(columns), columns.path)
+        return Examples(texts[:, None], labels_of(self, columns, train), self.owners_of(columns), columns.path)

@@ -170,7 +170,7 @@ def test_names_and_numbers_are_no_labels_together(tmp_path: Path):
 
 def test_large_numbers_are_standardised_before_they_are_rounded(tmp_path: Path):
     rows, minutes = 80, 60 * np.arange(80)
-    columns = {"time": 1_700_000_000 + minutes, "id": 10**15 + np.arange(rows), "share": 0.1 * np.arange(rows)}
+    columns = {"time": 1_700_000_000 + minutes, "serial": 10**15 + np.arange(rows), "share": 0.1 * np.arange(rows)}
     frame = pd.DataFrame({**columns, "same": 0.1, "label": np.arange(rows) % 2})
     frame.to_csv(tmp_path / "sensors.csv", index=False)
     found = load(tmp_path / "sensors.csv", test_path=str(tmp_path / "sensors.csv"))
