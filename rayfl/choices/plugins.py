@@ -239,6 +239,9 @@ def _member(module: ModuleType, name: str, location: str) -> Anything:
             key for key, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__
         ]
         raise RayflError(f"{location} has no {name!r}: {did_you_mean(name, defined_here)}")
+    if isinstance(member, functools.partial):
+        # It has no name of its own.
+        vars(member).update(__module__=module.__name__, __qualname__=name)
     return member
 
 
@@ -258,13 +261,13 @@ def load_installed(name: str) -> Anything:
 
 def reference(component: Anything) -> str:
     """The name by which `component`, a class or a function, is loaded again."""
-    module, name = component.__module__, component.__qualname__
+    module, name = component.__module__, getattr(component, "__qualname__", repr(component))
     if module in _files:
         return f"{_files[module].path}:{name}"
     value = f"{module}:{name}"
     if entry := next((name for name, known in installed().items() if known == value), None):
         return entry
-    can_be_imported = module != "__main__" and _reached(sys.modules.get(module), name) is component
+    can_be_imported = module != "__main__" and _reached(sys.modules.get(module), name) == component
     return value if can_be_imported else f"{MEMORY}{value}"
 
 

@@ -69,8 +69,10 @@ class Architecture(Choice):
 
     @classmethod
     def adopts(cls, component: object) -> bool:
-        """Whether it is a class of torch modules, or a function that makes one."""
-        return (isinstance(component, type) and issubclass(component, nn.Module)) or inspect.isfunction(component)
+        """Whether it is a class of torch modules, or a function, a method or a `functools.partial` that makes one."""
+        is_module = isinstance(component, type) and issubclass(component, nn.Module)
+        is_function = inspect.isfunction(component) or inspect.ismethod(component) or isinstance(component, partial)
+        return is_module or is_function
 
     # Any: see `Choice.from_options`.
     @classmethod
@@ -121,7 +123,7 @@ class FromFactory(Architecture):
     @property
     def name(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The model's name in sentences."""
-        return self.factory.__qualname__
+        return getattr(self.factory, "__qualname__", _beneath(self.factory).__qualname__)
 
     # Any: a table of an experiment.
     def to_table(self) -> dict[str, Any]:
@@ -138,7 +140,7 @@ class FromFactory(Architecture):
     @property
     def memory_format(self) -> MemoryFormat:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The factory's attribute of this name; contiguous if it has none. Raise RayflError for an unknown value."""
-        layout = getattr(self.factory, "memory_format", "contiguous")
+        layout = getattr(_beneath(self.factory), "memory_format", "contiguous")
         if layout not in get_args(MemoryFormat):
             raise RayflError(
                 f"model {self.name!r} has memory_format={layout!r}; it must be {' or '.join(get_args(MemoryFormat))}"
@@ -177,6 +179,14 @@ class FromFactory(Architecture):
                 if not untaken:
                     raise
                 del arguments[untaken[0]]
+
+
+# Any: a class, or what has parameters.
+def _beneath(factory: Any) -> Any:
+    """The class or function that a partial or a classmethod calls in the end."""
+    while isinstance(factory, partial):
+        factory = factory.func
+    return factory.__self__ if inspect.ismethod(factory) else factory
 
 
 def laid_out(images: Tensor, memory_format: MemoryFormat) -> Tensor:

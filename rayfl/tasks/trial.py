@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from logging import WARNING
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from rayfl.data.batches import Batch, first_two
 from rayfl.data.datasets import Dataset
-from rayfl.errors import RayflError, one_line, plugin_line
+from rayfl.errors import RayflError, log_once, one_line, plugin_line
 from rayfl.models.base import Architecture
 from rayfl.models.skeleton import is_about_meta
 from rayfl.network import Network
@@ -50,6 +51,7 @@ class Trial:
         """
         batch = first_two(self.dataset)
         layers = {*self.network.module.modules()}
+        sums = self._sums()
         with self._naming(batch), torch.no_grad():
             both = self.network.observe(self.params, batch.inputs)
         self._check_passes(batch, *both)
@@ -61,6 +63,12 @@ class Trial:
         for inputs in self._extremes():
             with self._naming(Batch(inputs, inputs)), torch.no_grad():
                 self.network(self.params, inputs, training=False)
+        if changed := [name for name, value in self._sums().items() if value != sums[name]]:
+            raise RayflError(
+                f"model {self.architecture.name!r} writes into its parameter {changed[0]!r} as it runs (max_norm of an "
+                "embedding, clamp_(), or an average of weights), and clients may share it; constrain a copy of it in "
+                "forward, or make what the model writes a buffer"
+            )
         if self.in_stacks and self.network.vmappable:
             self.network.vmappable = self._runs_in_stacks(batch)
         if made := [name for name, layer in self.network.module.named_modules() if layer not in layers]:
@@ -68,6 +76,15 @@ class Trial:
                 f"model {self.architecture.name!r} makes its layer {made[0]!r} in a pass, so that nothing would train "
                 "it; make it in __init__, where lazy layers such as nn.LazyLinear need no sizes"
             )
+
+    def _sums(self) -> dict[str, tuple[float, float]]:
+        """The sum and the sum of squares of each parameter, trained or frozen, which tell whether one changed."""
+        frozen = {key: getattr(owner, name) for owner, name, key in self.network.frozen_slots}
+        with torch.no_grad():
+            return {
+                name: (float(tensor.sum()), float(tensor.square().sum()))
+                for name, tensor in {**self._trained, **frozen}.items()
+            }
 
     def _check_passes(self, batch: Batch, in_training: Outputs, in_evaluation: Outputs) -> None:
         """Check the outputs in both modes, and take the gradient of a training step."""
@@ -123,10 +140,16 @@ class Trial:
             return
         is_tensor = isinstance(outputs, Tensor)
         if is_tensor and list(outputs.shape) == wanted and outputs.is_floating_point():
+            if self.task.name == "classification" and _are_probabilities(outputs):
+                log_once(
+                    WARNING,
+                    f"the outputs of model {self.architecture.name!r} are probabilities, and the loss of task "
+                    "'classification' takes logits; return them without softmax",
+                )
             return
         what = f"a {type(outputs).__name__}"
         cure = "; switch other outputs off (aux_logits=false), or give a task of your own whose output_shape is None"
-        if hasattr(outputs, "logits"):
+        if hasattr(outputs, "logits") or (isinstance(outputs, dict) and "logits" in outputs):
             cure = "; return its logits"
         if is_tensor:
             what = f"values of type {outputs.dtype} {list(outputs.shape)}"
@@ -198,7 +221,7 @@ class Trial:
         if is_about_meta(error):
             return (
                 f"{name} keeps a tensor in an object that is no module ({str(error).strip()}{plugin_line(error)}); "
-                "make it a buffer: self.register_buffer(NAME, tensor)"
+                "make it a buffer: self.register_buffer(NAME, tensor); layers of a list belong in nn.ModuleList"
             )
         lookups = [frame.f_locals for frame in frames if isinstance(frame.f_locals.get("self"), EMBEDDINGS)]
         if isinstance(error, IndexError) and lookups:
@@ -239,6 +262,14 @@ class Trial:
             f"{what} has {rows} rows, for the numbers 0 to {rows - 1}, and looks up {number} for examples of dataset "
             f"{dataset.name!r}; {cure if number >= 0 else 'give numbers from 0'}"
         )
+
+
+def _are_probabilities(outputs: Tensor) -> bool:
+    """Whether each row [batch, classes] looks like those of a softmax."""
+    sums = outputs.detach().float().sum(dim=-1)
+    return (
+        outputs.shape[-1] > 1 and bool((outputs >= 0).all()) and torch.allclose(sums, torch.ones_like(sums), atol=1e-3)
+    )
 
 
 def _smallest(numbers: np.ndarray) -> int:

@@ -1,6 +1,7 @@
 """A class of torch modules, or a function that makes one, is a model."""
 
 import pickle
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,11 @@ import torch
 from rayfl.choices.kinds import resolve
 from rayfl.experiment.experiment import Experiment, read
 from rayfl.experiment.prepare import prepare
-from rayfl.models.base import Architecture
+from rayfl.models.base import Architecture, FromFactory
 from tests.refusals import refused
 
 MODELS = """
+from functools import partial
 from math import prod
 
 from torch import nn
@@ -27,6 +29,13 @@ class Net(nn.Module):
 
     def forward(self, inputs):
         return self.layers(inputs)
+
+    @classmethod
+    def small(cls, input_shape, num_classes, hidden=3):
+        return cls(input_shape, num_classes, hidden)
+
+
+narrow = partial(Net, hidden=3)
 
 
 def net(num_classes: int, *, width: int):
@@ -235,3 +244,20 @@ def test_a_factory_may_import_torchvision_beside_any_build_of_torch():
         return resnet18(num_classes=num_classes)
 
     assert resolve(Architecture, resnet).build((3, 32, 32), 10).fc.out_features == 10
+
+
+@pytest.mark.parametrize("factory", ["narrow", "Net.small"])
+def test_a_partial_and_a_classmethod_are_models_with_options(file: str, factory: str):
+    name = f"{file}:{factory}"
+    for options, hidden in (({}, 3), ({"hidden": 5}, 5)):
+        model = pickle.loads(pickle.dumps(resolve(Architecture, {"name": name, **options})))  # noqa: S301 (our own)
+        assert model.to_table() == {"name": name, **options} and model.name == factory
+        assert model.build((64,), 10).layers[1].weight.shape == (hidden, 64)
+    refused(lambda: resolve(Architecture, {"name": name, "hiden": 5}), names=["hiden", "hidden"])
+
+
+def test_a_partial_has_the_memory_format_of_its_class():
+    class Last(torch.nn.Linear):
+        memory_format = "channels_last"
+
+    assert FromFactory(factory=partial(partial(Last, 3), 4), options={}).memory_format == "channels_last"

@@ -279,3 +279,73 @@ def test_what_cannot_run_under_vmap_is_trained_one_by_one(tmp_path: Path, model:
     assert (tried(tmp_path, MODULES, model, runtime={"device": "cuda", "num_gpus": 1}).work_width > 1) is in_stacks
     with nullcontext() if in_stacks else refused(names=["engine='vmap'", ".item()", "engine='loop'"]):
         assert tried(tmp_path, MODULES, model, runtime={"engine": "vmap"}).work_width > 1
+
+
+WRITING = """
+import torch
+from torch import nn
+
+
+class Linear(nn.Module):
+    def __init__(self, num_classes):
+        super().__init__()
+        self.out, self.target = nn.Linear(5, num_classes), nn.Linear(5, num_classes).requires_grad_(False)
+
+
+class Clamped(Linear):
+    def forward(self, x):
+        self.out.weight.data.clamp_(-0.01, 0.01)
+        return self.out(x)
+
+
+class Averaged(Linear):
+    def forward(self, x):
+        self.target.weight.mul_(0.9)
+        return self.out(x)
+
+
+class Shifting(Linear):
+    def forward(self, x):
+        x += 1.0
+        return self.out(x)
+
+
+class Hidden(Linear):
+    def __init__(self, num_classes):
+        super().__init__(num_classes)
+        self.layers = [nn.Linear(5, 5)]
+
+    def forward(self, x):
+        return self.out(self.layers[0](x))
+
+
+class Probabilities(Linear):
+    def forward(self, x):
+        return self.out(x).softmax(1)
+
+
+class Logarithms(Linear):
+    def forward(self, x):
+        return self.out(x).log_softmax(1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("model", "names"),
+    [
+        ("Clamped", ["'out.weight'", "writes into its parameter"]),
+        ("Averaged", ["'target.weight'", "buffer"]),
+        ("Shifting", ["inputs in place", "buffers"]),
+        ("Hidden", ["nn.ModuleList"]),
+    ],
+)
+def test_a_model_that_writes_where_others_read_is_refused(tmp_path: Path, model: str, names: list[str]):
+    with refused(names=names):
+        tried(tmp_path, WRITING, model)
+
+
+def test_outputs_that_are_probabilities_are_noted(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    tried(tmp_path, WRITING, "Logarithms")
+    assert "probabilities" not in caplog.text
+    tried(tmp_path, WRITING, "Probabilities")
+    assert "'Probabilities' are probabilities" in caplog.text and "logits" in caplog.text
