@@ -152,8 +152,8 @@ class Network:
                 raise RayflError(
                     f"two equal passes of the model in {mode} mode differ: it changes its inputs in place, keeps "
                     "something from one pass to the next, or draws from a generator of its own, and each actor has "
-                    "another one; keep tensors in buffers (self.register_buffer), and draw from torch's, numpy's or Python's global generator, "
-                    "which rayfl seeds for each client and round"
+                    "another one; keep tensors in buffers (self.register_buffer), and draw from torch's, numpy's or "
+                    "Python's global generator, which rayfl seeds for each client and round"
                 )
             in_mode.append(outputs)
         return in_mode[0], in_mode[1]
