@@ -113,6 +113,15 @@ def paper_folder(name_or_folder: Path) -> Path:
     return folder.absolute()
 
 
+def read_claims(folder: Path) -> Paper:
+    """Read claims.toml of a folder. Raise RayflError if it is wrong."""
+    table = {key: value for key, value in read_table(folder / CLAIMS).items() if (key, value) != ("name", "claims")}
+    try:
+        return Paper(**table)
+    except RayflError as error:
+        raise RayflError(f"{folder / CLAIMS}: {error}") from None
+
+
 def read_paper(
     folder: Path, quick: bool = False, overrides: Sequence[str] = (), only: Sequence[str] = ()
 ) -> tuple[Paper, Sweeps]:
@@ -120,11 +129,7 @@ def read_paper(
 
     With `only`, claims about other sweeps are not checked, because `overrides` may fix a setting that those sweep.
     """
-    table = {key: value for key, value in read_table(folder / CLAIMS).items() if (key, value) != ("name", "claims")}
-    try:
-        paper = Paper(**table)
-    except RayflError as error:
-        raise RayflError(f"{folder / CLAIMS}: {error}") from None
+    paper = read_claims(folder)
     files = {path.stem: path for path in sorted(folder.glob("*.toml")) if path.name != CLAIMS}
     for name in only:
         if name not in files:
@@ -161,9 +166,9 @@ def _check_frozen(paper: Paper, home: Path) -> None:
     file = home / FROZEN
     if file.is_file() and (before := file.read_text(encoding="utf-8").strip()) != paper.rows.digest:
         raise RayflError(
-            f"{home} has verdicts on claims with the hash {before}, and claims.toml has {paper.rows.digest} now: a claim "
-            "that changes after its verdict starts anew; give another --dir, and seeds that no run of these claims had "
-            'in "sweep.seed=[...]"'
+            f"{home} has verdicts on claims with the hash {before}, and claims.toml has {paper.rows.digest} now: a "
+            "claim that changes after its verdict starts anew; give another --dir, and in "
+            '"sweep.seed=[...]" seeds that no run of these claims had'
         )
 
 

@@ -1,55 +1,70 @@
 """Counts the verdicts on each page of results: `python -m docs.generate.verdicts` writes their tables and figures.
 
-A page begins with a table of its verdicts by part of the paper, and a figure of the same numbers. Both are made from
-the verdicts further down on the page, so run the program again after a verdict has changed.
+A page begins with a table of its verdicts by part of the paper and a figure of the same numbers; the rows follow at its
+end. They are made from the page's file of values, docs/results/NAME.csv, by the rule of rayfl.report.verdicts and the
+claims that come with rayfl. A file with a column `seed` has the paired values of `rayfl reproduce` (pairs.csv). One
+without it has the intervals that the page printed under the old rule: of these, only rows whose sides are at one moment
+can be decided.
 """
 
-import re
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
+import pandas as pd
 import vl_convert
 
 from docs.generate.markdown import table
+from jobs.reproduce import PAPERS, read_claims
+from rayfl.report.claims import Claim
+from rayfl.report.statistics import LEVEL, Paired
+from rayfl.report.verdicts import SHORT, Rows, decide, estimates, markdown_table, short_rows
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
-VERDICTS = {"reproduced": "#0072b2", "undecided": "#bdbdbd", "refuted": "#d55e00"}
-"""The colour of each verdict in figures."""
-BEGIN, END = "<!-- verdicts -->\n", "<!-- end of verdicts -->\n"
+VERDICTS = {
+    "reproduced": "#0072b2",
+    "equal": "#56b4e9",
+    "depends on the moment": "#cc79a7",
+    "undecided": "#bdbdbd",
+    "refuted": "#d55e00",
+    "not run": "#eeeeee",
+}
+"""The colour of each verdict in figures; rows without a verdict for another reason count as undecided."""
+SUMMARY = ("<!-- verdicts -->\n", "<!-- end of verdicts -->\n")
+ROWS = ("<!-- rows -->\n", "<!-- end of rows -->\n")
 
 PARTS: Mapping[str, Mapping[str, str]] = {
     "dispfl": {
-        "Table 1": "Table 1: accuracy of the methods",
-        "Communication and computation": "Table 1: communication, operations",
-        "Table 2: a ring, and all connected": "Table 2: topologies",
-        "Tables 5 to 7: rounds to a target": "Tables 5 to 7: rounds to a target",
-        "Table 3: peers with less memory": "Table 3: unequal memory",
-        "Table 4: the share that is kept, and the search of masks": "Table 4: sparsity, search of masks",
-        "Figure 5: masks and labels": "Figure 5: masks and labels",
-        "Figure 6: peers that drop out": "Figure 6: dropouts",
+        "table1": "Table 1: accuracy of the methods",
+        "section4": "Section 4.2: local training",
+        "table2": "Table 2: topologies",
+        "table5": "Table 5: rounds to a target",
+        "table3": "Table 3: unequal memory",
+        "table4": "Table 4: sparsity",
+        "figure5": "Figure 5: masks and labels",
+        "figure6": "Figure 6: dropouts",
     },
     "elastic": {
-        "Hosts": "Table 2: hosts",
-        "Is it the sensitivity, or the length of the step?": "Sensitivity or step length",
-        "tau": "Table 1: tau",
-        "Heterogeneity, local epochs, schedules, held-out examples": "Heterogeneity, schedules",
-        "Models": "Models",
+        "table2": "Table 2: hosts",
+        "table1": "Table 1: tau",
+        "section3": "Section 3: boosted entries",
+        "figure2": "Figure 2: heterogeneity, participation, epochs",
+        "figure3": "Figure 3: speed",
+        "section4": "Section 4: schedule",
+        "table3": "Table 3: models",
     },
     "fedpse": {
-        "table2": "FedSTC and FedSCR, lambda 1",
-        "table1": "Others, lambda 0.5 and 0, ConvNet2",
+        "table2": "Table 2: lambda 1, 2 to 10 clients",
+        "table1": "Table 1: lambda 0.5 and 0, ConvNet2",
         "figure2": "Figure 2: convergence",
-        "section5": "Section 5: bytes",
         "figure3": "Figure 3: correlation distance",
         "table3": "Table 3: variance",
-        "figure4": "Figure 4: element-wise average",
+        "figure4": "Figure 4: element-wise average, ratios",
         "figure5": "Figure 5: element-wise average, lambda",
         "figure7": "Figure 7: participation",
         "figure8": "Figure 8: personal downlink",
-        "absent": "Absent clients",
-        "groups": "Ratios by group",
-        "ten": "Ten clients, a rate of their own",
     },
     "mcepl": {
         "table1": "Table I: equal shares",
@@ -57,40 +72,78 @@ PARTS: Mapping[str, Mapping[str, str]] = {
         "table3": "Table III: topologies",
         "figure5": "Figure 5: LotteryDSGD",
         "figure6": "Figure 6: convergence",
-        "figure7": "Figure 7: bytes",
         "figure9": "Figure 9: masks",
         "section5": "Section V: number of labels",
         "dslth": "Section V-A: lottery tickets",
-        "few": "Few examples a peer",
     },
     "survey": {
         "uplink": "Compression: megabytes",
         "diana": "DIANA",
         "marina": "MARINA",
         "adiana": "ADIANA",
-        "rate": "Bounds of the theory",
         "personal": "Personal models",
         "mixture": "One problem, three methods",
-        "worst": "The worst clients",
-        "seconds": "Slow uplinks",
-        "dropout": "Dropouts",
     },
 }
-"""The parts of each page: its headings, or what the names of its claims begin with, and the words for them."""
+"""The parts of each page: what the names of its claims begin with, and the words for them."""
 
 
-def counted(name: str, text: str) -> dict[str, Counter[str]]:
-    """The verdicts of a page by part, in the order of PARTS."""
+class Page(NamedTuple):
+    """A paper's rows and their verdicts. digest: the hash of its claims; fresh: whether they are from paired values."""
+
+    rows: Rows
+    verdicts: pd.DataFrame
+    digest: str
+    fresh: bool
+
+
+def page(name: str) -> Page:
+    """The verdicts on a paper by its file of values."""
+    rows = read_claims(PAPERS / name).rows
+    values = pd.read_csv(RESULTS / f"{name}.csv")
+    if "seed" in values:
+        return Page(rows, decide(rows, estimates(rows, values)), rows.digest, True)
+    printed = rows._replace(claims=[_at_printed_moments(claim, values) for claim in rows.claims])
+    return Page(printed, decide(printed, _printed(printed, values)), rows.digest, False)
+
+
+def _at_printed_moments(claim: Claim, values: pd.DataFrame) -> Claim:
+    """The claim about those of its moments that the page has printed, if there are any."""
+    known = {*values[values["claim"] == claim.id]["value"]}
+    return claim.model_copy(update={"value": tuple(value for value in claim.values if value in known) or claim.value})
+
+
+def _printed(rows: Rows, values: pd.DataFrame) -> pd.DataFrame:
+    """The printed intervals as `estimates` gives them."""
+    from scipy.special import stdtr, stdtrit
+
+    by_id = {claim.id: claim for claim in rows.claims if claim.horizon is None}
+    found = []
+    for row in values[values["claim"].isin(by_id)].to_dict("records"):
+        claim = by_id[row["claim"]]
+        if row["value"] not in claim.values:
+            continue
+        degrees = row["n"] - 1
+        # Rounded ends: the interval is as wide as the wider side says.
+        half = max(row["high"] - row["mean"], row["mean"] - row["low"])
+        error = half / stdtrit(degrees, 1 - LEVEL / 2)
+        p = 2 * stdtr(degrees, -abs(row["mean"]) / error) if half else float(row["mean"] == 0)
+        seen = Paired(row["mean"], row["mean"] - half, row["mean"] + half, float(p), np.nan, row["n"])
+        unit = "%" if "accuracy" in row["value"] and "@" not in row["value"] else ""
+        found.append(
+            {"claim": claim.id, "compared": claim.words(claim.pairs[0]), "value": row["value"], "unit": unit}
+            | {**seen._asdict(), "complete": True, "converged": row["converged"]}
+        )
+    return pd.DataFrame(found)
+
+
+def counted(name: str) -> dict[str, Counter[str]]:
+    """The verdicts on a paper's rows by part, in the order of PARTS."""
+    verdicts = page(name).verdicts
+    paper = verdicts[verdicts["source"] == "paper"]
     counts = {part: Counter[str]() for part in PARTS[name]}
-    heading = ""
-    for line in text.splitlines():
-        if line.startswith("#"):
-            heading = line.lstrip("# ")
-        claim = re.match(r"\| `([a-z0-9]+)[-`]", line)
-        if claim and claim[1] in counts and heading == "All verdicts":
-            counts[claim[1]].update(re.findall(rf"\| ({'|'.join(VERDICTS)}) \|", line))
-        elif heading in counts:
-            counts[heading].update(re.findall(rf"\*\*({'|'.join(VERDICTS)})\*\*", line))
+    for claim, verdict in zip(paper["claim"], paper["verdict"], strict=True):
+        counts[claim.partition("-")[0]][verdict if verdict in VERDICTS else "undecided"] += 1
     return {part: found for part, found in counts.items() if found}
 
 
@@ -99,20 +152,35 @@ def total(counts: Mapping[str, Counter[str]]) -> Counter[str]:
     return sum(counts.values(), Counter[str]())
 
 
-def block(name: str, text: str) -> str:
-    """The table of a page's verdicts, and the link to their figure."""
-    counts = counted(name, text)
-    rows = [[PARTS[name][part], *(str(found[verdict]) for verdict in VERDICTS)] for part, found in counts.items()]
-    sums = total(counts)
-    rows.append(["**all**", *(f"**{sums[verdict]}**" for verdict in VERDICTS)])
-    return f"{BEGIN}\n{table(['part', *VERDICTS], rows)}\n![Verdicts by part]({name}.svg)\n\n{END}"
+def blocks(name: str) -> dict[tuple[str, str], str]:
+    """What a page has between two marks: the table of its verdicts with the link to their figure, and its rows."""
+    counts = counted(name)
+    cells = [[PARTS[name][part], *_cells(found)] for part, found in counts.items()]
+    cells.append([f"**{cell}**" for cell in ["all", *_cells(total(counts))]])
+    shown = page(name)
+    ours = short_rows(shown.rows, shown.verdicts, "ours")
+    apart = ["### Questions of our own and facts of the settings, not counted", markdown_table(SHORT, ours)]
+    summary = [table(["part", "rows", *VERDICTS], cells).rstrip(), f"![Verdicts by part]({name}.svg)"]
+    rows = [
+        f"Claims written on {read_claims(PAPERS / name).written}, hash `{page(name).digest}`.",
+        markdown_table(SHORT, short_rows(shown.rows, shown.verdicts)),
+        *(apart if ours else ()),
+    ]
+    return {
+        marks: f"{marks[0]}\n" + "\n\n".join(parts) + f"\n\n{marks[1]}"
+        for marks, parts in ((SUMMARY, summary), (ROWS, rows))
+    }
 
 
-def figure(name: str, text: str) -> str:
+def _cells(found: Counter[str]) -> list[str]:
+    return [str(found.total()), *(str(found[verdict]) for verdict in VERDICTS)]
+
+
+def figure(name: str) -> str:
     """The same numbers as bars, in SVG."""
     rows = [
         {"part": PARTS[name][part], "verdict": verdict, "claims": found[verdict], "order": order}
-        for part, found in counted(name, text).items()
+        for part, found in counted(name).items()
         for order, verdict in enumerate(VERDICTS)
     ]
     return vl_convert.vegalite_to_svg(
@@ -126,7 +194,7 @@ def figure(name: str, text: str) -> str:
             "mark": "bar",
             "encoding": {
                 "y": {"field": "part", "type": "nominal", "sort": None, "title": None, "axis": {"labelLimit": 260}},
-                "x": {"field": "claims", "type": "quantitative", "title": "number of claims"},
+                "x": {"field": "claims", "type": "quantitative", "title": "number of rows"},
                 "order": {"field": "order", "type": "quantitative"},
                 "color": {
                     "field": "verdict",
@@ -143,11 +211,13 @@ def figure(name: str, text: str) -> str:
 def main() -> None:
     """Write the tables and the figures of all pages."""
     for name in PARTS:
-        page = RESULTS / f"{name}.md"
-        text = page.read_text(encoding="utf-8")
-        before, _, rest = text.partition(BEGIN)
-        page.write_text(f"{before}{block(name, text)}{rest.partition(END)[2]}", encoding="utf-8")
-        (RESULTS / f"{name}.svg").write_text(figure(name, text), encoding="utf-8")
+        file = RESULTS / f"{name}.md"
+        text = file.read_text(encoding="utf-8")
+        for (begin, end), block in blocks(name).items():
+            before, _, rest = text.partition(begin)
+            text = f"{before}{block}{rest.partition(end)[2]}"
+        file.write_text(text, encoding="utf-8")
+        (RESULTS / f"{name}.svg").write_text(figure(name), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -77,8 +77,8 @@ class Claim(Settings):
             and self.horizon is None,
             "has horizon, which needs a number with @, no trend and the sign > or <": self.horizon is not None
             and (not censored or self.sign == "=" or self.trend),
-            f"reads {self.value!r}, which follows from the settings and cannot fail; write it into a table of facts, or "
-            "set source='ours'": by_settings and not self.trend,
+            f"reads {self.value!r}, which follows from the settings and cannot fail; write it into a table of facts, "
+            "or set source='ours'": by_settings and not self.trend,
             "needs margin, the smallest effect, for sign='='": self.sign == "=" and self.margin is None,
         }
         for words in filter(wrong.get, wrong):
@@ -141,7 +141,7 @@ def check_distinct(claims: Sequence[Claim], sweeps: Mapping[str, Sequence[tuple[
     sweeps: the choices of each run of a sweep, and what decides its numbers. Checked claims alone.
     """
     known: dict[object, str] = {}
-    for claim, pair in ((claim, pair) for claim in claims for pair in claim.pairs):
+    for claim, pair in [(owner, sides) for owner in claims for sides in owner.pairs]:
         among = {_word(item) for item in claim.among}
         sides = [
             frozenset(
@@ -166,8 +166,9 @@ def read_pairs(claims: Sequence[Claim], runs: Mapping[str, Sequence[tuple[Choice
     """The values of both sides of checked claims by the runs of each sweep, None for a run that has not finished.
 
     A row for each claim, pair of sides (compared), number (value) and seed. first, second: the values as recorded,
-    shares in [0, 1]; NaN if a run lacks the number, inf if it is censored at the claim's horizon. converged: whether all runs have the claim's number `converged`.
-    first_runs, second_runs: the directories of the runs, SWEEP/RUN, with ";" between them.
+    shares in [0, 1]; NaN if a run lacks the number, inf if it is censored at the claim's horizon. converged: whether
+    all runs have the claim's number `converged`. first_runs, second_runs: the directories of the runs, SWEEP/RUN, with
+    ";" between them.
     """
     by_sweep = {name: group_runs([run for _, run in planned if run is not None]) for name, planned in runs.items()}
     metrics = {

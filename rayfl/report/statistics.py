@@ -1,5 +1,5 @@
-"""Paired comparisons over seeds: Student's interval and test, the power of the test, equivalence, Wilcoxon's test and Holm's
-correction; and ranks of methods over data sets (Demsar, JMLR 2006)."""
+"""Paired comparisons over seeds: Student's interval and test, the power of the test, equivalence, Wilcoxon's test and
+Holm's correction; and ranks of methods over data sets (Demsar, JMLR 2006)."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

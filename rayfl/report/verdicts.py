@@ -2,7 +2,7 @@
 
 The differences of a row are those of one pair of runs over the seeds, or of one pair at two moments. A row's plain
 verdict follows from Student's 95 % interval: "equal" if two one-sided tests place the difference inside the smallest
-effect that matters, else "reproduced" or "refuted" by the side of 0 on which the interval lies, else "undecided". With a
+effect that matters, else "reproduced" or "refuted" by the side of 0 on which it lies, else "undecided". With a
 horizon (values that no run may have) Wilcoxon's signed-rank test on the values up to the horizon replaces the interval.
 Moments with different plain verdicts make a row "depends on the moment". The paper's rows are then tested together:
 "reproduced" and "refuted" need a p-value of at most 0.05 after Holm's correction over all of them, run or not.
@@ -32,9 +32,9 @@ _RULE = (
     "of the paper's rows. A claim of equality is reproduced if the two one-sided tests pass Holm. **Depends on the "
     "moment**: the plain intervals at the two moments, after the exchange and after training, say different things. "
     "**Not converged**, **constant**: no verdict, because a method has not converged, or because the difference is the "
-    "same in all seeds and so follows from the settings. **Undecided**: all else. Intervals are plain ones (Student's t, "
-    "without Holm). Where runs may never reach a target, values count up to the horizon and Wilcoxon's signed-rank test "
-    "decides. Size: ours against the paper's figure."
+    "same in all seeds and so follows from the settings. **Undecided**: all else. Intervals are plain ones (Student's "
+    "t, without Holm). Where runs may never reach a target, values count up to the horizon and Wilcoxon's signed-rank "
+    "test decides. Size: ours against the paper's figure."
 )
 
 
@@ -71,7 +71,8 @@ def estimates(rows: Rows, pairs: pd.DataFrame) -> pd.DataFrame:
     for names, part in pairs.groupby(keys, sort=False):
         claim = by_id[names[0]]
         values = part[["first", "second"]].astype(float).clip(upper=claim.horizon)
-        differences = (values["first"] - values["second"].fillna(0 if len(claim.pairs[0]) == 1 else np.nan)).to_numpy()
+        second = values["second"] if len(claim.pairs[0]) > 1 else 0.0
+        differences = (values["first"] - second).to_numpy()
         if claim.relative:
             differences = differences / values["second"].to_numpy()
         seen = paired(differences)
@@ -120,7 +121,9 @@ def decide(rows: Rows, seen: pd.DataFrame) -> pd.DataFrame:
                 p, verdict = plain(claim, values, rows.margin(claim, moment["unit"]))
                 moments.append({**moment, "p": p, "plain": verdict})
             row |= {"moments": moments, "p": max((moment["p"] for moment in moments), default=np.nan)}
-            found.append({**row, "paper": claim.size, "verdict": _together(claim, moments)})
+            found.append(
+                {**row, "paper": np.nan if claim.size is None else claim.size, "verdict": _together(claim, moments)}
+            )
     table = pd.DataFrame(found)
     counts = table["source"] == "paper"
     table.loc[counts, "holm"] = holm([*table.loc[counts, "p"].fillna(1)])
@@ -144,9 +147,9 @@ def _together(claim: Claim, moments: Sequence[Mapping[str, Json]]) -> str:
     return verdicts.pop() if len(verdicts) == 1 else "depends on the moment"
 
 
-def size_of(paper: float | None, moment: Mapping[str, Json]) -> str:
+def size_of(paper: float, moment: Mapping[str, Json]) -> str:
     """Whether the interval contains the paper's figure, or whether our effect is smaller or larger."""
-    if paper is None or np.isnan(moment["low"]):
+    if pd.isna(paper) or np.isnan(moment["low"]):
         return wording.NONE
     if moment["low"] <= paper <= moment["high"]:
         return "inside"
@@ -208,7 +211,8 @@ def verdicts_markdown(
         markdown_table(("Row", "Number", "Ours", "Smallest effect"), _sides(rows, verdicts)),
         "## The claims in words",
         "\n".join(
-            f"- **{claim.id}**: {' '.join([claim.says, *claim.places])}{f' *Ours:* {claim.setting}' * bool(claim.setting)}"
+            f"- **{claim.id}**: {' '.join([claim.says, *claim.places])}"
+            + f" *Ours:* {claim.setting}" * bool(claim.setting)
             for claim in rows.claims
         ),
     ]

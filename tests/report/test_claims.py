@@ -61,7 +61,7 @@ A_AND_B = {"better": {"case": "A"}, "than": {"case": "B"}}
         ({"sign": "<"}, [0.1, 0.2, 0.1], "reproduced"),
         ({}, [0.9, 0.1, 0.5], "undecided"),
         # B is 0.4 in all seeds; differences -0.01, 0, 0.01 have the interval +-4.303 * 0.01 / sqrt(3) = +-0.025.
-        # B is 0.4 in all seeds; differences -0.01, 0, 0.01: two one-sided tests pass at 2.920 * 0.01 / sqrt(3) = 0.0169.
+        # B is 0.4; differences -0.01, 0, 0.01: two one-sided tests pass from 2.920 * 0.01 / sqrt(3) = 0.0169 on.
         ({"sign": "=", "margin": 0.017}, [0.39, 0.40, 0.41], "reproduced"),
         ({"sign": "=", "margin": 0.0165}, [0.39, 0.40, 0.41], "undecided"),
         ({"sign": "=", "margin": 0.03}, [0.59, 0.60, 0.61], "refuted"),
@@ -93,7 +93,7 @@ def test_interval_p_and_size_are_those_of_the_differences_seed_by_seed(tmp_path)
     assert (found.first, found.second) == (pytest.approx(1.85 / 3), pytest.approx(1.08 / 3))
     # The deviation of 0.4, 0.3, 0.38.
     assert found.second_sd == pytest.approx(np.std([0.4, 0.3, 0.38], ddof=1))
-    sizes = {0.25: "inside", 0.6: "smaller", 0.01: "larger", -0.6: "smaller", None: "\u2013"}
+    sizes = {0.25: "inside", 0.6: "smaller", 0.01: "larger", -0.6: "smaller", np.nan: "\u2013"}
     assert {size: size_of(size, vars(found)) for size in sizes} == sizes
 
 
@@ -203,7 +203,7 @@ def test_the_page_begins_with_its_table_and_links_to_the_runs(tmp_path):
 
 
 def test_two_moments_must_agree_and_enter_with_the_larger_p(tmp_path):
-    # All runs begin at 0.2, so the mean over both evaluations has half of the difference at the end, and more noise in C.
+    # The mean over both evaluations has half of the difference at the end, and C much noise in its first.
     runs = [
         (
             {"case": word, "seed": str(seed)},
