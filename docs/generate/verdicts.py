@@ -100,7 +100,7 @@ class Page(NamedTuple):
 def page(name: str) -> Page:
     """The verdicts on a paper by its file of values."""
     rows = read_claims(PAPERS / name).rows
-    values = pd.read_csv(RESULTS / f"{name}.csv")
+    values = pd.read_csv(RESULTS / f"{name}.csv", keep_default_na=False, na_values={"first": "", "second": ""})
     if "seed" in values:
         return Page(rows, decide(rows, estimates(rows, values)), rows.digest, True)
     printed = rows._replace(claims=[_at_printed_moments(claim, values) for claim in rows.claims])
