@@ -50,7 +50,9 @@ class Rows(NamedTuple):
     @property
     def digest(self) -> str:
         """Twelve digits that change with any of the paper's rows."""
-        rows = [claim.model_dump(mode="json", exclude_defaults=True) for claim in self.claims if claim.source == "paper"]
+        rows = [
+            claim.model_dump(mode="json", exclude_defaults=True) for claim in self.claims if claim.source == "paper"
+        ]
         return hashlib.sha256(json.dumps([rows, dict(self.smallest)], sort_keys=True).encode()).hexdigest()[:12]
 
     def margin(self, claim: Claim, unit: str) -> float:
