@@ -83,7 +83,7 @@ def check_server(setup: Setup, name: str) -> None:
         f"{name}'s server computes in main memory": not setup.method.capabilities.server_on_device,
         f"uplink {setup.uplink.name!r} encodes in main memory": not setup.hooks_on_device,
         "a compressed downlink is encoded in main memory": setup.downlink != Dense(),
-        f"schedule {setup.schedule.name!r} keeps versions of the server's state": setup.in_flights,
+        f"schedule {setup.schedule.name!r} keeps versions of the server's state": setup.schedule.collects == "flights",
     }
     if setup.server_on_device and (true := [reason for reason, holds in reasons.items() if holds]):
         raise RayflError(
