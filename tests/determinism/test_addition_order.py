@@ -15,7 +15,7 @@ from rayfl.compress.dense import Dense
 from rayfl.compress.sign import OneBit, ScaledSign
 from rayfl.compress.sparse import TopK, sparse_packet
 from rayfl.compress.ternary import Ternary
-from rayfl.determinism.addition_order import SumNode, add_up, cut, halves, nodes_within, ready_nodes, runs, total
+from rayfl.determinism.addition_order import SumNode, add_up, cut, halves, nodes_within, pairs, ready_nodes, runs, total
 from rayfl.gather import Aggregate, Collect, ElementwiseMean, Gather, Sum, WeightedMean, from_wire, to_wire
 
 
@@ -28,6 +28,32 @@ def test_runs_are_in_order_and_as_even_as_can_be():
 def test_the_larger_half_comes_first():
     assert halves((0, 5)) == ((0, 3), (3, 5))
     assert halves((3, 5)) == ((3, 4), (4, 5))
+
+
+def tree_sum(numbers: np.ndarray, node: SumNode) -> float:
+    return add_up(node, lambda: 0.0, lambda total, leaf: total + numbers[leaf], lambda a, b: a + b)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.6])
+@pytest.mark.parametrize("width", [1000, 64, 7])
+def test_levels_of_pairs_make_the_sums_of_the_tree(share: float, width: int):
+    """For every number of participants, of whom some may send nothing, in one stack or several."""
+    draws = np.random.default_rng(5)
+    for count in range(1, 131):
+        sends = draws.random(count) < share
+        numbers = draws.standard_normal(count) * sends
+        for first in range(0, count, width):
+            nodes = nodes_within((first, min(first + width, count)), (0, count))
+            leaves = [leaf for first, last in nodes for leaf in range(first, last) if sends[leaf]]
+            levels, places = pairs(nodes, leaves)
+            sums = numbers[leaves]
+            for level in levels:
+                into, others = map(list, zip(*level, strict=True))
+                assert len({*into, *others}) == 2 * len(level)
+                sums[into] += sums[others]
+            assert all(len(level) for level in levels)
+            for node in nodes:
+                assert (sums[places[node]] if node in places else 0.0) == tree_sum(numbers, node)
 
 
 def test_calls_are_nodes_no_wider_than_an_even_share():
