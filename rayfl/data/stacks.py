@@ -36,23 +36,31 @@ class StackBatches:
         self.examples = store.split(split)
         self.group = batches_per_step
         orders = [*orders, *[orders[0]] * (width - len(orders))]
-        steps = np.array([len(order.positions) // batches_per_step for order in orders])
-        self.num_steps = int(steps.max())
-        sizes = [batch_size for order in orders for batch_size in order.sizes]
+        num_batches = np.array([len(order.positions) for order in orders])
+        self.num_steps = int(num_batches.max()) // batches_per_step
+        sizes = np.array([batch_size for order in orders for batch_size in order.sizes])
         self.width = width
-        self.size = size or max(sizes)
-        weighted = size is not None or min(sizes) < self.size
-        unfinished = np.less(np.arange(self.num_steps)[:, None], steps[None, :])
+        self.size = size or int(sizes.max())
+        unfinished = np.less(np.arange(self.num_steps)[:, None], num_batches // batches_per_step)
         self._everyone = [bool(row.all()) for row in unfinished]
         self._active = upload(unfinished, store.device)
-        chosen = [self._repeated(order) for order in orders]
-        self._rows = self.examples.order(self._filled([order.rows for order in orders], orders, chosen))
+        batches = np.arange(self.num_steps * batches_per_step)[:, None]
+        first = np.cumsum(num_batches) - num_batches
+        # Each client's batch, numbered among those of all clients, [num_batches, width].
+        chosen = first + np.where(
+            batches < num_batches, batches, num_batches - batches_per_step + batches % batches_per_step
+        )
+        place, starts = np.arange(self.size), np.cumsum(sizes) - sizes
+        held = place < sizes[chosen][:, :, None]
+        self._samples = np.where(held, starts[chosen][:, :, None] + place, starts[first][:, None])
+        self._rows = self.examples.order(self._filled([order.rows for order in orders]))
         self._crops = None
         if orders[0].crops:
             crops = [np.concatenate(order.crops or (), axis=1) for order in orders]
-            parts = [self._filled([crop[part] for crop in crops], orders, chosen) for part in range(3)]
+            parts = [self._filled([crop[part] for crop in crops]) for part in range(3)]
             self._crops = upload(np.stack(parts, axis=1), store.device)
-        self._weights = upload(self._weighted(orders, chosen), store.device) if weighted else None
+        weighted = size is not None or sizes.min() < self.size
+        self._weights = upload(self._weighted(held), store.device) if weighted else None
 
     def active(self, step: int) -> torch.Tensor | None:
         """Which clients have this step, bool [width] on the device; None if all have it."""
@@ -72,28 +80,14 @@ class StackBatches:
         weights = None if self._weights is None else self._weights[index, : self.width * self.size].view(stacked)
         return Batch(inputs.view(*stacked, *inputs.shape[1:]), labels.view(*stacked, *labels.shape[1:]), weights)
 
-    def _repeated(self, order: Order) -> np.ndarray:
-        """The client's batch for each batch of the stack's stage, [num_batches]."""
-        num_batches = len(order.positions)
-        batches = np.arange(self.num_steps * self.group)
-        return np.where(batches < num_batches, batches, num_batches - self.group + batches % self.group)
-
-    def _filled(
-        self, values: Sequence[np.ndarray], orders: Sequence[Order], chosen: Sequence[np.ndarray]
-    ) -> np.ndarray:
+    def _filled(self, values: Sequence[np.ndarray]) -> np.ndarray:
         """Each client's `values`, one per sample of its batches, as int64 [num_batches, width * size]."""
-        filled = np.empty((self.num_steps * self.group, self.width, self.size), np.int64)
-        for client, (value, order) in enumerate(zip(values, orders, strict=True)):
-            client_values = np.full((len(order.positions), self.size), value[0])
-            client_values[np.arange(self.size) < np.array(order.sizes)[:, None]] = value
-            filled[:, client] = client_values[chosen[client]]
+        filled = np.concatenate(values)[self._samples].astype(np.int64, copy=False)
         return filled.reshape(len(filled), -1)
 
-    def _weighted(self, orders: Sequence[Order], chosen: Sequence[np.ndarray]) -> torch.Tensor:
+    def _weighted(self, held: np.ndarray) -> torch.Tensor:
         """float32 [num_batches, at least width * size]: 1 for examples, 0 for padding; batches are aligned."""
-        counts = np.stack([np.array(order.sizes)[rows] for order, rows in zip(orders, chosen, strict=True)], axis=1)
-        weights = np.arange(self.size) < counts[:, :, None]
         length = -(-self.width * self.size // ALIGNED) * ALIGNED
-        aligned = torch.zeros(len(counts), length)
-        aligned[:, : self.width * self.size] = torch.from_numpy(weights.reshape(len(counts), -1))
+        aligned = torch.zeros(len(held), length)
+        aligned[:, : self.width * self.size] = torch.from_numpy(held.reshape(len(held), -1))
         return aligned

@@ -8,6 +8,7 @@ from typing import ClassVar, Literal, Self, TypedDict, TypeVar, cast
 
 import torch
 from pydantic import Field, model_validator
+from torch.utils._pytree import tree_map
 
 from rayfl.compress.base import device_of
 from rayfl.data.transfer import repeated, to_device
@@ -239,8 +240,9 @@ class GradientMethod(Method):
         return self.start_stack(repeated(received["model"].decode(), width))
 
     def start_stack(self, params: Tree) -> LocalCarry:
-        """`start` for a stack of models."""
-        return torch.vmap(self.start)(params)
+        """`start` for a stack of models; single numbers are the same for all."""
+        width = len(next(iter(params.values())))
+        return tree_map(lambda x: x if x.dim() else x.expand(width), self.start(params))
 
     def step(self, carry: Training, batch: Batch, *, stage: Stage) -> Training:
         loss, gradient = self.task.value_and_grad(carry["params"], batch)
