@@ -6,6 +6,7 @@ when they are first used.
 """
 
 import ctypes
+import gc
 import os
 import sys
 import warnings
@@ -22,6 +23,10 @@ ALLOCATOR = {
     "MALLOC_TOP_PAD_": (-2, 64 << 20),
 }
 """Numbers and values of glibc's `mallopt`, by the variables that have the same effect on a process at its start."""
+
+COLLECTED_AFTER = 50_000
+"""New objects after which Python looks for cycles of garbage. By default it looks after 700, and again and again at the
+records of thousands of clients that a call keeps: a quarter of the time of small clients."""
 
 _ALWAYS: dict[str, str | None] = {
     "MKL_CBWR": "AVX2,STRICT",
@@ -73,7 +78,7 @@ _HEEDED = (
 
 
 def prepare_process() -> None:
-    """Set up the allocator and the libraries of arithmetic. Calling it twice changes nothing.
+    """Set up the allocator, the libraries of arithmetic and Python's collector. Calling it twice changes nothing.
 
     The variables that decide bits get fixed values, whatever the user's shell has set: equal bits depend on them. The
     allocator keeps freed memory, which activations need again in the next step. Otherwise the kernel would
@@ -86,6 +91,7 @@ def prepare_process() -> None:
             os.environ[name] = value
     for parameter, value in ALLOCATOR.values():
         ctypes.CDLL(None).mallopt(parameter, value)
+    gc.set_threshold(COLLECTED_AFTER, *gc.get_threshold()[1:])
 
 
 def warn_if_late() -> None:
