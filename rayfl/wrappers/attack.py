@@ -15,10 +15,12 @@ class Attack(MessageWrapper):
 
     sign-flip: -strength times the true message. gaussian: normal numbers of standard deviation `strength` instead
     (Blanchard et al., NeurIPS 2017). scale: strength times the true message (Bagdasaryan et al., AISTATS 2020). The
-    attackers' own states are those of honest clients. `data.flipped_clients` flips labels instead.
+    attackers' own states are those of honest clients. Counts beside the trees are true. `data.flipped_clients` flips
+    labels instead.
     """
 
     name = "attack"
+    leaves_encoded = True
     kind: Literal["sign-flip", "gaussian", "scale"] = Field(default="sign-flip", description="what attackers send")
     share: float = Field(default=0.2, gt=0, lt=1, description="share of the clients that attack")
     strength: float = Field(default=1.0, gt=0, description="factor of the message, or deviation of the noise")

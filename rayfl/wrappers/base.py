@@ -31,6 +31,7 @@ from rayfl.methods.base import (
     Traits,
     Tree,
     Trees,
+    Upload,
 )
 from rayfl.methods.shared.wrapper import Wrapping, WrappingClients, WrappingPeers
 from rayfl.rounds.check_hooks import A_STATE, checked, is_state
@@ -72,12 +73,16 @@ class MessageWrapper(Wrapper):
     sees_all: ClassVar[bool] = False
     """Whether nothing may be sent that the wrapper has not seen. It must then be the last wrapper, and methods are
     refused that send counts beside their trees, or whose clients may send nothing."""
+    leaves_encoded: ClassVar[bool] = False
+    """Whether the wrapper may change the trees that peers send each neighbour, and those beside packets which stay as
+    they are, as the mass of `sgp`. It then keeps no state, and `client` may be called several times a round."""
 
     def around(self, method: Method) -> Method:
         can = method.capabilities
         name = method.title
         what = "encodes them in its own way" if can.own_compression else "has messages that are encoded already"
         has_server = isinstance(method, ServerHalf)
+        is_open = self.leaves_encoded and not has_server and can.hands_over_trees
         refuse_if(
             [
                 (
@@ -86,13 +91,13 @@ class MessageWrapper(Wrapper):
                     f": {self.name!r} changes messages, and clients of {name} send none; remove it",
                 ),
                 (
-                    can.own_compression or not can.hands_over_trees,
+                    (can.own_compression or not can.hands_over_trees) and not is_open,
                     "wrap",
                     f": {self.name!r} changes messages before they are encoded, and {name} {what}; take another "
                     "method, or (with elastic) list this wrapper first",
                 ),
                 (
-                    isinstance(method, PeerHalf) and method.has_link_messages,
+                    isinstance(method, PeerHalf) and method.has_link_messages and not is_open,
                     "wrap",
                     f": {self.name!r} changes a client's one message, and peers of {name} send each neighbour another; "
                     "remove it",
@@ -183,6 +188,20 @@ class Wrapped(WrappingClients):
         came = received[self.entry].decode() if self.entry in received else {}
         return self._with(super().begin(state, received, ctx), came)
 
+    # Any: trees, some of them as `Difference`.
+    def changed(
+        self, trees: Mapping[str, Any], state: State, received: Tree, ctx: Context
+    ) -> tuple[Mapping[str, Tree], State, Metrics]:
+        """What the wrapper makes of trees that are to be sent, its new state, and its metrics."""
+        opened = {name: part.tree() if isinstance(part, Difference) else part for name, part in trees.items()}
+        client = checked(
+            self.wrapper.client,
+            f"the trees {', '.join(map(repr, opened))}, each with the names and shapes of its tensors, then a "
+            "state, and metrics",
+            lambda returned: is_state(*returned[1:]) and _is_like(self.inside(returned[0]), opened),
+        )
+        return client(opened, state, received, ctx)
+
     def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
         wrapper_state: State = state.get(self.entry, {})
         metrics, seen = dict[str, float](), set[str]()
@@ -193,14 +212,7 @@ class Wrapped(WrappingClients):
                 raise RayflError(
                     f"{type(self.inner).__name__} sends trees in two parts; {self.wrapper.name!r} must see all at once"
                 )
-            opened = {name: part.tree() if isinstance(part, Difference) else part for name, part in trees.items()}
-            client = checked(
-                self.wrapper.client,
-                f"the trees {', '.join(map(repr, opened))}, each with the names and shapes of its tensors, then a "
-                "state, and metrics",
-                lambda returned: is_state(*returned[1:]) and _is_like(self.inside(returned[0]), opened),
-            )
-            sent, wrapper_state, metrics = client(opened, wrapper_state, carry.get(self.entry, {}), ctx)
+            sent, wrapper_state, metrics = self.changed(trees, wrapper_state, carry.get(self.entry, {}), ctx)
             seen.update(trees, sent)
             return ctx.outgoing(sent)
 
@@ -210,7 +222,8 @@ class Wrapped(WrappingClients):
         message = dict(finished.message or {})
         if trees := {name: part for name, part in message.items() if not isinstance(part, Packet)}:
             message |= trees if seen else outgoing(trees)
-        unseen = [name for name in message if name not in seen and (self.wrapper.sees_all or name in self.gather)]
+        required = message if self.wrapper.sees_all else () if self.wrapper.leaves_encoded else self.gather
+        unseen = [name for name in message if name not in seen and name in required]
         if unseen or (self.wrapper.sees_all and not seen):
             raise RayflError(
                 f"{type(self.inner).__name__} sends {', '.join(unseen) or 'nothing this time'}, and the wrapper "
@@ -256,6 +269,21 @@ class WrappedPeers(Wrapped, WrappingPeers):
     """`Wrapped` among peers."""
 
     capabilities = Capabilities(keeps_parts=True, takes_stale=True)
+
+    def finish(self, state: State, carry: Carry, ctx: Context) -> Finished:
+        finished = super().finish(state, carry, ctx)
+        if not (self.has_link_messages or self.capabilities.in_pairs):
+            return finished
+        # What is sent is made later, where metrics are none.
+        return replace(finished, metrics={**finished.metrics, **self.changed({}, {}, {}, ctx)[2]})
+
+    def message_to(self, state: State, neighbour: int, ctx: Context) -> Upload:
+        upload = super().message_to(state, neighbour, ctx)
+        trees = {name: part for name, part in upload.items() if not isinstance(part, Packet)}
+        return {**upload, **self.changed(trees, {}, {}, ctx)[0]}
+
+    def message_to_partner(self, state: State, ctx: Context) -> Mapping[str, Tree]:
+        return self.changed(super().message_to_partner(state, ctx), {}, {}, ctx)[0]
 
     def mix(self, state: State, received: Received, ctx: Context) -> State:
         return self._with(super().mix(state, received, ctx), state.get(self.entry, {}))

@@ -10,11 +10,13 @@ import torch
 
 from rayfl import tree
 from rayfl.determinism.seeding import LazyGenerator
+from rayfl.experiment.prepare import prepare
 from rayfl.methods.base import Context, Metrics, State, Tree
 from rayfl.population.sampling import attackers
 from rayfl.rounds.errors import ClientError
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.testing.executors import play
+from rayfl.wrappers.attack import Attack
 from rayfl.wrappers.base import MessageWrapper
 from rayfl.wrappers.clip import Clip
 from tests.contracts.every_method import experiment
@@ -113,6 +115,62 @@ def test_peers_attack_their_neighbours():
     wrong = attackers(made.seed, 6, 0.2)
     for (_, client, honest), (_, _, sent) in zip(Recorder.seen, Later.seen, strict=True):
         assert flat(sent) == pytest.approx((-1.0 if client in wrong else 1.0) * flat(honest))
+
+
+LINE = {"name": "grid", "rows": 1}
+PAIRS = {"schedule": {"name": "gossip", "partners": 1}}
+
+
+class Watched(Attack):
+    """An attack that notes what attackers would have sent, and what they send."""
+
+    seen: ClassVar[list[tuple[int, Mapping[str, Tree], Mapping[str, Tree]]]] = []
+
+    def client(
+        self, trees: Mapping[str, Tree], state: State, received: Tree, ctx: Context
+    ) -> tuple[Mapping[str, Tree], State, Metrics]:
+        sent, state, metrics = super().client(trees, state, received, ctx)
+        self.seen.append((ctx.traits.id, trees, sent))
+        return sent, state, metrics
+
+
+@pytest.mark.parametrize(
+    ("method", "others"),
+    [
+        ("sgp", {"topology": {"name": "ring", "weights": "column"}}),
+        *((method, {"topology": "ring"}) for method in ("dsgt", "kgt", "led", "d2")),
+        ("relaysgd", {"topology": LINE}),
+        ("adpsgd", {"topology": "ring", **PAIRS}),
+    ],
+)
+def test_attacks_reach_the_neighbours_alone_also_where_messages_are_made_late(method: str, others: dict[str, Any]):
+    def played(*wrap: Any) -> tuple[Any, list[np.ndarray]]:
+        made = prepare(experiment(method, wrap=[*wrap], rounds=1, **others))
+        _, (state,) = play(made)
+        models = (InlineExecutor(made).get(state.states[client])["params"] for client in range(6))
+        return made, [np.concatenate([array.ravel() for array in model.values()]) for model in models]
+
+    Watched.seen.clear()
+    (made, attacked), (_, honest) = played(Watched(share=0.17, strength=3.0)), played()
+    (attacker,) = attackers(made.seed, 6, 0.17)
+    for client, true, sent in Watched.seen:
+        if true:
+            assert flat(sent) == pytest.approx((-3.0 if client == attacker else 1.0) * flat(true))
+    assert {client for client, true, _ in Watched.seen if true} == {*range(6)}
+    differ = {client for client in range(6) if not np.array_equal(attacked[client], honest[client])}
+    if method == "adpsgd":
+        assert attacker in differ
+        return
+    around = {int(peer) for peer in made.topology.sparse(6, made.seed, 0)[[attacker]].indices}
+    # Who sends each neighbour a message of its own hears none of its own.
+    assert differ == around | (set() if method == "relaysgd" else {attacker})
+
+
+def test_packets_and_more_than_attacks_are_refused():
+    with refused(names=["attack", "DisPFL", "encodes"]):
+        here("attack", method="dispfl")
+    with refused(names=["clip", "SGP", "encodes"]):
+        here("clip", method="sgp", topology={"name": "ring", "weights": "column"})
 
 
 def test_a_message_past_a_wrapper_that_must_see_all_is_refused():

@@ -101,6 +101,7 @@ class DisPFL(GradientMethod, PeerHalf):
         personalized=True,
         depends_on_num_rounds=True,
         own_compression=True,
+        hands_over_trees=False,
         honours_retention=True,
         own_retention=("density",),
         takes_stale=True,

@@ -40,7 +40,11 @@ class MaskedPeer(OneGradient, PeerHalf):
 
     hyper: MaskedPeerHyper
     capabilities = Capabilities(
-        personalized=True, own_compression=True, honours_retention=True, own_retention=("retention_ratio",)
+        personalized=True,
+        own_compression=True,
+        hands_over_trees=False,
+        honours_retention=True,
+        own_retention=("retention_ratio",),
     )
 
     def plan(self, round_number: int, coin: float) -> Plan:

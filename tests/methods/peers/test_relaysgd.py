@@ -157,7 +157,7 @@ def test_a_tree_from_a_file_and_wrappers(tmp_path: Any):
     tree = {"name": "file", "path": str(tmp_path / "tree.txt")}
     prepare(experiment("relaysgd", topology=tree))
     prepare(experiment("relaysgd", topology={"name": "spanning-tree", "base": tree}))
-    with refused(names=["attack", "RelaySGD"]):
-        prepare(experiment("relaysgd", topology=tree, wrap=[{"name": "attack"}]))
+    with refused(names=["clip", "RelaySGD"]):
+        prepare(experiment("relaysgd", topology=tree, wrap=[{"name": "clip", "norm": 1.0}]))
     with refused(names=["uplink", "RelaySGD"]):
         prepare(experiment("relaysgd", topology=tree, uplink="topk"))
