@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from rayfl.determinism.addition_order import runs
+from rayfl.determinism.seeding import NOBODY
 from rayfl.errors import RayflError
 from rayfl.methods.base import Plan
 from rayfl.population.availability import available
@@ -38,6 +39,8 @@ class UnderWay(ABC):
     flights: dict[int, Flight]
     queue: list[tuple[float, int, int]] = field(init=False)
     """A heap of (second, client, number) for each flight, and for earlier forms of it, which `first` skips."""
+    drawn: tuple[int, np.ndarray] = field(default=(NOBODY, np.empty(0)), init=False)
+    """The round of availability for which `reachable` was called last, and what it returned."""
 
     def __post_init__(self) -> None:
         self.queue = [(flight.ends_s, flight.client, flight.number) for flight in self.flights.values()]
@@ -64,7 +67,10 @@ class UnderWay(ABC):
     def reachable(self) -> np.ndarray:
         """Boolean [num_clients]: whether the client is available."""
         population = self.current.setup.population
-        return available(population.availability, len(population), population.seed, population.slot(self.second))
+        slot = population.slot(self.second)
+        if slot != self.drawn[0]:
+            self.drawn = slot, available(population.availability, len(population), population.seed, slot)
+        return self.drawn[1]
 
     def status(self, number: int, client: int) -> ClientStatus:
         """The status that is drawn for a flight."""

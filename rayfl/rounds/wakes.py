@@ -43,6 +43,8 @@ class Wakes(UnderWay):
         count = len(self.peers)
         self.began_s = self.second
         self.idle = {*range(count)} - self.flights.keys()
+        self.looking = {*self.idle}
+        """The idle peers that may be able to begin at this second."""
         self.busy_s = 0.0
         self.traits = [self.current.setup.population.traits(client) for client in range(count)]
         self.sent, self.received = (np.zeros((2, count), np.int64) for _ in range(2))
@@ -64,21 +66,22 @@ class Wakes(UnderWay):
         """Simulate until the round closes."""
         population = self.current.setup.population
         while True:
-            reachable = self.reachable()
-            ready = sorted(client for client in self.idle if reachable[client])
+            reachable, slot = self.reachable(), population.slot(self.second)
+            ready = sorted(client for client in self.looking if reachable[client])
             for client in ready:
                 self.exchange(client)
             if self.done >= len(self.peers):
                 break
             for client in ready:
                 self.begin(client)
-            for client in self.idle:
+            for client in self.looking - {*ready}:
                 self.wait(client)
             opens_s = population.next_slot_s(self.second) if self.idle else NOT_YET
             first = self.first(opens_s)
             self.second = opens_s if first is None else min(first.ends_s, opens_s)
             if first is None:
                 break
+            self.looking = set() if population.slot(self.second) == slot else {*self.idle}
             while first is not None and first.ends_s <= self.second:
                 del self.flights[first.client]
                 self.end(first)
@@ -130,6 +133,7 @@ class Wakes(UnderWay):
         self.num_ended += 1
         self.done += 1
         self.idle.add(client)
+        self.looking.add(client)
         self.busy_s += flight.ends_s - max(flight.began_s, self.began_s)
         times = {
             "flight/version": float(flight.version),
