@@ -310,13 +310,19 @@ class HookInputs:
         """Note the trees that clients will decode (`Opened`)."""
         self._messages.append(message)
 
-    def require_unchanged(self) -> None:
-        """Raise HookError if somebody has written to one of the tensors."""
-        for message in self._messages:
+    @property
+    def num_noted(self) -> int:
+        """The number of trees so far."""
+        return len(self._trees)
+
+    def require_unchanged(self, since: int = 0) -> None:
+        """Raise HookError if somebody has written to one of the tensors. The trees noted `since` are then forgotten:
+        what belongs to one client is not kept until the end of the call."""
+        for message in () if since else self._messages:
             self._trees += [
                 (f"the message {key!r}", vars(packet).get("_decoded", {}), 0) for key, packet in message.items()
             ]
-        for what, nested, before in self._trees:
+        for what, nested, before in self._trees[since:]:
             if _writes(nested) != before:
                 most = max(tree.flatten(nested).items(), key=lambda named: named[1]._version)
                 raise HookError(
@@ -324,6 +330,7 @@ class HookInputs:
                     f"({most[0]!r}), which other clients and later rounds read: make a new tensor, such as x + y or "
                     "x.clone().add_(y) in place of x.add_(y)"
                 )
+        del self._trees[since:]
 
 
 def _numbers(nested: Mapping[str, Anything]) -> dict[str, Anything]:

@@ -113,12 +113,12 @@ class Worker:
         self._given.note("ctx.initial", self.setup.initial)
         done = self.by_class(job, round_inputs, inputs)
         self._require_unchanged(round_inputs.round)
+        self._given = HookInputs(self.method)
         return done
 
-    def _require_unchanged(self, round_number: int) -> None:
-        given, self._given = self._given, HookInputs(self.method)
+    def _require_unchanged(self, round_number: int, since: int = 0) -> None:
         try:
-            given.require_unchanged()
+            self._given.require_unchanged(since)
         except HookError as error:
             raise MethodError(f"round {round_number}: {error}") from None
 
@@ -175,8 +175,9 @@ class Worker:
     ) -> Iterator[Ended]:
         """Train clients in order, one after another or a stack at a time; `numbers`: of their flights."""
         call_inputs = self._call_inputs(round_inputs)
-        width, clients = self.setup.work_width, [*statuses]
+        width, clients, shared = self.setup.work_width, [*statuses], self._given.num_noted
         for first in range(0, len(clients), width):
+            self._require_unchanged(round_inputs.round, shared)
             group = clients[first : first + width]
             states = [self._state(client, kept[client]) for client in group]
             if self.setup.hooks_on_device:
@@ -302,6 +303,7 @@ class Worker:
             gathered = {c: gather_links(self.method.gather, row, c, links) for c, row in job.rows.items()}
         else:
             gathered = gather_rows(self.method.gather, job, dict(zip(job.senders, sent, strict=True)))
+        shared = self._given.num_noted
         for client, kept in ClientOutputs.unpack(slots, receivers, inputs).items():
             with naming_round_and_client(round_inputs.round, client):
                 number = job.numbers.get(client)
@@ -314,7 +316,7 @@ class Worker:
                 # Removed here, so that sums of this receiver alone are freed.
                 state = checked_hook(self.setup.peer_half.mix)(state, self._noted(gathered.pop(client)), ctx)
             # After each receiver, so that no sums are kept for the check.
-            self._require_unchanged(round_inputs.round)
+            self._require_unchanged(round_inputs.round, shared)
             yield from ClientOutputs.of(slots, with_memory(state, uplink_memory), {}).pack(slots)
 
     def _noted(self, aggregates: dict[str, Aggregate]) -> dict[str, Aggregate]:

@@ -36,8 +36,10 @@ def round_metrics(weights: Sparse, present: np.ndarray) -> dict[str, float]:
     if np.count_nonzero(present) < 2:
         return {}
     weights = weights[present][:, present]
+    # What takes hardly any time is not worth its key's memory.
+    measure = _metrics if weights.shape[0] <= MOST_PEERS else _metrics.__wrapped__
     return dict(
-        _metrics(
+        measure(
             *(part.astype(np.int64).tobytes() for part in (weights.indptr, weights.indices)), weights.data.tobytes()
         )
     )

@@ -1,5 +1,8 @@
 """An exchange among peers: bills by hand, how much a call takes on, and how often a message is opened."""
 
+import weakref
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +19,8 @@ from rayfl.compress.sparse import TopK, sparse_packet
 from rayfl.determinism.seeding import FirstDraws
 from rayfl.experiment.prepare import prepare
 from rayfl.gather import Aggregate, ElementwiseMean, Received, Sum, WeightedMean, WeightedSum
-from rayfl.methods.base import Context, State, Traits, Upload
-from rayfl.methods.peers.dpsgd import DPSGD, DPSGDState
+from rayfl.methods.base import Context, Message, State, Traits, Upload
+from rayfl.methods.peers.dpsgd import DPSGD, DPSGDCarry, DPSGDState
 from rayfl.population.client import ClientStatus
 from rayfl.population.sampling import Participation
 from rayfl.rounds.errors import MethodError
@@ -298,6 +301,33 @@ def test_messages_of_links_do_not_depend_on_calls_workers_and_stops(monkeypatch:
     assert_same_bits(*run_states)
 
 
+def test_what_belongs_to_one_peer_is_freed_before_the_next_one():
+    refs: dict[str, list[weakref.ref[torch.Tensor]]] = {"begin": [], "mix": []}
+    alive: list[int] = []
+
+    class Watching(DPSGD):
+        """Counts the tensors of earlier peers that are still there."""
+
+        name = "watching"
+
+        def noted(self, hook: str, trees: Sequence[Tree]) -> None:
+            alive.append(sum(ref() is not None for ref in refs[hook]))
+            refs[hook] += [weakref.ref(tensor) for tree in trees for tensor in tree.values()]
+
+        def begin(self, state: DPSGDState, received: Message, ctx: Context) -> DPSGDCarry:
+            self.noted("begin", [state["params"]])
+            return super().begin(state, received, ctx)
+
+        def mix(self, state: DPSGDState, received: Received, ctx: Context) -> DPSGDState:
+            self.noted("mix", [state["params"], received["change"].result])
+            return super().mix(state, received, ctx)
+
+    here = prepare(experiment("dpsgd", topology="ring", rounds=2, model="logistic", clients={"count": 40}))
+    play(replace(here, method=Watching(here.method.task, here.method.hyper)))
+    # A model has two tensors, and `mix` has two trees.
+    assert len(alive) == 4 * 40 and max(alive) <= 4
+
+
 class Both(DPSGD):
     """Sends a message to all, and one to each."""
 
@@ -312,5 +342,5 @@ def test_messages_that_nobody_would_read_or_that_lose_something_are_refused():
         play(setup(Both(Quadratic(), lr=0.1), rounds=1, topology=Ring()))
     with refused(names=["uplink='topk'", "Slices", "neighbour"]):
         slices(uplink="topk")
-    with refused(names=["attack", "Slices"]):
-        slices(wrap=[{"name": "attack"}])
+    with refused(names=["clip", "Slices"]):
+        slices(wrap=[{"name": "clip", "norm": 1.0}])
