@@ -60,7 +60,7 @@ class Robust(Wrapping):
 class RobustPeers(WrappingPeers):
     """A method whose peers mix by a robust rule, each with its own message as the reference."""
 
-    capabilities = Capabilities(on_device=True, keeps_parts=True, sees_all=True)
+    capabilities = Capabilities(on_device=True, keeps_parts=True, sees_all=True, takes_stale=True)
 
     def __init__(self, inner: Method, rule: "RobustWrapper") -> None:
         super().__init__(inner)
@@ -84,7 +84,7 @@ class RobustWrapper(Wrapper, RobustMean):
         rules, can = {type(rule) for rule in method.gather.values()}, method.capabilities
         if isinstance(method, PeerHalf):
             plain = rules == {WeightedMean} and can.include_self and can.needs_weights == "row" and not can.weighs_links
-            if not plain or can.num_exchanges > 1 or method.has_link_messages:
+            if not plain or can.num_exchanges > 1 or method.has_link_messages or can.in_pairs:
                 raise RayflError(
                     f": {self.name!r} replaces the mean of a peer's and its neighbours' messages, but "
                     f"{method.title} does not mix by one such mean, or needs sums that a robust value does not keep; "

@@ -39,8 +39,14 @@ def twelve_digits(second: float) -> float:
 class Peers:
     """Peers and the heap of what will happen."""
 
-    def __init__(self, here: Setup, latency_s: float, share: Callable[[float], float]) -> None:
-        self.here, self.latency_s, self.share = here, latency_s, share
+    def __init__(
+        self,
+        here: Setup,
+        latency_s: float,
+        share: Callable[[float], float],
+        combine: Callable[[np.ndarray, np.ndarray, int], np.ndarray] = lambda rows, weights, own: weights @ rows,
+    ) -> None:
+        self.here, self.latency_s, self.share, self.combine = here, latency_s, share, combine
         self.x = np.tile(start(here), (NUM_PEERS, 1))
         self.begun, self.trained = self.x.copy(), self.x.copy()
         self.counts, self.num_ends, self.done, self.round = [0] * NUM_PEERS, 0, 0, 0
@@ -61,7 +67,7 @@ class Peers:
 
     def change(self, i: int) -> np.ndarray:
         """delta of the training from `begun`."""
-        hyper, y = self.here.method.hyper.model_dump(), self.begun[i].copy()
+        hyper, y = self.here.method.innermost.hyper.model_dump(), self.begun[i].copy()
         for batch in batches(
             self.here, self.counts[i], i, epochs=hyper["epochs"], steps=hyper["steps"], batch_size=hyper["batch_size"]
         ):
@@ -70,7 +76,7 @@ class Peers:
 
     def seconds(self, i: int) -> float:
         """The time of a training."""
-        hyper = self.here.method.hyper.model_dump()
+        hyper = self.here.method.innermost.hyper.model_dump()
         examples = TRAIN[i] * hyper["epochs"] if hyper["epochs"] else hyper["steps"] * hyper["batch_size"]
         return examples / self.here.population.traits(i).examples_per_s
 
@@ -115,13 +121,16 @@ class Peers:
         self.pending.remove(i)
         assert self.here.topology is not None
         weights = matrix(self.here.topology, self.here.seed, self.round, range(NUM_PEERS))[i]
-        mixed, ages = self.x[i].copy(), []
+        heard, ages = {i: (1.0, self.x[i])}, []
         for j, (end, y) in self.inboxes[i].items():
             age = (self.num_ends - end) / NUM_PEERS
             if weights[j] and self.share(age):
                 ages.append(age)
-                mixed += weights[j] * self.share(age) * (y - self.x[i])
-        self.x[i] = mixed
+                heard[j] = weights[j] * self.share(age), y
+        heard[i] = 1.0 - sum(weight for j, (weight, _) in heard.items() if j != i), self.x[i]
+        senders = sorted(heard)
+        rows, given = (np.array([heard[j][part] for j in senders]) for part in (1, 0))
+        self.x[i] = self.combine(rows, given, senders.index(i)) if ages else self.x[i]
         self.ages |= {i: float(np.mean(ages))} if ages else {}
 
     pending: set[int]

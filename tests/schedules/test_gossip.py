@@ -27,6 +27,7 @@ from rayfl.schedules.gossip import GossipSchedule
 from rayfl.testing.contracts import loop_and_vmap_agree
 from rayfl.testing.executors import Shuffled, assert_same_bits, contents, leaves, play, rows
 from rayfl.topology.graphs import FullyConnected, Grid, OnePeerExponential, Ring
+from rayfl.wrappers.robust import CenteredClipping, CoordinateMedian, Krum, RobustWrapper, TrimmedMean
 from tests.contracts.every_method import experiment
 from tests.contracts.seams import quadratic
 from tests.contracts.seams.closed_form import flat, start
@@ -98,6 +99,44 @@ def test_500_trainings_are_those_of_the_reference(
     assert len(ages) > 1 or (clients is EQUAL and ages == {0.375})
 
 
+def trimmed(rows: np.ndarray, weights: np.ndarray, own: int) -> np.ndarray:
+    cut = int(0.34 * len(rows))
+    return np.sort(rows, axis=0)[cut : len(rows) - cut].mean(axis=0)
+
+
+def nearest(rows: np.ndarray, weights: np.ndarray, own: int) -> np.ndarray:
+    """Krum with f = 1."""
+    squares = ((rows[:, None] - rows) ** 2).sum(axis=2)
+    scores = [np.sort(np.delete(row, i))[: max(1, len(rows) - 3)].sum() for i, row in enumerate(squares)]
+    return rows[int(np.argmin(scores))]
+
+
+def clipped(rows: np.ndarray, weights: np.ndarray, own: int) -> np.ndarray:
+    moves = [row - rows[own] for row in rows]
+    return rows[own] + sum(
+        w * move * min(1.0, 0.2 / max(1e-30, np.linalg.norm(move))) for w, move in zip(weights, moves, strict=True)
+    )
+
+
+@pytest.mark.parametrize(
+    ("rule", "combine"),
+    [
+        (CoordinateMedian(), lambda rows, weights, own: np.median(rows, axis=0)),
+        (TrimmedMean(trim=0.34), trimmed),
+        (Krum(byzantine=1), nearest),
+        (CenteredClipping(radius=0.2), clipped),
+    ],
+    ids=["median", "trimmed", "krum", "clipped"],
+)
+def test_robust_rules_combine_what_has_arrived(rule: RobustWrapper, combine: Any):
+    here = made("dpsgd", SGD, clients=UNEQUAL, topology=FullyConnected(weights="metropolis"), rounds=25)
+    here = replace(here, method=rule.around(here.method), schedule=GossipSchedule(most_staleness=1.2, latency_s=0.2))
+    expected = Peers(here, 0.2, lambda age: float(age <= 1.2), combine).run()
+    found = np.stack([models(here, run_state) for run_state in play(here)[1]])
+    x = np.stack([closed.x for closed in expected])
+    np.testing.assert_allclose(found, x, rtol=0, atol=1e-5 * np.abs(x).max())
+
+
 @pytest.mark.parametrize("order", ["average_first", "lian"])
 @pytest.mark.parametrize("evaluation", [{"own": True, "train": True}, {"own": True, "every": 3}])
 def test_equal_speeds_without_delay_have_the_bits_of_rounds(order: str, evaluation: dict[str, Any]):
@@ -111,6 +150,13 @@ def test_equal_speeds_without_delay_have_the_bits_of_rounds(order: str, evaluati
         assert {*record.metrics} == {row for row in other.metrics if not row.name.startswith("flight/")}
         assert other.row.simulated_s == pytest.approx(record.row.simulated_s)
         assert max(noted(other, "flight/staleness").values()) < 1
+
+
+@pytest.mark.parametrize(("method", "hyper"), [("dfedavgm", {"momentum": 0.5}), ("dfedsam", {"rho": 0.1})])
+def test_kin_of_dpsgd_at_equal_speeds_have_the_models_of_rounds(method: str, hyper: dict[str, Any]):
+    here = made(method, {**SGD, **hyper, "epochs": 1}, clients=EQUAL, rounds=3)
+    for state, other in zip(play(here)[1], play(replace(here, schedule=GossipSchedule()))[1], strict=True):
+        assert np.array_equal(models(here, state), models(here, other))
 
 
 def two_peers(seconds: tuple[float, float], method: str, schedule: GossipSchedule) -> Setup:
@@ -304,6 +350,9 @@ def test_refusals():
         ("adpsgd", {**pairs, "uplink": "topk"}, ["uplink", "ADPSGD"]),
         ("adpsgd", {"schedule": {"name": "gossip", "partners": 2}}, ["schedule.partners=2"]),
         ("dpsgd", {"schedule": {"name": "gossip", "partners": 1, "most_staleness": 2}}, ["most_staleness"]),
+        ("dfedavgm", {"schedule": "gossip", "method": {"name": "dfedavgm", "exchange": "printed"}}, ["DFedAvgM"]),
+        ("dfedsam", {"schedule": "gossip", "method": {"name": "dfedsam", "exchanges": 2}}, ["DFedSAM"]),
+        ("adpsgd", {**pairs, "wrap": [{"name": "coordinate-median"}]}, ["coordinate-median", "ADPSGD"]),
         ("dpsgd", {"schedule": {"name": "gossip", "latency_s": -1}}, ["schedule.latency_s=-1"]),
         ("dpsgd", {"schedule": "gossip", "clients": {"availability_s": 3.0}}, ["clients.availability_s=3"]),
     ):

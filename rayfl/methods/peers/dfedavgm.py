@@ -11,11 +11,24 @@ x_i <- sum_j W_ij y_j.
   own minimiser. Take it to reproduce the paper's text only; `choco` with momentum, and C the identity and gamma = 1, is
   Algorithm 1, and it compresses differences, too.
 - A peer that is absent from the exchange continues with y_i.
+- Peers on their own clocks mix each other's newest models; "printed" is refused there, because a neighbour that is slow
+  would add the same change again and again.
 """
 
-from typing import Literal, NotRequired
+from typing import Any, Literal, NotRequired
 
-from rayfl.methods.base import Capabilities, Context, Field, Finished, Received, Tree, tree, unused_with
+from rayfl.methods.base import (
+    BoundTask,
+    Capabilities,
+    Context,
+    Field,
+    Finished,
+    HyperParameters,
+    Received,
+    Tree,
+    tree,
+    unused_with,
+)
 from rayfl.methods.peers.dpsgd import DPSGD, DPSGDCarry, DPSGDHyper, DPSGDState
 
 
@@ -49,7 +62,13 @@ class DFedAvgM(DPSGD):
 
     hyper: DFedAvgMHyper
     paper = "Sun, Li, Wang, IEEE TPAMI 2023"
-    capabilities = Capabilities(on_device=True, keeps_parts=True)
+    capabilities = Capabilities(on_device=True, keeps_parts=True, takes_stale=True)
+
+    # Any: see Method.
+    def __init__(self, task: BoundTask | None = None, hyper: HyperParameters | None = None, **settings: Any) -> None:
+        super().__init__(task, hyper, **settings)
+        # A change that is mixed twice counts twice; a model does not.
+        self.capabilities = self.capabilities.but(takes_stale=self.hyper.exchange == "model")
 
     def finish(self, state: DFedAvgMState, carry: DPSGDCarry, ctx: Context) -> Finished:
         if self.hyper.exchange == "model":

@@ -12,6 +12,7 @@ with the same weights: x = W^Q y.
   up to then. The simulation gathers all Q at once, by the weights W^Q. With Q above 1 an uplink with loss is refused.
 - A peer that is absent is absent from all Q exchanges, and continues with its own model.
 - rho = 0.05 is the default of SAM's authors; Q = 1 is ours.
+- Peers on their own clocks have one exchange; Q above 1 is refused there.
 - With a constant rho the steps do not rest at the minimiser.
 """
 
@@ -39,12 +40,14 @@ class DFedSAM(SharpnessAware, DPSGD):
 
     hyper: DFedSAMHyper
     paper = "Shi et al., ICML 2023"
-    capabilities = Capabilities(on_device=True)
+    capabilities = Capabilities(on_device=True, takes_stale=True)
 
     # Any: see Method.
     def __init__(self, task: BoundTask | None = None, hyper: HyperParameters | None = None, **settings: Any) -> None:
         super().__init__(task, hyper, **settings)
-        self.capabilities = self.capabilities.but(num_exchanges=self.hyper.exchanges)
+        self.capabilities = self.capabilities.but(
+            num_exchanges=self.hyper.exchanges, takes_stale=self.hyper.exchanges == 1
+        )
 
     def mixing(self, weights: Sparse, exchange: Exchange) -> Sparse:
         mixed = weights
