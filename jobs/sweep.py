@@ -164,30 +164,9 @@ def _play(
         # A mistake of the data is reported with the first experiment that has it.
         with suppress(ValueError):
             opened.enter_context(keeping_datasets([combinations[0].experiment.data]))
-        most_actors = {}
-        outcomes = []
-        for combination in combinations:
-            try:
-                setup = _prepared(combination)
-            except RayflError as error:
-                if not combination.experiment.report.list_refused:
-                    raise
-                why = str(error).removeprefix(f"{combination.title}: ")
-                outcomes.append(Outcome(combination, directory / combination.directory, "refused", why))
-                continue
-            most_actors[combination.directory] = _most_actors(combination, setup, directory, parallel, overwrite)
-        if not most_actors:
-            raise RayflError(f"all combinations are refused, the first with: {outcomes[0].error}")
-        # One entry for all seeds.
-        refused = {
-            outcome.combination.experiment.label: Refused(
-                outcome.combination.experiment.label or "", outcome.combination.experiment.swept, outcome.error
-            )._asdict()
-            for outcome in reversed(outcomes)
-        }
-        names = dict.fromkeys([*most_actors, *read_order(directory)])
+        most_actors, outcomes = _checked(combinations, directory, parallel, overwrite)
         directory.mkdir(parents=True, exist_ok=True)
-        write_json(directory / ORDER, {"runs": [*names], "refused": [*reversed(refused.values())]})
+        write_json(directory / ORDER, _order([*most_actors, *read_order(directory)], outcomes))
         outcomes += [
             Outcome(combination, directory / combination.directory, "skipped")
             for combination in combinations
@@ -205,20 +184,44 @@ def _play(
         return outcomes + run_at_once(waiting, parallel, directory, overwrite, address, overall, audience)
 
 
+def _checked(
+    combinations: Sequence[Combination], directory: Path, parallel: int, overwrite: bool
+) -> tuple[dict[str, int], list[Outcome]]:
+    """`_most_actors` by the directory of each run, and the outcomes of combinations that cannot run.
+
+    Raise RayflError if one cannot run and its `[report]` does not list it, or if none can.
+    """
+    most_actors: dict[str, int] = {}
+    refused: list[Outcome] = []
+    for combination in combinations:
+        try:
+            # Some compressors report only here, as they make their memory, that they cannot encode this model.
+            setup = prepare(combination.experiment)
+            setup.uplink.init(setup.initial)
+        except ValueError as error:
+            if not combination.experiment.report.list_refused:
+                raise RayflError(f"{combination.title}: {error}") from None
+            refused.append(Outcome(combination, directory / combination.directory, "refused", str(error)))
+            continue
+        most_actors[combination.directory] = _most_actors(combination, setup, directory, parallel, overwrite)
+    if not most_actors:
+        raise RayflError(f"all combinations are refused, the first one because: {refused[0].error}")
+    return most_actors, refused
+
+
+def _order(names: Sequence[str], refused: Sequence[Outcome]) -> dict[str, list[object]]:
+    """The content of ORDER: the names of runs, and what was refused, once for all seeds."""
+    by_label: dict[str, object] = {}
+    for outcome in refused:
+        experiment = outcome.combination.experiment
+        label = experiment.label or ""
+        by_label.setdefault(label, Refused(label, experiment.swept, outcome.error)._asdict())
+    return {"runs": [*dict.fromkeys(names)], "refused": [*by_label.values()]}
+
+
 def _changed(combination: Combination, table: str, settings: Settings) -> Combination:
     """The combination with another table of its experiment."""
     return replace(combination, experiment=combination.experiment.model_copy(update={table: settings}))
-
-
-def _prepared(combination: Combination) -> Setup:
-    """The setup of a combination. Raise RayflError if it cannot run."""
-    try:
-        # Some compressors report only here, as they make their memory, that they cannot encode this model.
-        setup = prepare(combination.experiment)
-        setup.uplink.init(setup.initial)
-    except ValueError as error:
-        raise RayflError(f"{combination.title}: {error}") from None
-    return setup
 
 
 def _most_actors(combination: Combination, setup: Setup, home: Path, parallel: int, overwrite: bool) -> int:

@@ -267,8 +267,9 @@ def pivot(groups: Sequence[Group], options: TableOptions, metric: str | None, la
     numbers = [number(name, groups, metric, last) for name in options.values or [metric or ""]]
     placed = _placed(groups, options)
     refused = {
-        (_item(label, {"swept": swept}, options.rows), _item(label, {"swept": swept}, options.columns)): why
+        cell: why
         for label, swept, why in read_refused(run.directory for group in groups for run in group.runs)
+        if (cell := _cell(label, {"swept": swept}, options)) not in placed
     }
     base = options.baseline
     # Numbers by size; then the others, in the order of the groups.
@@ -358,7 +359,7 @@ def _placed(groups: Sequence[Group], options: TableOptions) -> dict[tuple[str, s
     require_settings([run.experiment for group in groups for run in group.runs], [*options.rows, *options.columns])
     placed: dict[tuple[str, str], Group] = {}
     for group in groups:
-        row, column = (_item(group.label, group.runs[0].experiment, axis) for axis in (options.rows, options.columns))
+        row, column = _cell(group.label, group.runs[0].experiment, options)
         if (other := placed.setdefault((row, column), group)) is not group:
             where = ", ".join(filter(None, (row, column)))
             keys = [key for key, _ in differing([group.settings, other.settings])] or ["their directories alone"]
@@ -367,6 +368,11 @@ def _placed(groups: Sequence[Group], options: TableOptions) -> dict[tuple[str, s
                 "rows or columns, as in case,method.lr, or show its best value (best_over, --best-over)"
             )
     return placed
+
+
+def _cell(label: str, experiment: Mapping[str, object], options: TableOptions) -> tuple[str, str]:
+    """The row and the column of an experiment."""
+    return _item(label, experiment, options.rows), _item(label, experiment, options.columns)
 
 
 def _item(label: str, experiment: Mapping[str, object], axis: Sequence[str]) -> str:
