@@ -96,6 +96,12 @@ def initial(setup: Setup) -> Vectors:
     return doubles(setup.initial)
 
 
+def assert_close(found: Any, wanted: Any, tolerance: float = 1e-6) -> None:
+    """float32 numbers and those of a reference in float64: `tolerance` times the largest one apart at most."""
+    wanted = np.asarray(wanted)
+    np.testing.assert_allclose(np.asarray(found), wanted, rtol=0, atol=tolerance * np.abs(wanted).max())
+
+
 def doubles(params: Mapping[str, Any]) -> Vectors:
     """Tensors or float32 arrays as float64."""
     return {name: np.asarray(value, np.float64) for name, value in params.items()}

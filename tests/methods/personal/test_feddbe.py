@@ -12,7 +12,7 @@ from rayfl.rounds.setup import Setup
 from rayfl.testing.executors import play
 from rayfl.tree import Tree
 from tests.methods.averaging import ABSENCES, ENGINES
-from tests.methods.reference import SIZES, batches
+from tests.methods.reference import SIZES, assert_close, batches
 from tests.methods.representations import (
     WIDTH,
     assert_near,
@@ -74,9 +74,9 @@ def test_follows_its_equations(engine: str, hyper: dict[str, Any], clients: dict
         assert_near(run_state.server["params"], x)
         assert bool(run_state.server["known"]) == (common is not None)
         if common is not None:
-            np.testing.assert_allclose(run_state.server["common"], common.detach(), rtol=2e-4, atol=2e-5)
+            assert_close(run_state.server["common"], common.detach())
         for client, u in shifts.items():
-            np.testing.assert_allclose(stored(here, run_state, client)["params"][SHIFT], u, rtol=2e-4, atol=2e-5)
+            assert_close(stored(here, run_state, client)["params"][SHIFT], u, tolerance=3e-6)
     # FedAvg's bytes, and D numbers: up once in place of a model, down in every later round.
     first = next(round for round, (_, common, _) in enumerate(path) if common is not None)
     count, size = 64 * (hyper.get("weighting") != "uniform"), 32 * 53

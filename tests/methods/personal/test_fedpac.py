@@ -14,7 +14,7 @@ from rayfl.testing.executors import play
 from rayfl.tree import Tree
 from tests.contracts.every_method import on_digits
 from tests.methods.averaging import ABSENCES, ENGINES
-from tests.methods.reference import NUM_CLASSES, batches
+from tests.methods.reference import NUM_CLASSES, assert_close, batches
 from tests.methods.representations import (
     HEAD,
     WIDTH,
@@ -133,7 +133,7 @@ def test_follows_its_equations(engine: str, hyper: dict[str, Any], clients: dict
         table = run_state.server["table"]
         assert table[:, -1].nonzero().view(-1).tolist() == sorted(common)
         for c, mean in common.items():
-            np.testing.assert_allclose(table[c, :-1], mean, rtol=2e-4, atol=2e-5)
+            assert_close(table[c, :-1], mean)
         for client, head in heads.items():
             assert_near(stored(here, run_state, client)["params"], head)
         test = here.dataset.test

@@ -10,6 +10,7 @@ from rayfl.rounds.setup import Setup
 from rayfl.testing.executors import play
 from tests.contracts.seams.closed_form import flat, points, start
 from tests.methods.averaging import ABSENCES, ENGINES, made, rate, share, train_batches
+from tests.methods.reference import assert_close
 from tests.population.statuses import with_status
 from tests.refusals import refused
 
@@ -54,10 +55,10 @@ def test_follows_its_equations(engine: str, hyper: dict[str, Any], clients: dict
     records, run_states = play(here)
     adam = hyper.get("statistics") == "adam"
     for run_state, (x, m, v) in zip(run_states, mimicked(here), strict=True):
-        np.testing.assert_allclose(flat(run_state.server["params"]), x, rtol=1e-5, atol=1e-5)
-        np.testing.assert_allclose(flat(run_state.server["statistics"]["mean"]), m, rtol=1e-4, atol=1e-5)
+        assert_close(flat(run_state.server["params"]), x)
+        assert_close(flat(run_state.server["statistics"]["mean"]), m)
         if adam:
-            np.testing.assert_allclose(flat(run_state.server["statistics"]["square"]), v, rtol=1e-4, atol=1e-5)
+            assert_close(flat(run_state.server["statistics"]["square"]), v)
     # Down x and s, up delta and G: two trees each way, and v more of adam.
     count = 0 if hyper.get("weighting") == "uniform" else 64
     delivered = [row for record in records for row in record.clients if row.status == "delivered"]
@@ -70,7 +71,7 @@ def test_one_full_batch_step_of_all_is_momentum_sgd():
     for run_state in play(here)[1]:
         m = 0.7 * m + 0.3 * np.mean([points(here, i).gradient(x) for i in range(4)], axis=0)
         x = x - 0.4 * m
-        np.testing.assert_allclose(flat(run_state.server["params"]), x, rtol=1e-5, atol=5e-6)
+        assert_close(flat(run_state.server["params"]), x)
 
 
 def test_without_memory_it_is_fedavg():

@@ -10,6 +10,7 @@ from rayfl.rounds.setup import Setup
 from rayfl.testing.executors import play
 from tests.contracts.seams.closed_form import flat, points, start
 from tests.methods.averaging import ABSENCES, ENGINES, made, rate, train_batches
+from tests.methods.reference import assert_close
 from tests.population.statuses import with_status
 from tests.refusals import refused
 
@@ -40,7 +41,7 @@ def test_follows_its_equations(engine: str, hyper: dict[str, Any], clients: dict
     here = made("qfedavg", {**HYPER, **hyper}, rounds=6, engine=engine, clients=clients)
     records, run_states = play(here)
     for record, run_state, (x, losses) in zip(records, run_states, fair(here), strict=True):
-        np.testing.assert_allclose(flat(run_state.server["params"]), x, rtol=1e-5, atol=1e-5)
+        assert_close(flat(run_state.server["params"]), x)
         measured = {m.client: m.value for m in record.metrics if m.name == "qfedavg/loss" and m.client is not None}
         assert {i: value for i, value in measured.items() if i in losses} == pytest.approx(losses, rel=1e-5)
     # delta_i, and two numbers of 4 bytes.

@@ -20,6 +20,7 @@ from tests.methods.averaging import (
     train_batches,
 )
 from tests.methods.own_models import personal
+from tests.methods.reference import assert_close
 from tests.population.statuses import with_status
 
 HYPER = {"lr": 0.1, "batch_size": 2}
@@ -70,8 +71,8 @@ def test_fedspeed_follows_its_equations(engine: str, hyper: dict[str, Any], clie
     here = made("fedspeed", {**HYPER, **hyper}, rounds=6, engine=engine, clients=clients)
     _, run_states = play(here)
     for run_state, (x, own) in zip(run_states, speeding(here), strict=True):
-        np.testing.assert_allclose(flat(run_state.server["params"]), x, rtol=1e-5, atol=1e-5)
-        np.testing.assert_allclose(-personal(here, run_state, "shift"), own, rtol=1e-4, atol=1e-5)
+        assert_close(flat(run_state.server["params"]), x)
+        assert_close(-personal(here, run_state, "shift"), own)
 
 
 def lesam(here: Setup) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -101,8 +102,8 @@ def lesam(here: Setup) -> list[tuple[np.ndarray, np.ndarray]]:
 def test_fedlesam_follows_its_equations(engine: str, hyper: dict[str, Any], clients: dict[str, Any]):
     here = made("fedlesam", {**HYPER, **hyper}, rounds=6, engine=engine, clients=clients)
     for run_state, (x, last) in zip(play(here)[1], lesam(here), strict=True):
-        np.testing.assert_allclose(flat(run_state.server["params"]), x, rtol=1e-5, atol=1e-5)
-        np.testing.assert_allclose(personal(here, run_state), last, rtol=1e-5, atol=1e-5)
+        assert_close(flat(run_state.server["params"]), x)
+        assert_close(personal(here, run_state), last)
 
 
 @pytest.mark.parametrize(
