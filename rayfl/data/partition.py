@@ -142,6 +142,10 @@ class PartitionScheme(Choice, ABC):
     by_class: ClassVar[bool] = False
     """Whether it needs one class for each example."""
 
+    def counted(self, dataset: Dataset) -> Dataset:
+        """The dataset whose examples `split` counts; another one if the partition chooses between train and test."""
+        return dataset
+
     @abstractmethod
     def split(self, dataset: Dataset, num_clients: int, generator: np.random.Generator) -> Partition:
         """Assign train and test examples to clients; validation and heldout are empty (`Partition.hold_out` cuts them).

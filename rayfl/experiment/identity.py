@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from rayfl.choices import plugins
 from rayfl.data.file_digest import source_digests
+from rayfl.data.partitions.from_file import folder_content
 from rayfl.errors import RayflError, did_you_mean
 from rayfl.experiment.table import KINDS, STAYING, has_whole_digests, mapped
 from rayfl.limits.regular_files import expanded, read_bytes, reading
@@ -166,7 +167,8 @@ def _copies(key: tuple[str, ...], path: Path) -> dict[str, bytes]:
     plug-in is not Python.
     """
     if key in KINDS:
-        return {input_name(KINDS[key], plugins.digest(content := read_bytes(path)), path.suffix): content}
+        content = folder_content(path) if path.is_dir() else read_bytes(path)
+        return {input_name(KINDS[key], plugins.digest(content), ".json" if path.is_dir() else path.suffix): content}
     file = plugins.PluginFile.read(path)
     return dict(file.copies(Path(input_name("plugin", file.digest, ""), path.name)))
 

@@ -262,6 +262,7 @@ def split_data(experiment: Experiment, dataset: Dataset) -> tuple[Dataset, Parti
     With `evaluation.split` "validation" a further share of the train examples replaces the test examples. The unseen
     clients are drawn from the seed among the partition's clients; they get the last numbers.
     """
+    dataset = experiment.partition.counted(dataset)
     partition = assigned(experiment, dataset)
     defaults = {key: share for part in (experiment.method.kind, *experiment.wrap) for key, share in part.splits.items()}
     ratios = {

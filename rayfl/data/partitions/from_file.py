@@ -4,6 +4,7 @@ import ast
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from logging import WARNING
 from pathlib import Path
 from typing import Any, Literal
@@ -11,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
+from rayfl.data.datasets import Examples
 from rayfl.data.partition import Dataset, Field, Partition, PartitionScheme, RayflError, Shards
 from rayfl.data.partitions.matching_test_split import matching_test_split
 from rayfl.data.sources.client_files import owner_numbers
@@ -18,6 +20,7 @@ from rayfl.data.sources.csv_files import Dialect, read_csv
 from rayfl.data.sources.pickled_data import values_of
 from rayfl.data.sources.splits import split_of
 from rayfl.errors import log_once
+from rayfl.limits.npy import read_npy
 from rayfl.limits.regular_files import expanded, read_bytes, read_text, reading
 from rayfl.settings import listed, shown
 
@@ -40,7 +43,11 @@ class PartitionFile(PartitionScheme):
     JSON: {client: [index, ...]}, a list of such lists, {client: {"train": [...], "test": [...]}}, or {"train": {client:
     [...]}, "test": {...}}; the same as a text of Python's (net_dataidx_map.txt of FedML and NIID-Bench), or as a pickle
     of plain values and arrays (FedLab), of which nothing is run. CSV: the columns client and index, and perhaps split;
-    or client alone, with a row for each train example. Clients have the order of their numbers, or names.
+    or client alone, with a row for each train example. A folder of .npy files has the train examples of a client in
+    each (NVFlare: site-1.npy). Clients have the order of their numbers, or names.
+
+    FL-bench's partition.pkl, a list of splits called data_indices, counts train and test examples together, first those
+    of train: set `joined`, and each client's examples may come from both.
 
     test: a client's test examples if the file has none. "iid": an equal part, drawn at random; "labels": up to 100 in
     the shares of its train labels (`matching_test_split`); "none": none. `rayfl data FILE --write-partition OUT.json`
@@ -48,14 +55,45 @@ class PartitionFile(PartitionScheme):
     """
 
     name = "file"
-    path: str = Field(min_length=1, examples=["my_partition.json"], description="a JSON, CSV, text or pickle file")
+    path: str = Field(
+        min_length=1,
+        examples=["my_partition.json"],
+        description="a JSON, CSV, text or pickle file, or a folder with an .npy file for each client",
+    )
+    joined: bool = Field(
+        default=False, description="indices count the examples of train and test together, first those of train"
+    )
     test: Literal["iid", "labels", "none"] = Field(
         default="iid", description="test examples of each client if the file has none"
     )
 
+    def counted(self, dataset: Dataset) -> Dataset:
+        """The examples that the clients have of a joined dataset, each split in the order of their indices."""
+        if not self.joined:
+            return dataset
+        splits = _read(self.path, len(dataset.train) + len(dataset.test))
+        if "test" not in splits:
+            raise RayflError(
+                f"{self.path} has no test examples of its clients, which partition.joined needs, as it may train "
+                "on those of the data; remove it"
+            )
+        parts = [dataset.train, dataset.test]
+        inputs, labels = (np.concatenate([getattr(part, name) for part in parts]) for name in ("inputs", "labels"))
+        rows = {split: self._rows(split, clients, len(labels)) for split, clients in splits.items()}
+        if len(shared := np.intersect1d(rows["train"], rows["test"])):
+            raise RayflError(f"{self.path} has the example {shared[0]} in train and in test; leave it out of one")
+        train, test = (Examples(inputs[rows[split]], labels[rows[split]], place=dataset.train.place) for split in rows)
+        return replace(dataset, train=train, test=test)
+
+    def _rows(self, split: str, clients: Indices, size: int) -> np.ndarray:
+        """The rows of all clients in a split, ascending."""
+        return np.unique(self._shards(split, clients, [*clients], size).indices)
+
     def split(self, dataset: Dataset, num_clients: int, generator: np.random.Generator) -> Partition:
         """Assign the examples. Raise RayflError if the file has another number of clients, or wrong indices."""
         splits = _read(self.path, len(dataset.train))
+        if self.joined:
+            splits = {split: _renumbered(clients) for split, clients in splits.items()}
         clients = owner_numbers({*splits["train"]})
         if len(clients) != num_clients:
             raise RayflError(
@@ -93,13 +131,20 @@ class PartitionFile(PartitionScheme):
                 raise RayflError(
                     f"{self.path} gives client {client!r} the {split} index {wrong[0]}; the {size} {split} examples "
                     f"have the indices 0 to {size - 1}, without those that data.test_share holds out: to keep all, "
-                    "give test examples of their own"
+                    "give test examples of their own; if they count train and test together, set partition.joined=true"
                 )
             values, counts = np.unique(numbers, return_counts=True)
             if (counts > 1).any():
                 raise RayflError(f"{self.path} gives client {client!r} the {split} index {values[counts > 1][0]} twice")
             lists.append(numbers)
         return Shards.of(lists)
+
+
+def _renumbered(clients: Indices) -> Indices:
+    """The indices of each client among those of all clients, ascending."""
+    lists = {client: np.asarray(indices, np.int64) for client, indices in clients.items()}
+    rows = np.unique(np.concatenate([*lists.values()]))
+    return {client: np.searchsorted(rows, indices) for client, indices in lists.items()}
 
 
 # Any: what a file holds.
@@ -137,9 +182,16 @@ def _read(path: str, num_train: int) -> dict[str, Indices]:
     """The indices of each client by split, "train" and perhaps "test". Raise RayflError if the file has none."""
     file = expanded(path)
     with reading(file, _ADVICE, pa.ArrowException):
+        if file.is_dir():
+            return {"train": json.loads(folder_content(file))}
         if file.suffix.lower() in (".csv", ".tsv"):
             return _of_table(path, read_csv(file, Dialect()), num_train)
         document = values_of(read_bytes(file)) if file.suffix in (".pkl", ".pickle") else _of_text(read_text(file))
+        if isinstance(document, dict) and isinstance(document.get("data_indices"), list):
+            # FL-bench's: without its validation examples, which are empty unless asked for.
+            document = [
+                {key: indices for key, indices in client.items() if len(indices)} for client in document["data_indices"]
+            ]
         if isinstance(document, list | np.ndarray):
             document = dict(enumerate(document))
         if not isinstance(document, dict) or not document:
@@ -154,6 +206,14 @@ def _read(path: str, num_train: int) -> dict[str, Indices]:
             }
         return _train_and_test(path, clients)
     return {"train": clients}
+
+
+def folder_content(folder: Path) -> bytes:
+    """A folder with an .npy file for each client, as the JSON text of a partition. Raise ValueError if it has none."""
+    clients = {file.stem: read_npy(file).tolist() for file in sorted(folder.glob("*.npy"))}
+    if not clients:
+        raise ValueError("it is a folder without .npy files")
+    return json.dumps(clients).encode()
 
 
 # Any: what a file holds.

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from rayfl.data.datasets import Dataset, Examples
 from rayfl.data.partition import Partition, PartitionScheme
 from rayfl.data.partitions.from_file import write_partition
 from rayfl.determinism.seeding import generator
+from rayfl.experiment.identity import kept_files
 from tests.jobs.commands import rayfl
 from tests.refusals import check_sentence, refused
 
@@ -136,3 +138,37 @@ def test_a_partition_is_written_in_its_order(tmp_path: Path):
     assert json.loads((tmp_path / "out.json").read_text()) == {"train": CLIENTS, "test": {"0": [], "1": [], "2": []}}
     with refused(names=["nowhere", "--write-partition"]):
         write_partition(split(tmp_path / "p.json", CLIENTS), tmp_path / "nowhere" / "out.json")
+
+
+def test_a_folder_of_arrays_has_a_client_in_each_and_is_kept_as_one_file(tmp_path: Path):
+    for client, indices in CLIENTS.items():
+        np.save(tmp_path / f"site-{int(client) + 9}.npy", np.array(indices))
+    scheme = make(PartitionScheme, {"name": "file", "path": str(tmp_path)})
+    assert lists(scheme.split(TOY, 3, generator(0))) == [*CLIENTS.values()]
+    kept = kept_files({"partition": {"name": "file", "path": str(tmp_path)}})
+    name, content = next(iter(kept.contents.items()))
+    assert name.endswith(".json") and lists(split(tmp_path / "kept.json", content)) == [*CLIENTS.values()]
+    (tmp_path / "empty").mkdir()
+    empty = make(PartitionScheme, {"name": "file", "path": str(tmp_path / "empty")})
+    refused(lambda: empty.split(TOY, 3, generator(0)), names=["empty", ".npy", "partition.path"])
+
+
+def test_joined_indices_count_train_and_test_together(tmp_path: Path):
+    dataset = Dataset("toy", examples(12), replace(examples(6), labels=np.array([3, 4, 5, 3, 4, 5])), 6, "vector")
+    clients = [{"train": [17, 0, 4], "val": [], "test": [12, 1]}, {"train": [13, 5], "val": [], "test": [2]}]
+    file = tmp_path / "partition.pkl"
+    file.write_bytes(pickle.dumps({"separation": {}, "data_indices": [*map(as_arrays, clients)]}))
+    scheme = make(PartitionScheme, {"name": "file", "path": str(file), "joined": True})
+    counted = scheme.counted(dataset)
+    partition = scheme.split(counted, 2, generator(0))
+    for name, split_examples in (("train", counted.train), ("test", counted.test)):
+        labels = [split_examples.labels[indices].tolist() for indices in lists(partition, name)]
+        both = np.concatenate([dataset.train.labels, dataset.test.labels])
+        assert labels == [both[client[name]].tolist() for client in clients]
+    assert (len(counted.train), len(counted.test)) == (5, 3)
+    alone = make(PartitionScheme, {"name": "file", "path": str(file)})
+    refused(lambda: alone.split(dataset, 2, generator(0)), names=["17", "partition.joined=true"])
+
+
+def as_arrays(client: dict[str, list[int]]) -> dict[str, np.ndarray]:
+    return {split: np.array(indices, np.int64) for split, indices in client.items()}
