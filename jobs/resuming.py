@@ -154,7 +154,8 @@ def resumable(before: Run, overrides: Sequence[str], settings: SettingsTable | N
     experiment = Experiment(**table)
     changes = _changes(before.experiment, described(experiment).table)
     if changed := _in_words({key: change for key, change in changes.items() if key != "rounds"}):
-        raise RayflError(f"a resumed run keeps its settings ({changed}): start a new run to change them")
+        counted = " (what [stop] has counted so far went by its old values)" * ("stop." in changed)
+        raise RayflError(f"a resumed run keeps its settings ({changed}): start a new run to change them{counted}")
     _require_more_rounds(before, experiment)
     return experiment
 

@@ -201,6 +201,8 @@ class Experiment(Settings):
         unused = dict(self.method.kind.unused(self.method.hyper))
         if self.parts.personal or self.parts.buffers == "personal":
             unused.pop("evaluation.personal_on_pooled", None)
+        if not self.output.save_models:
+            unused["stop.keep"] = "with output.save_models=false"
         return unused
 
     @model_validator(mode="after")

@@ -120,15 +120,19 @@ def _meant(error: UnknownKey, keys: list[str]) -> RayflError:
 
 # Any: the table or the object that chooses.
 def _of_others(error: UnknownKey, kind: type[Kind], others: list[str], chosen: Any) -> RayflError:
-    """The error for a setting that only other methods (models, ...) have, left over if just the name was replaced."""
+    """The error for a setting that only other methods (models, ...) have; among several it may be left over, if just
+    the name was replaced."""
     name = chosen.get("name") if isinstance(chosen, Mapping) else chosen
     names = [repr(other) for other in others[:_MOST_SHOWN]]
     names += [f"{len(others) - _MOST_SHOWN} more"] * (len(others) > _MOST_SHOWN)
     table = error.key[0]
     do = "does" if len(others) == 1 else "do"
+    left_over = ""
+    if isinstance(chosen, Mapping) and len(chosen) > 2:
+        left_over = f" ({table}={name} replaces the whole table, and {table}.name={name} only the name)"
     return RayflError(
-        f"': {kind.label} {name!r} does not take it, but {listed(names, 'and')} {do}; remove it, or give "
-        f"{table}={name}, which replaces the whole table, in place of {table}.name={name}",
+        f"': {kind.label} {name!r} does not take it, but {listed(names, 'and')} {do}; set {table}.name "
+        f"to one that does, or remove it{left_over}",
         error.key,
         error.lead,
     )

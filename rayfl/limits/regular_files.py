@@ -110,10 +110,9 @@ def absent(path: Path, otherwise: str) -> str:
     folder = path.absolute().parent
     if not folder.is_dir():
         return f"{path} does not exist, nor does the folder {folder}; {otherwise}"
-    close = difflib.get_close_matches(
-        path.name, [file.name for file in folder.glob(f"*{path.suffix}")], n=1, cutoff=0.5
-    )
-    return f"{path} (in {folder}) does not exist; {f'did you mean {close[0]!r}?' if close else otherwise}"
+    stems = [file.stem for file in folder.glob(f"*{path.suffix}") if file.name != "pyproject.toml"]
+    close = difflib.get_close_matches(path.stem, stems, n=1, cutoff=0.5)
+    return f"{path} (in {folder}) does not exist; {f'did you mean {close[0] + path.suffix!r}?' if close else otherwise}"
 
 
 def expanded(path: str | Path) -> Path:

@@ -6,7 +6,7 @@ round. This module loads no torch.
 
 from collections.abc import Mapping
 from math import inf, nan
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -38,6 +38,10 @@ class EarlyStop(Settings):
         default=None, description="end after the first evaluation whose value is this or better"
     )
 
+    keep: Literal["last", "best"] = Field(
+        default="last", description="which models are saved: those of the last round, or of the best evaluation"
+    )
+
     @model_validator(mode="after")
     def _can_end(self) -> "EarlyStop":
         if self.patience is None and self.target is None:
@@ -62,6 +66,11 @@ class StopRule(NamedTuple):
         improved = last - best > self.settings.min_delta
         waited = 0 if improved else int(state.get("waited", 0)) + 1
         return {"best": np.array(last if improved else best), "last": np.array(last), "waited": np.array(waited)}
+
+    def keeps(self, state: Mapping[str, np.ndarray], values: Mapping[str, float]) -> bool:
+        """Whether the models of the round that led to a state are the best so far, and are kept. values: of the round,
+        by name."""
+        return self.settings.keep == "best" and self.metric in values and not state["waited"]
 
     def reason(self, state: Mapping[str, np.ndarray]) -> str:
         """Why the run ends after the evaluation that led to a state; "" if it goes on."""

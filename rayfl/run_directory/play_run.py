@@ -21,7 +21,13 @@ from rayfl.run_directory import checkpoint
 from rayfl.run_directory.description import RESOURCES, read_resources, write_metric_facts
 from rayfl.run_directory.disk import write_json, writing
 from rayfl.run_directory.record import Recorder, read_tables
-from rayfl.run_directory.saved_models import CONSTANTS, save_model, write_model_inputs
+from rayfl.run_directory.saved_models import (
+    CONSTANTS,
+    model_files,
+    read_model_inputs,
+    save_model,
+    write_model_inputs,
+)
 from rayfl.run_directory.trackers.tracker import TrackerName
 from rayfl.run_directory.tracking import Tracking
 
@@ -90,6 +96,8 @@ def play_run(setup: Setup, executor: Executor, output: RunOutput, listener: List
         def record_round(record: RoundRecord, run_state: RunState) -> None:
             nonlocal saved
             recorder.round(record.row, record.clients, record.metrics)
+            if output.save_models and setup.stop is not None and setup.stop.keeps(run_state.stop, record.means):
+                write_models(setup, executor, run_state, output)
             last = is_over(setup, run_state)
             stop = not last and listener.stopping()
             if output.checkpoints.due(run_state.round, last or stop or listener.hurrying()):
@@ -105,15 +113,31 @@ def play_run(setup: Setup, executor: Executor, output: RunOutput, listener: List
         if setup.stop is not None and (why := setup.stop.reason(run_state.stop)):
             log.info("ended early after %d of %d rounds: %s", run_state.round, setup.rounds, why)
         note_resources()
-        models = final_models(setup, executor, run_state) if output.save_models else {}
-        with writing(directory, f"go on with: {output.resume}"):
-            if models:
-                outputs = setup.method.task.num_outputs(setup.dataset)
-                write_model_inputs(directory, replace(setup.dataset, num_classes=outputs), setup.precision)
-            for name, parts in models.items():
-                for path in save_model(directory, name, parts):
-                    tracking.model(path)
+        if output.save_models:
+            for path in kept_models(setup, directory) or write_models(setup, executor, run_state, output):
+                tracking.model(path)
     return run_state
+
+
+def kept_models(setup: Setup, directory: Path) -> list[Path]:
+    """The files of the best models, if an early stop keeps them and an evaluation had a value; [] otherwise."""
+    if setup.stop is None or setup.stop.settings.keep == "last":
+        return []
+    paths = [path for name in ("global", "personal") for path in model_files(directory, name)]
+    if paths:
+        log.info("models/ has the models of round %d, the best evaluation", read_model_inputs(directory).round)
+    return paths
+
+
+def write_models(setup: Setup, executor: Executor, run_state: RunState, output: RunOutput) -> list[Path]:
+    """Write the models of a round; returns their files. Raise DiskError if that fails."""
+    models = final_models(setup, executor, run_state)
+    with writing(output.directory, f"go on with: {output.resume}"):
+        if models:
+            outputs = setup.method.task.num_outputs(setup.dataset)
+            of_round = run_state.round - 1 if setup.stop is not None and setup.stop.settings.keep == "best" else None
+            write_model_inputs(output.directory, replace(setup.dataset, num_classes=outputs), setup.precision, of_round)
+        return [path for name, parts in models.items() for path in save_model(output.directory, name, parts)]
 
 
 def recalled(setup: Setup, executor: Executor, directory: Path) -> tuple[RunState | None, Mapping[str, pa.Table]]:

@@ -125,6 +125,7 @@ class ModelInputs(Settings):
     layout: SavedLayout | None = Field(default=None, description="of several inputs, as `Dataset.layout`")
     precision: ArithmeticPrecision = Field(description="runtime.precision")
     digest: Mapping[str, str] | str | None = Field(description="data.digest of experiment.json")
+    round: int | None = Field(default=None, description="the round of the models, with stop.keep='best'")
 
     def without_samples(self) -> "Dataset":
         """The dataset that the models were trained on, without its examples."""
@@ -139,8 +140,13 @@ class ModelInputs(Settings):
         return Dataset(self.dataset, none, none, input_names=self.columns, layout=layout, **kept)
 
 
-def write_model_inputs(directory: Path, dataset: "Dataset", precision: ArithmeticPrecision) -> Path:
-    """Write what the final models of the run in `directory` take; returns the file. OSError if the disk refuses."""
+def write_model_inputs(
+    directory: Path, dataset: "Dataset", precision: ArithmeticPrecision, of_round: int | None = None
+) -> Path:
+    """Write what the saved models of the run in `directory` take; returns the file. OSError if the disk refuses.
+
+    of_round: the round that they are from, if it need not be the last one.
+    """
     data = read_experiment(directory).get("data") if is_run(directory) else None
     # Somebody's own source may have numbers of numpy.
     inputs = {
@@ -158,6 +164,7 @@ def write_model_inputs(directory: Path, dataset: "Dataset", precision: Arithmeti
         "layout": None if dataset.layout is None else asdict(dataset.layout),
         "precision": precision,
         "digest": data.get("digest") if isinstance(data, Mapping) else None,
+        **({} if of_round is None else {"round": of_round}),
     }
     path = directory / "models" / "inputs.json"
     path.parent.mkdir(parents=True, exist_ok=True)

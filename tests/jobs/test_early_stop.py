@@ -5,8 +5,10 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from pyarrow import compute
 
 from rayfl.run_directory.record import read_run
+from rayfl.run_directory.saved_models import load_model, read_model_inputs
 from tests.jobs.commands import rayfl
 from tests.refusals import check_sentence, line_with, refused
 
@@ -87,3 +89,26 @@ def test_a_dry_run_tells_the_most_that_the_run_takes(file: Path):
     early, plain = rayfl("run", file, "--dry-run").output, rayfl("run", file, "--dry-run", "stop.patience=30").output
     assert "at most 30 rounds" in early
     assert line_with(early, ["bytes up"]) == line_with(plain, ["bytes up"])
+
+
+def test_the_models_of_the_best_evaluation_are_kept(file: Path, tmp_path: Path):
+    best, last, short = (tmp_path / name for name in ("best", "last", "short"))
+    asked = ("output.save_models=true", 'stop.metric="own/accuracy"', "stop.min_delta=0.0")
+    assert rayfl("run", file, *asked, "stop.keep=best", "--output", best).exit_code == 0
+    values = read_run(best).metrics.filter(compute.field("name") == "own/accuracy")["value"].to_pylist()
+    number = read_model_inputs(best).round
+    assert number == values.index(max(values)) < len(values) - 1
+    assert rayfl("run", file, *asked, "--output", last).exit_code == 0
+    assert read_model_inputs(last).round is None
+    # The same rounds as those of a run that ends there, whose last model it is.
+    assert rayfl("run", file, *asked, "--rounds", number + 1, "--output", short).exit_code == 0
+    models = [load_model(run, "global") for run in (best, last, short)]
+    assert all(tensor.equal(models[2][name]) for name, tensor in models[0].items())
+    assert not all(tensor.equal(models[1][name]) for name, tensor in models[0].items())
+    refused(rayfl("run", file, "stop.keep=best"), names=["stop.keep", "output.save_models=false"])
+
+
+def test_a_resumed_run_keeps_its_stop(file: Path, tmp_path: Path):
+    assert rayfl("run", file, "--output", tmp_path / "run", "--rounds", 2).exit_code == 0
+    changed = rayfl("resume", tmp_path / "run", "--rounds", 30, "stop.patience=3")
+    refused(changed, names=["stop.patience=2 -> 3", "[stop] has counted", "new run"])
