@@ -7,7 +7,7 @@ in which nobody needs a single client's message.
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
@@ -233,10 +233,11 @@ def first_rows(stacked: Carry, count: int) -> Carry:
 
 
 class WholeStacks:
-    """Trains the clients of a job in whole stacks. `state_of`: a client's state before its training."""
+    """Trains the clients of a job in whole stacks. `stored`: each client's state before its training; {} if it has none
+    yet."""
 
-    def __init__(self, setup: Setup, call_inputs: CallInputs, job: TrainJob, state_of: Callable[[int], State]) -> None:
-        self.setup, self.call_inputs, self.job, self.state_of = setup, call_inputs, job, state_of
+    def __init__(self, setup: Setup, call_inputs: CallInputs, job: TrainJob, stored: Mapping[int, State]) -> None:
+        self.setup, self.call_inputs, self.job, self.stored = setup, call_inputs, job, stored
         self.leaves = {client: job.nodes[0][0] + index for index, client in enumerate(job.clients)}
         self._parts: dict[SumNode, dict[SumNode, NodeAggregates]] = {node: {} for node in job.nodes}
 
@@ -246,15 +247,17 @@ class WholeStacks:
         for first in range(0, len(clients), width):
             statuses = {client: self.job.statuses[client] for client in clients[first : first + width]}
             trains = {client: status for client, status in statuses.items() if status.trains}
-            stacked = (
-                StackRound(self.setup, self.call_inputs, trains, [*map(self.state_of, trains)]) if trains else None
-            )
+            states = [self._state(client) for client in trains]
+            stacked = StackRound(self.setup, self.call_inputs, trains, states) if trains else None
             ended = stacked.ended() if stacked else iter(())
             yield from (next(ended) if client in trains else self._untrained(client) for client in statuses)
             self._add(stacked, [self.leaves[client] for client in statuses])
 
+    def _state(self, client: int) -> State:
+        return self.stored[client] or (self.setup.first_state(client) if self.setup.stateful else {})
+
     def _untrained(self, client: int) -> Ended:
-        participant = Participant(client, self.job.statuses[client], self.state_of(client), {})
+        participant = Participant(client, self.job.statuses[client], self._state(client), {})
         ended = ClientRound(self.setup, self.call_inputs, participant).untrained()
         assert ended is not None, "its status says that it does not train"
         return ended

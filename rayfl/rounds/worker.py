@@ -144,9 +144,9 @@ class Worker:
                 outputs.extend(left.pack(self.setup.output_slots))
 
         if self._takes_whole_stacks and is_whole_round(round_inputs.plan):
-            stacks = WholeStacks(
-                self.setup, self._call_inputs(round_inputs), job, lambda client: self._state(client, kept[client])
-            )
+            # Hooks get copies of the states, so nobody looks for writes to these.
+            stored = {client: tree.to_tensors(outputs.state or {}) for client, outputs in kept.items()}
+            stacks = WholeStacks(self.setup, self._call_inputs(round_inputs), job, stored)
             for ended in stacks.ended():
                 note(ended)
             sent = stacks.sent()
