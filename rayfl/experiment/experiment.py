@@ -201,7 +201,7 @@ class Experiment(Settings):
         unused = dict(self.method.kind.unused(self.method.hyper))
         if self.parts.personal or self.parts.buffers == "personal":
             unused.pop("evaluation.personal_on_pooled", None)
-        if not self.output.save_models:
+        if self.stop is not None and not self.output.save_models:
             unused["stop.keep"] = "with output.save_models=false"
         return unused
 
