@@ -10,6 +10,7 @@ from rayfl.rounds.run_state import CurrentRound
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.under_way import check_availability
 from rayfl.schedules.base import PeerSchedule
+from rayfl.topology.graphs import KnownWeights
 from rayfl.topology.mixing import is_symmetric
 
 
@@ -45,9 +46,10 @@ def check(setup: Setup, name: str) -> None:
         graphs = [setup.topology.sparse(setup.num_clients, setup.seed, number) for number in range(2)]
         if not all(map(is_symmetric, graphs)):
             raise RayflError(
-                f"={setup.topology.name!r} has links that go one way, and peers of {name} change each other's models; "
+                f"={getattr(setup.topology, 'name', 'file')!r} has links that go one way, and peers of {name} change each other's models; "
                 "take a symmetric one, such as ring",
                 ("topology",),
             )
-        if given := [name for name in ("weights", "epsilon") if setup.topology.is_given(name)]:
+        given = [name for name in ("weights", "epsilon") if setup.topology.is_given(name)]
+        if given := given + ["weighted"] * isinstance(setup.topology, KnownWeights):
             raise RayflError(" does nothing, as pairs average with weights 1/2; remove it", ("topology", given[0]))

@@ -333,8 +333,12 @@ def test_pairs_keep_the_sum_and_agree():
     assert np.abs(found[-1] - x.mean(axis=0)).max() < 1e-5
 
 
-def test_refusals():
+def test_refusals(tmp_path: Path):
     clients = {"clients": {"examples_per_s": 100.0}}
+    (tmp_path / "one_way.txt").write_text("0 1\n1 2\n2 3\n3 4\n4 5\n5 0\n")
+    (tmp_path / "weights.txt").write_text("0 1 .5\n1 2 .5\n2 3 .5\n3 4 .5\n4 5 .5\n")
+    one_way = {"topology": {"name": "file", "path": str(tmp_path / "one_way.txt"), "directed": True}}
+    weighted = {"topology": {"name": "file", "path": str(tmp_path / "weights.txt"), "weighted": True}}
     for name, kind in named(Method).items():
         can = kind.capabilities
         if not (can.takes_stale and issubclass(kind, PeerHalf)) or can.in_pairs:
@@ -347,6 +351,8 @@ def test_refusals():
         ("dpsgd", {"schedule": "buffered"}, ["schedule", "buffered", "DPSGD", "gossip"]),
         ("adpsgd", {**pairs, "topology": "exponential"}, ["topology", "exponential", "ADPSGD", "ring"]),
         ("adpsgd", {**pairs, "topology": {"name": "ring", "weights": "metropolis"}}, ["topology.weights"]),
+        ("adpsgd", {**pairs, **one_way}, ["topology", "file", "ADPSGD", "ring"]),
+        ("adpsgd", {**pairs, **weighted}, ["topology.weighted"]),
         ("adpsgd", {**pairs, "uplink": "topk"}, ["uplink", "ADPSGD"]),
         ("adpsgd", {"schedule": {"name": "gossip", "partners": 2}}, ["schedule.partners=2"]),
         ("dpsgd", {"schedule": {"name": "gossip", "partners": 1, "most_staleness": 2}}, ["most_staleness"]),
