@@ -46,8 +46,8 @@ def check(setup: Setup, name: str) -> None:
         graphs = [setup.topology.sparse(setup.num_clients, setup.seed, number) for number in range(2)]
         if not all(map(is_symmetric, graphs)):
             raise RayflError(
-                f"={getattr(setup.topology, 'name', 'file')!r} has links that go one way, and peers of {name} change each other's models; "
-                "take a symmetric one, such as ring",
+                f"={getattr(setup.topology, 'name', 'file')!r} has links that go one way, and peers of {name} change "
+                "each other's models; take a symmetric one, such as ring",
                 ("topology",),
             )
         given = [name for name in ("weights", "epsilon") if setup.topology.is_given(name)]
