@@ -16,6 +16,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import psutil
+import torch
 from rich.filesize import decimal
 from torch import Tensor
 from torch.utils._pytree import tree_map
@@ -102,7 +103,8 @@ class DrySetup(Setup):
 
 class Forecast(NamedTuple):
     """The totals of a run, extrapolated from `simulated` of its `num_rounds` rounds; is_sized: whether the sizes of
-    messages do not depend on their values. bytes: of the driver, of an actor and of the object store."""
+    messages do not depend on their values. device_name: cpu in place of a GPU that is not there. bytes: of the driver,
+    of an actor and of the object store."""
 
     num_rounds: int
     simulated: int
@@ -114,6 +116,7 @@ class Forecast(NamedTuple):
     simulated_s: float
     real_s: float
     actors: int
+    device_name: str
     driver_bytes: int
     actor_bytes: int
     store_bytes: int
@@ -122,6 +125,8 @@ class Forecast(NamedTuple):
 def forecast(experiment: Experiment, runs: int = 1) -> Forecast:
     """Play the rounds of one of `runs` runs without training."""
     plain = replace(prepare(experiment), stop=None)
+    if plain.device_name == "cuda" and not torch.cuda.is_available():
+        plain = replace(plain, device_name="cpu")
     setup = DrySetup(**{field.name: getattr(plain, field.name) for field in fields(Setup)})
     sums = Counter[str]()
     walls = list[float]()
@@ -164,6 +169,7 @@ def forecast(experiment: Experiment, runs: int = 1) -> Forecast:
         simulated_s=scale * sums["simulated_s"],
         real_s=(scale * sums["examples"] * setup.engine.example_s + evaluations_s) / actors + setup.rounds * round_s,
         actors=actors,
+        device_name=plain.device_name,
         driver_bytes=driver,
         actor_bytes=1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
         store_bytes=int(data + sums["states"] + models),
@@ -186,7 +192,7 @@ def foresee(experiment: Experiment, shown: display.Display) -> None:
         [
             "real time of the rounds",
             wording.seconds(seen.real_s),
-            f"estimate for {wording.counted(seen.actors, 'actor')}, from one trained client",
+            f"estimate for {wording.counted(seen.actors, 'actor')}, from one client, trained on {seen.device_name}",
         ],
         ["memory of the driver", decimal(seen.driver_bytes), "as in this process before the rounds; Ray needs more"],
         ["memory of an actor", decimal(seen.actor_bytes), "at most: this process, server and object store too"],

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import ray
+import torch
 
 from jobs import dry_run
 from jobs.dry_run import DrySetup
@@ -143,6 +144,15 @@ def test_a_long_run_is_extrapolated(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     real = totals(prepare(Experiment(**table)))
     assert rows["steps of all clients"] == [f"{1000 * real['steps']:,.0f}", "estimate from 1 round"]
     assert rows["bytes up"][0] == f"{1000 * real['uplink_bits'] / 8:,.0f}"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a machine without a GPU")
+def test_a_run_on_a_gpu_is_foreseen_on_a_machine_without_one(tmp_path: Path):
+    path = tmp_path / "mine.toml"
+    path.write_text(FILE)
+    result = rayfl("run", path, "--dry-run", "rounds=1", "runtime.device=cuda", "runtime.num_gpus=1")
+    assert result.exit_code == 0, result.output
+    assert "trained on cpu" in printed(result.output)["real time of the rounds"][1]
 
 
 @pytest.mark.parametrize("given", [["--resume"], ["--overwrite"], ["--output", "x"]])
