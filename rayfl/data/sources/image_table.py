@@ -22,8 +22,8 @@ class ImageTable(TableSource):
     """A table with an image, a label and perhaps an owner in each row, such as a dataset of Hugging Face's.
 
     The column `image` has the bytes of image files, tables of `bytes` and `path` (Hugging Face's Parquet files and
-    saved datasets), or names of files below `image_folder` (a CSV file or a list of JSON). Class names in Hugging
-    Face's files are kept.
+    saved datasets), or names of files below `image_folder` (a CSV or Parquet file, a list of JSON, tables of `path`).
+    Class names in Hugging Face's files are kept.
     """
 
     name = "image-table"
@@ -57,14 +57,23 @@ class ImageTable(TableSource):
         """The path of each image, and its bytes if the table has them."""
         column = columns.raw(self.image)
         kind = column.type
+        if pa.types.is_struct(kind) and kind.get_field_index("path") >= 0 and _has_no_bytes(column):
+            # Hugging Face's files name images that were not written into them.
+            column = column.field("path")
+            kind = column.type
         if is_text(kind):
+            names: list[str | None] = column.to_pylist()
+            if (lacking := next((row for row, name in enumerate(names) if not name), None)) is not None:
+                raise RayflError(
+                    f"{columns.path} has no image in column {self.image!r} of row {lacking} (counted from 0); drop it"
+                )
             home = expanded(self.image_folder or columns.path)
             if not home.is_dir():
                 raise RayflError(
                     f"{columns.path} has names of images in column {self.image!r}; set data.image_folder to the folder "
-                    f"of {shown(column[0].as_py())}"
+                    f"of {shown(names[0])}"
                 )
-            return _named(home, columns.column(self.image).tolist()), None
+            return _named(home, [name for name in names if name]), None
         if self.image_folder is not None:
             raise RayflError(f"{columns.path} has the images of column {self.image!r} itself; remove data.image_folder")
         if pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0:
@@ -82,6 +91,13 @@ class ImageTable(TableSource):
                 "drop the row, or write the table with the bytes of its images"
             )
         return [Path(f"{columns.path}, row {row}") for row in range(len(contents))], contents
+
+
+# Any: an array of pyarrow.
+def _has_no_bytes(column: Any) -> bool:
+    """Whether a column of tables has the bytes of no image."""
+    where = column.type.get_field_index("bytes")
+    return where < 0 or column.field("bytes").null_count == len(column) > 0
 
 
 def _named(home: Path, names: Sequence[str]) -> list[Path]:

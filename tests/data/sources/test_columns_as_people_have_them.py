@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from PIL import Image
 from pyarrow import parquet
 
 from rayfl.choices.kinds import make
@@ -141,3 +142,27 @@ def test_other_formats_are_refused_with_a_way(tmp_path: Path, ending: str):
     (tmp_path / f"mine.{ending}").write_bytes(b"x")
     source = make(Source, {"name": "table", "path": str(tmp_path / f"mine.{ending}")})
     refused(source.load, names=[f"mine.{ending}", "arrays" if ending in ("mat", "npz") else "CSV"])
+
+
+@pytest.mark.parametrize("form", ["names", "paths", "paths without bytes"])
+def test_images_may_be_named_only(tmp_path: Path, form: str):
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    for grey in range(4):
+        Image.fromarray(np.full((4, 4), 50 * grey, np.uint8)).save(folder / f"{grey}.png")
+    names = [f"{grey}.png" for grey in (3, 1, 2, 0)]
+    column: list[Any] = names
+    if form != "names":
+        column = [{"path": name, **({"bytes": None} if form.endswith("bytes") else {})} for name in names]
+    kind = {
+        "names": pa.string(),
+        "paths": pa.struct([("path", pa.string())]),
+        "paths without bytes": pa.struct([("bytes", pa.binary()), ("path", pa.string())]),
+    }[form]
+    rows = pa.table({"image": pa.array(column, kind), "label": [0, 1, 0, 1]})
+    parquet.write_table(rows, tmp_path / "rows.parquet")
+    table = {"name": "image-table", "path": str(tmp_path / "rows.parquet"), "channels": 1, "test_share": 0.25}
+    dataset = checked_dataset(make(Source, {**table, "image_folder": str(folder)}).load())
+    greys = np.concatenate([split.inputs[:, 0, 0, 0] for split in (dataset.train, dataset.test)])
+    assert sorted(greys) == [0, 50, 100, 150]
+    refused(make(Source, table).load, names=["data.image_folder", "3.png"])

@@ -76,7 +76,8 @@ def test_names_of_images_in_a_column(tmp_path: Path):
     ("column", "options", "names"),
     [
         ([b"no image"] * 4, {}, ["a.parquet, row 0", "no image"]),
-        ([{"bytes": None, "path": "a.png"}] * 4, {}, ["'image'", "row 0", "bytes"]),
+        ([{"bytes": None, "path": "a.png"}] * 4, {}, ["'image'", "data.image_folder", "a.png"]),
+        ([{"bytes": png(9)}, {"bytes": None}] * 2, {}, ["'image'", "row 1", "bytes"]),
         ([1, 2, 3, 4], {}, ["'image'", "int64", "data.image"]),
         ([png(9)] * 4, {"image_folder": "images"}, ["data.image_folder", "remove"]),
         ([png(9)] * 4, {"image": "picture"}, ["picture", "image"]),
