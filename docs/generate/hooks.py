@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from docs.generate.markdown import code
-from docs.generate.pages import METHODS, SECTIONS, method_page
+from docs.generate.pages import COMPARISONS, METHODS, SECTIONS, method_page, with_row_anchors
 from rayfl.choices.kinds import named
 from rayfl.methods.base import Method
 
@@ -51,6 +51,8 @@ def on_page_markdown(markdown: str, page: "Page", config: "MkDocsConfig", files:
     up = "../" * page.file.src_uri.count("/")
     for path, name in OUTSIDE.items():
         markdown = markdown.replace(f"]({up}../{path}", f"]({up}{name}")
+    if page.file.src_uri == COMPARISONS:
+        markdown = with_row_anchors(markdown)
     return with_sections(markdown)
 
 

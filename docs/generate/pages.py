@@ -6,7 +6,7 @@ messages that messages.py measures.
 
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,8 @@ from rayfl.wrappers.elastic import ElasticHyper
 
 ROOT = Path(__file__).resolve().parents[2]
 METHODS = "reference/methods"
+COMPARISONS = "results/comparisons.md"
+"""The page whose tables have a row for many methods."""
 COMMANDS = {
     Method: "methods",
     Compressor: "compressors",
@@ -255,25 +257,44 @@ def run_files_section() -> str:
 def papers_section() -> str:
     """Every method with its paper, and the row of each comparison that has it."""
     rows = []
-    listed = comparison_rows((ROOT / "docs" / "results" / "comparisons.md").read_text(encoding="utf-8"))
+    listed = comparison_rows((ROOT / "docs" / COMPARISONS).read_text(encoding="utf-8"))
     for name, method in named(Method).items():
         key = _letters(name)
-        where = [f"[{title}](results/comparisons.md#{anchor})" for title, anchor in listed.get(key, {}).items()]
+        where = [f"[{title}]({COMPARISONS}#{anchor})" for title, anchor in listed.get(key, {}).items()]
         rows.append([f"[`{name}`]({METHODS}/{name}.md)", escaped(method.paper), ", ".join(where) or "-"])
     return table(["method", "paper", "compared in"], rows)
 
 
 def comparison_rows(page: str) -> dict[str, dict[str, str]]:
-    """The sections of a page whose tables have a row for a method, by the letters of its name: titles and anchors."""
+    """The rows of a method in the tables of a page, by the letters of its name: section titles and the row's anchor."""
     rows: dict[str, dict[str, str]] = {}
+    for title, key, anchor, _ in _table_rows(page):
+        # The first row of a method that has several.
+        rows.setdefault(key, {}).setdefault(title, anchor)
+    return rows
+
+
+def with_row_anchors(page: str) -> str:
+    """The page with an anchor in each row of its tables, to which `comparison_rows` leads."""
+    lines = page.splitlines()
+    for _, _, anchor, number in _table_rows(page):
+        lines[number] = f'| <a id="{anchor}"></a>{lines[number].removeprefix("| ")}'
+    return "\n".join(lines) + "\n"
+
+
+def _table_rows(page: str) -> Iterator[tuple[str, str, str, int]]:
+    """Each row of a page's tables: its section, the letters of its first cell's name, an anchor, the line's number."""
     title = ""
-    for line in page.splitlines():
+    used = dict[str, int]()
+    lines = [*page.splitlines(), ""]
+    for number, line in enumerate(lines[:-1]):
         if line.startswith("## "):
             title = line.removeprefix("## ")
-        elif line.startswith("| ") and title:
+        elif line.startswith("| ") and title and not lines[number + 1].startswith("|-"):
             key = _letters(line.split("|")[1].partition(",")[0])
-            rows.setdefault(key, {})[title] = title.lower().replace(" ", "-")
-    return rows
+            anchor = f"{title.lower().replace(' ', '-')}-{key}"
+            used[anchor] = used.get(anchor, 0) + 1
+            yield title, key, anchor if used[anchor] == 1 else f"{anchor}-{used[anchor]}", number
 
 
 def _letters(name: str) -> str:

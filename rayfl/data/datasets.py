@@ -30,7 +30,8 @@ class Examples:
     inputs: images uint8 [n, channels, height, width]; vectors float32 [n, dim]; tokens int64 or uint16 [n, length]. A
     source may give a tuple or a dictionary of arrays [n, ...], of which rows are made (`Dataset.layout`).
     labels: the targets: classes int64 [n]; numbers float32 [n, outputs] (regression); 0 or 1 int64 [n, labels] (several
-    labels each); the next token of each token int64 [n, length], negative where there is none.
+    labels each); the next token of each token int64 [n, length], negative where there is none; or from a source a tuple
+    or a dictionary of arrays, of which rows are made (`Dataset.targets`).
     groups: int64 [n], the natural client of each example (writer, speaker), if the source knows it.
     place: the file or folder of the examples, for error messages.
     """
@@ -57,7 +58,8 @@ class Dataset:
     columns: names of a table's columns by their use: "inputs", or why they are not inputs; {} for other data.
     classes: the user's names of classes, labels or numbers to predict, in their order; () if they have only numbers.
     input_names: the name of each input of a table, such as "age" or "ward=A"; () for other data.
-    layout: where the inputs are in a row [dim], if examples have several; `kind` is then "vector".
+    layout: where the inputs are in a row [dim], if examples have several; `kind` is then "vector". targets: where the
+    targets are in a row of `labels`, float32 [n, numbers], if they have several of these.
     """
 
     name: str
@@ -74,6 +76,7 @@ class Dataset:
     classes: Sequence[str] = ()
     input_names: Sequence[str] = ()
     layout: InputLayout | None = None
+    targets: InputLayout | None = None
 
     def class_name(self, label: int) -> str:
         """The name of a class, or its number if it has no other."""

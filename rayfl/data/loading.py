@@ -82,7 +82,15 @@ def checked_dataset(dataset: Dataset) -> Dataset:
 
 
 def _with_rows(dataset: Dataset) -> Dataset:
-    """The dataset with a row of numbers in place of an example's several inputs. RayflError if they make no rows."""
+    """The dataset with a row of numbers in place of an example's several inputs, or targets. RayflError if they make
+    no rows."""
+    if are_several(dataset.train.labels):
+        targets = InputLayout.of(dataset.train.labels)
+        train, test = (
+            replace(examples, labels=targets.pack(examples.place or f"dataset {dataset.name!r}", examples.labels))
+            for examples in (dataset.train, dataset.test)
+        )
+        dataset = replace(dataset, train=train, test=test, targets=targets)
     if not are_several(dataset.train.inputs):
         return dataset
     if dataset.kind != "vector" or dataset.mean or dataset.augment:

@@ -37,6 +37,7 @@ from rayfl.run_directory.trackers.tracker import require_installed
 from rayfl.settings import Settings, shown
 from rayfl.settings_read import ThirdPartySetting, class_id, is_ours
 from rayfl.task import NetworkTask
+from rayfl.tasks.several_targets import WithSeveralTargets
 from rayfl.tasks.supervised import task_for
 from rayfl.tasks.trial import Trial
 from rayfl.topology.graphs import SparseTopology
@@ -164,6 +165,8 @@ def make_task(experiment: Experiment, dataset: Dataset) -> NetworkTask:
     """
     model = experiment.model
     task = experiment.task or task_for(dataset)
+    if dataset.targets is not None:
+        task = WithSeveralTargets(single=task, layout=dataset.targets)
     options = ", ".join(f"model.{key}={shown(value)}" for key, value in model if isinstance(value, int | tuple))
     what = f"model {model.name!r} ({options})" if options else f"model {model.name!r}"
     # The module has no storage here, and torch counts its entries in 64 bits.

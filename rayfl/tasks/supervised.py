@@ -177,6 +177,11 @@ def task_for(dataset: Dataset) -> Task:
     Raise RayflError for whole numbers [n, outputs] that are not 0 and 1: they may be classes, or numbers to predict.
     """
     labels = dataset.train.labels
+    if dataset.targets is not None:
+        raise RayflError(
+            f"an example of dataset {dataset.name!r} has several targets, {dataset.targets}; give a task of your own, "
+            "whose loss gets all"
+        )
     if dataset.has_classes or look_one_hot(labels):
         return Classification()
     if dataset.kind == "text" and labels.shape == dataset.train.inputs.shape:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import rayfl
+from rayfl.data.batches import first_two
 from rayfl.data.datasets import Dataset, Examples, Source
 from rayfl.data.loading import checked_dataset
 from rayfl.data.sources.arrays import ArrayFiles, Arrays
@@ -82,6 +83,26 @@ class Both(Task):
 
     def check(self, dataset, network):
         pass
+
+
+class ByName(Both):
+    def loss(self, outputs, targets):
+        kind, value = targets["kind"], targets["value"]
+        assert kind.dtype == torch.int64 and value.dtype == torch.float32
+        losses = nn.functional.cross_entropy(outputs["classes"], kind, reduction="none")
+        losses = losses + (outputs["value"] - value).square()
+        return losses, torch.ones_like(losses)
+
+    def score(self, outputs, targets):
+        return (outputs["classes"].argmax(1) == targets["kind"]).float()
+
+
+class ByPlace(ByName):
+    def loss(self, outputs, targets):
+        return super().loss(outputs, dict(zip(("kind", "value"), targets)))
+
+    def score(self, outputs, targets):
+        return super().score(outputs, {"kind": targets[0]})
 
 
 class Predicting(Both):
@@ -225,6 +246,59 @@ def test_several_outputs_need_a_task_that_takes_them_and_names_the_predictions(m
     with refused(names=["Both", "predictions", "['loss']"]):
         prepared(Arrays(PLACED, VALUES), f"{mine}:Heads", task=f"{mine}:Both", evaluation={"metrics": ["loss", "mae"]})
     prepared(Arrays(PLACED, VALUES), f"{mine}:Heads", task=f"{mine}:Both", wrap=["elastic"])
+
+
+TARGETS = {"kind": LABELS, "value": PLACED[0][:, 0].astype(np.float32)}
+
+
+@pytest.mark.parametrize("source", ["memory", "npz", "own"])
+def test_a_task_gets_several_targets(mine: str, tmp_path: Path, source: str):
+    targets: Any = TARGETS if source != "memory" else (*TARGETS.values(),)
+    data: Any = Arrays(PLACED, targets)
+    if source == "npz":
+        named = {f"labels_{name}": values for name, values in TARGETS.items()}
+        np.savez(tmp_path / "mine.npz", inputs_0=PLACED[0], inputs_1=PLACED[1], **named)
+        data = {"name": "arrays", "path": str(tmp_path / "mine.npz")}
+    if source == "own":
+        data = Targeted()
+    task = "ByPlace" if source == "memory" else "ByName"
+    setup = prepared(data, f"{mine}:Heads", task=f"{mine}:{task}")
+    examples_are_evaluated_one_by_one(setup)
+    vmapped = prepared(data, f"{mine}:Heads", task=f"{mine}:{task}", runtime={"engine": "vmap"})
+    loop_and_vmap_agree(setup, vmapped)
+    one_target = data if source == "own" else Arrays(PLACED, VALUES)
+    assert [*setup.metric_facts] == ["loss"]
+    if source != "own":
+        # The same numbers as with both targets in one array.
+        single = prepared(one_target, f"{mine}:Heads", task=f"{mine}:Both")
+        losses = [part.method.task.losses(part.first_model, first_two(part.dataset))[0] for part in (setup, single)]
+        assert losses[0].equal(losses[1])
+
+
+class Targeted(Source):
+    """A user's own source with several targets."""
+
+    def load(self) -> Dataset:
+        def part(rows: slice) -> Examples:
+            targets: Any = {name: values[rows] for name, values in TARGETS.items()}
+            inputs: Any = tuple(array[rows] for array in PLACED)
+            return Examples(inputs, targets)
+
+        return Dataset("own", part(slice(40)), part(slice(40, 60)), num_classes=3, kind="vector")
+
+
+@pytest.mark.parametrize(
+    ("more", "names"),
+    [
+        ({}, ["several targets", "kind []", "task of your own"]),
+        ({"task": "regression"}, ["'regression'", "one target", "kind []", "task of your own"]),
+        ({"task": "ByName", "evaluation": {"metrics": ["loss", "mae"]}}, ["several targets", "['loss']"]),
+    ],
+)
+def test_several_targets_need_a_task_that_takes_them(mine: str, more: dict[str, Any], names: list[str]):
+    task = {"task": f"{mine}:ByName"} if more.get("task") == "ByName" else {}
+    with refused(names=names):
+        prepared(Arrays(PLACED, TARGETS), f"{mine}:Heads", **{**more, **task})
 
 
 def test_a_run_predicts_from_several_inputs(mine: str, tmp_path: Path):

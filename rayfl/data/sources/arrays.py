@@ -20,7 +20,7 @@ from rayfl.settings import listed
 
 NAMES = ("inputs", "labels", "owners", "test_inputs", "test_labels", "test_owners")
 """The names of arrays that are read; the first two are required."""
-PATTERNS = (*NAMES, "inputs_*", "test_inputs_*")
+PATTERNS = (*NAMES, "inputs_*", "test_inputs_*", "labels_*", "test_labels_*")
 """The names of arrays that are read, with those of one of several inputs."""
 _OTHER_NAMES = {
     "inputs": ("x_train", "X_train", "train_images", "train_x"),
@@ -29,6 +29,8 @@ _OTHER_NAMES = {
     "test_labels": ("y_test", "Y_test", "test_labels", "test_y"),
 }
 """Names that Keras', MedMNIST's and other people's archives give to these arrays, if they have not the first ones."""
+Layouts = tuple[InputLayout | None, InputLayout | None]
+"""Where several inputs, and several targets, of an example are in their rows."""
 _GIVE = "give data.path an .npz file, or a folder of .npy files"
 
 
@@ -40,7 +42,7 @@ class ArrayFiles(Source):
     are images, other whole numbers with two are tokens. Nothing pickled is read.
 
     Examples may have several inputs: arrays inputs_0, inputs_1, ... (a tuple), or inputs_image, inputs_age, ... (by
-    name), and the same after test_.
+    name), and the same after test_; and several targets: labels_0, ... or labels_age, ..., for a task of your own.
 
     Labels are classes [n], numbers [n, outputs], 0 and 1 [n, labels], or tokens [n, length]. With kind = "text" they
     may be missing: the label of each token is then the next one.
@@ -59,8 +61,8 @@ class ArrayFiles(Source):
     def load(self) -> Dataset:
         """Load the dataset. Raise RayflError if arrays are missing or have wrong values."""
         arrays = _gathered(_read(expanded(self.path)))
-        layout = _pack(self.path, arrays)
-        return _dataset(self.name, self.path, arrays, self.test_share, self.kind, layout)
+        layouts = _pack(self.path, arrays)
+        return _dataset(self.name, self.path, arrays, self.test_share, self.kind, layouts)
 
 
 class Arrays(Source):
@@ -74,7 +76,7 @@ class Arrays(Source):
     test_owners: np.ndarray | None = None
     kind: InputKind = "auto"
     test_share: float = Field(default=0.2, gt=0, lt=1)
-    _layout: InputLayout | None = PrivateAttr(default=None)
+    _layouts: Layouts = PrivateAttr(default=(None, None))
 
     # Any: arrays, and the options by name.
     def __init__(
@@ -88,7 +90,7 @@ class Arrays(Source):
             "test_labels": test_labels,
             **options,
         }
-        layout = _pack("the array data", arguments)
+        layouts = _pack("the array data", arguments)
         try:
             arrays = {name: _as_array(name, arguments[name]) for name in NAMES if arguments.get(name) is not None}
         except RayflError:
@@ -96,7 +98,7 @@ class Arrays(Source):
         except (ValueError, TypeError):
             raise RayflError("the array data have rows of several shapes; give all one shape") from None
         super().__init__(**{**arguments, **arrays})
-        self._layout = layout
+        self._layouts = layouts
 
     def _arrays(self) -> dict[str, np.ndarray]:
         return {name: array for name in NAMES if (array := getattr(self, name)) is not None}
@@ -111,7 +113,7 @@ class Arrays(Source):
 
     def load(self) -> Dataset:
         """Make the dataset. Raise RayflError if the arrays have wrong values."""
-        return _dataset("arrays", "the array data", self._arrays(), self.test_share, self.kind, self._layout)
+        return _dataset("arrays", "the array data", self._arrays(), self.test_share, self.kind, self._layouts)
 
 
 # Any: what numpy turns into an array.
@@ -159,7 +161,7 @@ def _npy_files(folder: Path) -> list[Path]:
 def _gathered(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
     """The arrays, with those of inputs_a, inputs_b, ... as one dictionary, or as a tuple if they are numbered."""
     gathered: dict[str, Any] = {name: array for name, array in arrays.items() if name in NAMES}
-    for prefix in (NAMES[0], NAMES[3]):
+    for prefix in (*NAMES[:2], *NAMES[3:5]):
         several = {name.removeprefix(f"{prefix}_"): arrays[name] for name in arrays if name.startswith(f"{prefix}_")}
         if several and all(name.isdecimal() for name in several):
             gathered.setdefault(prefix, tuple(several[name] for name in sorted(several, key=int)))
@@ -169,15 +171,14 @@ def _gathered(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
 
 
 # Any: arrays, or what becomes some.
-def _pack(place: str, arrays: dict[str, Any]) -> InputLayout | None:
-    """Put rows into `arrays` for several inputs, and return their layout; None if examples have one input."""
-    if not are_several(arrays.get(NAMES[0])):
-        return None
-    layout = InputLayout.of(arrays[NAMES[0]])
-    for name in (NAMES[0], NAMES[3]):
-        if arrays.get(name) is not None:
-            arrays[name] = layout.pack(place, arrays[name])
-    return layout
+def _pack(place: str, arrays: dict[str, Any]) -> Layouts:
+    """Put rows into `arrays` for several inputs or targets, and return their layouts; None if examples have one."""
+    layouts = [InputLayout.of(arrays[name]) if are_several(arrays.get(name)) else None for name in NAMES[:2]]
+    for layout, names in zip(layouts, (NAMES[0::3], NAMES[1::3]), strict=True):
+        for name in names if layout is not None else ():
+            if arrays.get(name) is not None:
+                arrays[name] = layout.pack(place, arrays[name])
+    return layouts[0], layouts[1]
 
 
 def _dataset(
@@ -186,7 +187,7 @@ def _dataset(
     arrays: dict[str, np.ndarray],
     test_share: float,
     kind: InputKind,
-    layout: InputLayout | None = None,
+    layouts: Layouts = (None, None),
 ) -> Dataset:
     """The dataset of the arrays by name."""
     if kind == "text" and {"labels", "test_labels"}.isdisjoint(arrays):
@@ -199,8 +200,9 @@ def _dataset(
     test = None
     if "test_inputs" in arrays:
         test = Examples(arrays["test_inputs"], arrays["test_labels"], arrays.get("test_owners"))
+    layout, targets = layouts
     if layout is None:
-        return dataset(name, place, train, test, test_share, kind)
+        return replace(dataset(name, place, train, test, test_share, kind), targets=targets)
     if kind not in ("auto", "vector"):
         raise RayflError(f"={kind!r} is for a single input, and {place} has several; remove it", ("kind",))
-    return replace(dataset(name, place, train, test, test_share, "vector"), layout=layout)
+    return replace(dataset(name, place, train, test, test_share, "vector"), layout=layout, targets=targets)
