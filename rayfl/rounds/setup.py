@@ -127,8 +127,7 @@ class Setup:
     """Settings of third-party classes that no code had read when this was made."""
 
     def __getstate__(self) -> dict[str, Anything]:
-        # Pickle reads in order: plug-in files must be loaded before objects of their classes.
-        # Each process makes the fields that are left out from the others, without a copy of the initial arrays.
+        # Plug-in files come before objects of their classes, as pickle reads in order. Processes make the rest anew.
         fields = {
             name: value
             for name, value in vars(self).items()
@@ -313,8 +312,7 @@ class Setup:
 
     @property
     def num_trainers(self) -> int:
-        """Clients that train in a round if nobody is away: all without a server or if the method says so, else those
-        that are selected (under Poisson sampling as many as are expected), or may be under way at once."""
+        """Clients that train in a round, or are under way at once, if nobody is away: all, or as many as selected."""
         everyone = self.is_peer or self.plan(0).trainers == "all"
         return self.num_clients if everyone else self.population.settings.num_selected
 
