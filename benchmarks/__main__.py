@@ -172,6 +172,17 @@ def locality(results: Results, clients: int, nodes: int, rounds: int, hidden: in
 
 
 @_benchmark
+@click.argument("methods", nargs=-1, metavar="[METHOD]...")
+@click.option("--clients", type=click.IntRange(2), default=64, show_default=True, help="Clients of the stack.")
+@click.option("--rounds", type=click.IntRange(1), default=30, show_default=True, help="Number of measured rounds.")
+def outside(results: Results, methods: Sequence[str], clients: int, rounds: int) -> None:
+    """Measure the processor time of a round outside its steps, for each client of one stack on the CPU."""
+    from benchmarks.outside_steps import bench_outside
+
+    bench_outside(methods, clients, rounds, results)
+
+
+@_benchmark
 @click.option("--repeats", type=int, default=3, show_default=True, help="Repetitions of each measurement.")
 def start(results: Results, repeats: int) -> None:
     """Measure the seconds until the first line, the first round and the prompt, and those of lists and refusals."""

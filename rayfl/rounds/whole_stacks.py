@@ -26,7 +26,7 @@ from rayfl.rounds.client_round import CallInputs, ClientRound, Ended, Participan
 from rayfl.rounds.engines import LocalTask, advanced
 from rayfl.rounds.errors import naming_round_and_client
 from rayfl.rounds.evaluation import SUFFIX, evaluate_model
-from rayfl.rounds.partial_sums import NodeAggregates, Sent, merged, on_wire
+from rayfl.rounds.partial_sums import Added, NodeAggregates, Sent, merged, on_wire
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.simulated_clock import example_costs
 from rayfl.rounds.worker_jobs import ClientOutputs, ClientResult, Missed, TrainJob, num_values
@@ -191,7 +191,9 @@ class StackRound:
         *sides, ends = index.split([*map(len, sides), len(places)])
         for into, others in zip(sides[::2], sides[1::2], strict=True):
             table.index_copy_(0, into, table.index_select(0, into).add_(table.index_select(0, others)))
-        totals = to_memory(table.index_select(0, ends), self.setup.device)
+        totals = table.index_select(0, ends)
+        if not self.setup.server_on_device:
+            totals = to_memory(totals, self.setup.device)
         return [
             {
                 name: {
@@ -276,4 +278,5 @@ class WholeStacks:
 
     def sent(self) -> list[Sent]:
         """The sums of the job's nodes, once all clients have ended."""
-        return [on_wire(parts[root]) for root, parts in self._parts.items()]
+        stays = self.setup.server_on_device
+        return [Added(parts[root], 0) if stays else on_wire(parts[root]) for root, parts in self._parts.items()]
