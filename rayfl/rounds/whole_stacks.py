@@ -14,6 +14,7 @@ import torch
 from rayfl import tree
 from rayfl.compress.base import message_bits
 from rayfl.compress.dense import Dense, UnwrittenDense, refuse_infinite
+from rayfl.data.device import upload
 from rayfl.data.transfer import offsets, stack, to_device, to_memory, unstack
 from rayfl.determinism.addition_order import SumNode, nodes_within, pairs, ready_nodes
 from rayfl.determinism.global_draws import key
@@ -31,6 +32,7 @@ from rayfl.rounds.setup import Setup
 from rayfl.rounds.simulated_clock import example_costs
 from rayfl.rounds.worker_jobs import ClientOutputs, ClientResult, Missed, TrainJob, num_values
 
+ITEM = torch.float32.itemsize
 ONE_BY_ONE = ("has_work", "stages", "end_stage", "trains_under", "gradients_per_example", "mask")
 """Hooks that look at one client; a method that implements one is called client by client."""
 
@@ -97,10 +99,9 @@ class StackRound:
         key(setup.seed, self.round, self.clients[0], "finish")
         with naming_round_and_client(self.round, self.clients[0]):
             self.finished = checked_hook(method.finish_stack)(first_rows(states, count), self.carry, rows, self.ctx)
-        self.trees = {
-            name: part.tree() if isinstance(part, tree.Difference) else part
-            for name, part in self.finished.trees.items()
-        }
+        sent = self.finished.trees
+        self.trees = {name: part.a if isinstance(part, tree.Difference) else part for name, part in sent.items()}
+        self.less = {name: part.b for name, part in sent.items() if isinstance(part, tree.Difference)}
 
     def ended(self) -> Iterator[Ended]:
         """Each client's result, the state to keep, and its evaluation, in order."""
@@ -177,11 +178,12 @@ class StackRound:
 
         A row of the table has a client's whole message, so that one operation does a level of additions.
         """
-        table, starts = self._table()
+        starts, size = self._starts()
+        table = self._table(starts, size)
         sides = [[rows[index] for index in side] for level in levels for side in zip(*level, strict=True)]
         flat = [row for side in sides for row in side] + [rows[index] for index in places]
         weights = torch.tensor([[float(weight)] for weight in self.finished.weights], dtype=torch.float32)
-        weights, index = to_device((weights, torch.tensor(flat, dtype=torch.int64)), self.setup.device)
+        weights, index = (upload(x, self.setup.device) for x in (weights, torch.tensor(flat, dtype=torch.int64)))
         bounds = [*(starts[name][0] for name in self.trees), table.shape[1]]
         for name, (first, last) in zip(self.trees, itertools.pairwise(bounds), strict=True):
             if isinstance(self.setup.method.gather[name], WeightedSum):
@@ -194,36 +196,41 @@ class StackRound:
         totals = table.index_select(0, ends)
         if not self.setup.server_on_device:
             totals = to_memory(totals, self.setup.device)
-        return [
-            {
-                name: {
-                    key: total.narrow(0, start, x[0].numel()).view(x.shape[1:])
-                    for start, (key, x) in zip(starts[name], stacked.items(), strict=True)
-                }
-                for name, stacked in self.trees.items()
-            }
-            for total in totals
-        ]
+        return [self._tree_at(total, starts) for total in totals]
 
-    def _table(self) -> tuple[torch.Tensor, dict[str, list[int]]]:
-        """All messages, float32 [count, size], and where each tensor begins in a row, by message name."""
-        shapes = [(x.shape[1:], torch.float32) for stacked in self.trees.values() for x in stacked.values()]
-        first_bytes, size = offsets(shapes)
-        left = iter(first_bytes)
-        starts = {name: [next(left) // 4 for _ in stacked] for name, stacked in self.trees.items()}
-        table = torch.zeros((len(self.clients), size // 4), device=self.setup.device)
-        placed = [
-            (table.narrow(1, start, x[0].numel()).view(x.shape), x)
-            for name, stacked in self.trees.items()
-            for start, x in zip(starts[name], stacked.values(), strict=True)
-        ]
-        tree.private._foreach_copy_(*map(list, zip(*placed, strict=True)))
+    def _starts(self) -> tuple[dict[str, list[int]], int]:
+        """Where each tensor begins in a row of the table, by message name, and the row's length."""
+        starts, size = offsets([(x.shape[1:], x.dtype) for stacked in self.trees.values() for x in stacked.values()])
+        left = iter(starts)
+        return {name: [next(left) // ITEM for _ in stacked] for name, stacked in self.trees.items()}, size // ITEM
+
+    def _table(self, starts: Mapping[str, Sequence[int]], size: int) -> torch.Tensor:
+        """All messages, float32 [count, size]. Raise Diverged, which names the client, if one is not finite."""
+        table = torch.zeros((len(self.clients), size), device=self.setup.device)
+        for name, stacked in self.trees.items():
+            placed = [
+                table.narrow(1, start, x[0].numel()).view(x.shape)
+                for start, x in zip(starts[name], stacked.values(), strict=True)
+            ]
+            tree.private._foreach_copy_(placed, tree.tensors(stacked, stacked))
+            if name in self.less:
+                tree.private._foreach_sub_(placed, tree.tensors(self.less[name], stacked))
         for row, checked in enumerate(table.sum(1).tolist()):
             if not math.isfinite(checked):
                 with naming_round_and_client(self.round, self.clients[row]):
-                    for stacked in self.trees.values():
-                        refuse_infinite(tree.map(lambda x, row=row: x[row], stacked))
-        return table, starts
+                    for message in self._tree_at(table[row], starts).values():
+                        refuse_infinite(message)
+        return table
+
+    def _tree_at(self, row: torch.Tensor, starts: Mapping[str, Sequence[int]]) -> dict[str, Tree]:
+        """The trees in a row of the table, by message name, as views."""
+        return {
+            name: {
+                key: row.narrow(0, start, x[0].numel()).view(x.shape[1:])
+                for start, (key, x) in zip(starts[name], stacked.items(), strict=True)
+            }
+            for name, stacked in self.trees.items()
+        }
 
 
 # Any: tensors in dictionaries.
