@@ -29,7 +29,7 @@ def gather_rows(
     # A robust rule compares the messages of a row with the receiver's own.
     robust = any(isinstance(rule, RobustMean) for rule in rules.values())
     keys = {c: (c if robust else None, tuple(sorted(row.items()))) for c, row in job.rows.items()}
-    rows = {key: dict(key[1]) for key in keys.values() if key[1]}
+    rows = {keys[client]: row for client, row in job.rows.items() if row}
     shares: dict[tuple[int | None, tuple[tuple[int, float], ...]], dict[str, Aggregate]]
     shares = {key: {} for key in keys.values()}
     for name, rule in rules.items():

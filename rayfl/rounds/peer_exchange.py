@@ -26,7 +26,7 @@ Results are freed while the new states go to the object store, so both together 
 """
 
 
-WEIGHTS = "a sparse array [n, n] of weights"
+WEIGHTS = "an array [n, n] of weights, sparse or plain"
 
 
 def mix(current: CurrentRound, messages: Mapping[int, Ref]) -> None:
@@ -95,7 +95,8 @@ def weighted_graph(current: CurrentRound, exchange: Exchange) -> tuple[Sparse, S
     current.ledger.metrics |= round_metrics(weights, exchange.present)
     if setup.method.capabilities.weighs_links:
         weights = link_weights(topology, graph, exchange)
-    return graph, checked(setup.peer_half.mixing, WEIGHTS, lambda made: made.shape == graph.shape)(weights, exchange)
+    mixing = checked(setup.peer_half.mixing, WEIGHTS, lambda made: made.shape == graph.shape)
+    return graph, csr_array(mixing(weights, exchange))
 
 
 def graph_among(setup: Setup, exchange: Exchange) -> Sparse:
@@ -110,7 +111,7 @@ def mixing_weights(setup: Setup, graph: Sparse, exchange: Exchange) -> Sparse:
     """The topology's mixing weights [n, n] of a round. Raise RayflError if they are not what the method needs."""
     assert setup.topology is not None
     mixing = checked(setup.topology.mixing, WEIGHTS, lambda made: made.shape == graph.shape)
-    weights = mixing(graph, exchange).tocsr()
+    weights = csr_array(mixing(graph, exchange))
     may_be_negative = not any(isinstance(rule, ElementwiseMean | RobustMean) for rule in setup.method.gather.values())
     check_weights(weights, graph, setup.method.capabilities.needs_weights, may_be_negative)
     return weights

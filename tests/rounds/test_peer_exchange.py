@@ -37,7 +37,7 @@ from rayfl.testing.contracts import (
 )
 from rayfl.testing.executors import assert_same_bits, contents, play
 from rayfl.topology.graphs import FullyConnected, RandomNeighbours, Ring
-from rayfl.topology.mixing import mixing_weights
+from rayfl.topology.mixing import Exchange, Sparse, mixing_weights
 from rayfl.tree import Tree
 from tests.contracts.every_method import experiment
 from tests.contracts.seams.quadratic import Quadratic, setup
@@ -326,6 +326,18 @@ def test_what_belongs_to_one_peer_is_freed_before_the_next_one():
     play(replace(here, method=Watching(here.method.task, here.method.hyper)))
     # A model has two tensors, and `mix` has two trees.
     assert len(alive) == 4 * 40 and max(alive) <= 4
+
+
+class Plain(Ring):
+    """Returns weights as a plain array."""
+
+    def mixing(self, graph: Sparse, exchange: Exchange) -> Any:
+        return super().mixing(graph, exchange).toarray()
+
+
+def test_weights_may_be_a_plain_array():
+    plain, sparse = (setup(DPSGD(Quadratic(), lr=0.1), rounds=2, topology=topology) for topology in (Plain(), Ring()))
+    assert_same_bits(*(contents(InlineExecutor(here), play(here)[1][-1]) for here in (plain, sparse)))
 
 
 class Both(DPSGD):
