@@ -68,8 +68,8 @@ class Topology(Choice):
         return scipy.sparse.csr_array(self.receives(num_peers, seed, round_number))
 
     def mixing(self, graph: Sparse, exchange: Exchange) -> Sparse:
-        """W [num_peers, num_peers] of a graph among the peers that are present, as a sparse or a plain array: W[i, j] is
-        the weight that i gives to what j sent. Only links of the graph and the diagonal may have one."""
+        """W [num_peers, num_peers] of a graph among the peers that are present, sparse or a plain array: W[i, j] is the
+        weight that i gives to what j sent. Only links of the graph and the diagonal may have one."""
         return mixing_weights(graph, self.weights, self.epsilon)
 
     def read(self, num_peers: int) -> "Topology":
