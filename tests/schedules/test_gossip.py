@@ -129,7 +129,7 @@ def clipped(rows: np.ndarray, weights: np.ndarray, own: int) -> np.ndarray:
     ids=["median", "trimmed", "krum", "clipped"],
 )
 def test_robust_rules_combine_what_has_arrived(rule: RobustWrapper, combine: Any):
-    here = made("dpsgd", SGD, clients=UNEQUAL, topology=FullyConnected(weights="metropolis"), rounds=25)
+    here = made("dpsgd", SGD, clients=UNEQUAL, topology=FullyConnected(weights="metropolis"), rounds=12)
     here = replace(here, method=rule.around(here.method), schedule=GossipSchedule(most_staleness=1.2, latency_s=0.2))
     expected = Peers(here, 0.2, lambda age: float(age <= 1.2), combine).run()
     found = np.stack([models(here, run_state) for run_state in play(here)[1]])
