@@ -1,6 +1,7 @@
 """A user's own arrays: numpy files, or arrays in memory from Python."""
 
 import hashlib
+import zipfile
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -14,17 +15,18 @@ from rayfl.choices import plugins
 from rayfl.data.datasets import Dataset, Examples, Field, RayflError, Source
 from rayfl.data.sources.conversion import InputKind, dataset, next_tokens
 from rayfl.data.sources.several_inputs import InputLayout, are_several
+from rayfl.data.sources.table_files import OTHER_FORMATS
 from rayfl.limits.npy import read_npy, read_npz
 from rayfl.limits.regular_files import expanded, reading
-from rayfl.settings import listed
+from rayfl.settings import listed, shown
 
 NAMES = ("inputs", "labels", "owners", "test_inputs", "test_labels", "test_owners")
 """The names of arrays that are read; the first two are required."""
 PATTERNS = (*NAMES, "inputs_*", "test_inputs_*", "labels_*", "test_labels_*")
 """The names of arrays that are read, with those of one of several inputs."""
 _OTHER_NAMES = {
-    "inputs": ("x_train", "X_train", "train_images", "train_x"),
-    "labels": ("y_train", "Y_train", "train_labels", "train_y"),
+    "inputs": ("x_train", "X_train", "train_images", "train_x", "X", "x", "data", "features"),
+    "labels": ("y_train", "Y_train", "train_labels", "train_y", "Y", "y", "targets", "target", "label"),
     "test_inputs": ("x_test", "X_test", "test_images", "test_x"),
     "test_labels": ("y_test", "Y_test", "test_labels", "test_y"),
 }
@@ -37,9 +39,9 @@ _GIVE = "give data.path an .npz file, or a folder of .npy files"
 class ArrayFiles(Source):
     """An .npz file or a folder of .npy files: inputs, labels, owners, test_inputs, test_labels, test_owners.
 
-    The names of Keras' and MedMNIST's archives are known, too (x_train, y_test, train_images, ...). All but inputs and
-    labels may be missing; without test_inputs a share of the examples is held out. Whole bytes with three or four axes
-    are images, other whole numbers with two are tokens. Nothing pickled is read.
+    The names of Keras' and MedMNIST's archives are known, too (x_train, y_test, train_images, X, y, ...). All but
+    inputs and labels may be missing; without test_inputs a share of the examples is held out. Whole bytes with three or
+    four axes are images, other whole numbers with two are tokens. Nothing pickled is read.
 
     Examples may have several inputs: arrays inputs_0, inputs_1, ... (a tuple), or inputs_image, inputs_age, ... (by
     name), and the same after test_; and several targets: labels_0, ... or labels_age, ..., for a task of your own.
@@ -137,19 +139,33 @@ def _as_array(name: str, values: Any) -> np.ndarray:
 def _read(path: Path) -> dict[str, np.ndarray]:
     """The arrays that an .npz file or a folder has and that count. Raise RayflError if it cannot be read."""
     if not path.is_dir():
+        if path.suffix == ".npy":
+            raise RayflError(f"{path} is one array, and labels are another; {_GIVE}, with inputs and labels")
+        if path.suffix == ".mat":
+            raise RayflError(f"data.path='{path}' is {OTHER_FORMATS['.mat']}")
         with reading(path, _GIVE):
             arrays = read_npz(path, PATTERNS)
             is_given = {name for name in _OTHER_NAMES if any(given.startswith(name) for given in arrays)}
             lacking = {name: others for name, others in _OTHER_NAMES.items() if name not in is_given}
             renamed = read_npz(path, [*chain.from_iterable(lacking.values())])
         for name, others in lacking.items():
-            arrays |= dict([(name, renamed[other]) for other in others if other in renamed][:1])
+            arrays |= dict([(name, _flat(name, renamed[other])) for other in others if other in renamed][:1])
+        if not arrays:
+            with zipfile.ZipFile(path) as archive:
+                present = shown([name.removesuffix(".npy") for name in archive.namelist()])
+            raise RayflError(f"{path} has the arrays {present}, and the names that count are {listed([*NAMES], 'and')}")
         return arrays
     arrays = {}
     for file in _npy_files(path):
         with reading(file, "write numbers or texts with numpy.save"):
             arrays[file.stem] = read_npy(file)
     return arrays
+
+
+def _flat(name: str, array: np.ndarray) -> np.ndarray:
+    """The array; of class numbers [n, 1], as Keras and MedMNIST write them, [n]."""
+    is_column = name.endswith("labels") and array.ndim == 2 and array.shape[1] == 1 and array.dtype.kind in "iu"
+    return array[:, 0] if is_column else array
 
 
 def _npy_files(folder: Path) -> list[Path]:

@@ -18,7 +18,7 @@ from rayfl.data.sources.splits import FileSplit, chosen, leave_out, split_files,
 from rayfl.errors import RayflError
 from rayfl.limits import memory
 from rayfl.limits.regular_files import expanded, files_below, read_bytes, reading, require_regular
-from rayfl.settings import shown
+from rayfl.settings import listed, shown
 
 FILE = "file"
 """The column that says from which file of a folder a row is, for data.owners."""
@@ -29,7 +29,7 @@ FORMATS: Mapping[str, str] = {
     **dict.fromkeys((".feather", ".arrow", ".ipc"), "feather"),
 }
 _KNOWN = "CSV (.csv, .tsv, .txt, .data), JSON (.json, .jsonl), .parquet or .feather"
-_OTHER_FORMATS = {
+OTHER_FORMATS = {
     ".mat": "a file of MATLAB's; write its arrays in Python: numpy.savez('my_data.npz', inputs=mat['X'], "
     "labels=mat['y'].ravel()) with mat = scipy.io.loadmat(FILE), and set data.name='arrays'",
     ".npz": "an archive of numpy's; set data.name='arrays'",
@@ -86,6 +86,12 @@ def read_tables(path: str, setting: str, dialect: Dialect, with_file: bool = Fal
                 raise RayflError(f"{inner} has splits of its own, and is one itself; give {setting} a single file")
             for inner_split, table in tables.items():
                 parts.setdefault(split if len(tables) == 1 else inner_split, []).append(table)
+    if dialect.header == "numbered" and len({table.num_columns for tables in parts.values() for table in tables}) > 1:
+        names = listed([inner.name for files in splits.values() for _, inner in files][:4], "and")
+        raise RayflError(
+            f"{path} has files of unlike numbers of columns ({names}), which data.header='numbered' cannot name; put "
+            f"what belongs together into one file, or give {setting} one file"
+        )
     with reading(file, "give all files of a folder the same columns", pa.ArrowException):
         return {split: pa.concat_tables(tables, promote_options="permissive") for split, tables in parts.items()}
 
@@ -160,7 +166,7 @@ def _of_folder(folder: Path, file: Path, owner: str | None, setting: str, dialec
 def _read_file(file: Path, path: str, setting: str, dialect: Dialect) -> Tables:
     kind = form(file)
     if kind is None:
-        if cure := _OTHER_FORMATS.get(ending(file)):
+        if cure := OTHER_FORMATS.get(ending(file)):
             raise RayflError(f"{setting}={path!r} is {cure}")
         raise RayflError(
             f"{setting}={path!r} is not allowed; it must be a file with one of the endings of {_KNOWN} (CSV and JSON "

@@ -17,6 +17,11 @@ def labels_of(source: TableSource, columns: TableColumns, train: TableColumns, o
 
     of_lists: what to do about lists, see `TableColumns.column`.
     """
+    if columns is not train and source.labels in train.kinds and source.labels not in columns.kinds:
+        raise RayflError(
+            f"the test split of {columns.path} has no column {source.labels!r}, so that nothing can be tested on it; "
+            "name the train split alone, of which data.test_share is held out"
+        )
     labels = columns.column(source.labels, of_lists)
     if labels.dtype.kind == "f" and (np.isfinite(labels) & (labels == np.floor(labels))).all():
         labels = labels.astype(np.int64)

@@ -166,3 +166,37 @@ def test_images_may_be_named_only(tmp_path: Path, form: str):
     greys = np.concatenate([split.inputs[:, 0, 0, 0] for split in (dataset.train, dataset.test)])
     assert sorted(greys) == [0, 50, 100, 150]
     refused(make(Source, table).load, names=["data.image_folder", "3.png"])
+
+
+def test_a_test_file_without_labels_is_named(tmp_path: Path):
+    train, test = table(NUMBERS, NUMBERS, [0, 1]), table(NUMBERS, NUMBERS, header="a,b")
+    refused(lambda: load(tmp_path, train, test), names=["test split", "test.csv", "'label'", "data.test_share"])
+
+
+def test_files_of_unlike_widths_are_no_numbered_columns(tmp_path: Path):
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "X_train.txt").write_text("0.5 1.5\n2.5 3.5\n")
+    (tmp_path / "train" / "y_train.txt").write_text("1\n2\n")
+    source = make(Source, {"name": "table", "path": str(tmp_path), "header": "numbered", "labels": "0"})
+    refused(source.load, names=["X_train.txt", "y_train.txt", "data.header='numbered'"])
+
+
+@pytest.mark.parametrize(
+    ("inputs", "labels"), [("X", "y"), ("data", "targets"), ("x_train", "y_train"), ("train_images", "train_labels")]
+)
+def test_archives_have_names_of_others(tmp_path: Path, inputs: str, labels: str):
+    rows = np.random.default_rng(0).normal(size=(ROWS, 3))
+    path = tmp_path / "mine.npz"
+    # Class numbers [n, 1], as Keras and MedMNIST write them.
+    np.savez(path, **{inputs: rows, labels: (np.arange(ROWS) % 3)[:, None].astype(np.uint8)})
+    dataset = checked_dataset(make(Source, {"name": "arrays", "path": str(path)}).load())
+    assert dataset.num_classes == 3 and dataset.has_classes and dataset.input_shape == (3,)
+    np.savez(path, images=rows, classes=np.arange(ROWS))
+    refused(make(Source, {"name": "arrays", "path": str(path)}).load, names=["images", "classes", "inputs", "labels"])
+
+
+@pytest.mark.parametrize(("name", "word"), [("one.npy", "labels"), ("one.mat", "loadmat")])
+def test_files_that_are_no_archives_are_refused_with_a_way(tmp_path: Path, name: str, word: str):
+    with open(tmp_path / name, "wb") as file:
+        np.save(file, np.zeros((3, 2)))
+    refused(make(Source, {"name": "arrays", "path": str(tmp_path / name)}).load, names=[name, word])
