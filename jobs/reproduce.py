@@ -27,7 +27,7 @@ from rayfl.report.claims import Choices, Claim, check, check_distinct, read_pair
 from rayfl.report.groups import group_runs
 from rayfl.report.page import write_figures
 from rayfl.report.pivot import tables_or_problems
-from rayfl.report.verdicts import SHORT, Rows, decide, estimates, short_rows, verdicts_markdown
+from rayfl.report.verdicts import SHORT, Rows, counted, decide, estimates, short_rows, verdicts_markdown
 from rayfl.run_directory.description import origin
 from rayfl.run_directory.disk import write_text, writing
 from rayfl.run_directory.record import Run
@@ -215,8 +215,8 @@ def _write(paper: Paper, sweeps: Sweeps, home: Path, quick: bool, name: str) -> 
         write_text(home / "pairs.csv", pairs.to_csv(index=False))
         if not quick and runs:
             write_text(home / FROZEN, paper.rows.digest + "\n")
-    shown = Table(*SHORT, title=title)
-    for row in short_rows(paper.rows, verdicts):
+    shown = Table(*SHORT, title=f"{title}: {counted(verdicts)}")
+    for row in short_rows(paper.rows, verdicts[verdicts["verdict"] != "not run"]):
         shown.add_row(*row)
     return finished[name], shown
 
