@@ -173,8 +173,8 @@ def check_graph(setup: Setup, topology: Topology, name: str) -> None:
             "clients in every round",
             ("topology",),
         )
-    # A directed graph that is drawn every round is hardly symmetric eight times. MATCHA's weights are negative where many
-    # matchings happen to be active.
+    # A directed graph that is drawn every round is hardly symmetric eight times. MATCHA's weights are negative where
+    # many matchings happen to be active.
     num_checked = 32 if topology.own_weights else 8
     for round_number in range(num_checked if topology.varying else 1):
         for missing in (0, 1, setup.num_clients // 2) if away and can.needs_weights != "row" else (0,):
