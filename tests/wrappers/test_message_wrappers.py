@@ -15,6 +15,7 @@ from rayfl.methods.base import Context, Metrics, State, Tree
 from rayfl.population.sampling import attackers
 from rayfl.rounds.errors import ClientError
 from rayfl.rounds.executor import InlineExecutor
+from rayfl.testing.contracts import several_workers_give_the_bits_of_one
 from rayfl.testing.executors import play
 from rayfl.wrappers.attack import Attack
 from rayfl.wrappers.base import MessageWrapper
@@ -164,6 +165,11 @@ def test_attacks_reach_the_neighbours_alone_also_where_messages_are_made_late(me
     around = {int(peer) for peer in made.topology.sparse(6, made.seed, 0)[[attacker]].indices}
     # Who sends each neighbour a message of its own hears none of its own.
     assert differ == around | (set() if method == "relaysgd" else {attacker})
+
+
+def test_noise_on_links_does_not_depend_on_workers():
+    noise = {"name": "attack", "kind": "gaussian", "share": 0.3}
+    several_workers_give_the_bits_of_one(here(noise, method="relaysgd", topology=LINE, rounds=2))
 
 
 def test_packets_and_more_than_attacks_are_refused():
