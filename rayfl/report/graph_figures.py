@@ -208,22 +208,23 @@ def _degrees(graph: Sparse, peer: int) -> dict[str, int]:
 
 
 def _links(graph: DrawnGraph, places: np.ndarray, radius: float) -> list[dict[str, object]]:
-    """A row for each link, of both directions together; one of one direction ends at the receiver's dot."""
+    """A row for each two peers with a link, with the bytes of both directions. The directions are those of the last
+    round, or, if it lacks the link, of all rounds; a link of one direction ends at the receiver's dot."""
     links, last = graph.links.tocoo(), graph.last.toarray()
     amounts = {(int(i), int(j)): float(amount) for i, j, amount in zip(links.row, links.col, links.data, strict=True)}
     rows = []
-    for (receiver, sender), amount in amounts.items():
-        both = (sender, receiver) in amounts
-        if both and sender > receiver:
-            continue
+    for pair in sorted({(min(link), max(link)) for link in amounts}):
+        ways = [way for way in (pair, pair[::-1]) if way in amounts]
+        in_last = [way for way in ways if last[way]]
+        both = len(in_last or ways) == 2
+        receiver, sender = (in_last or ways)[0]
         (x, y), (x2, y2) = places[sender], places[receiver]
         length = max(float(np.hypot(x2 - x, y2 - y)), 1e-9)
         cut = 0.0 if both else radius / length
-        is_last = bool(last[receiver, sender] or last[sender, receiver])
         rows.append(
             {"from": f"{sender} and {receiver}" if both else f"{sender} to {receiver}", "one_way": not both}
-            | {"bytes": amount + (amounts[sender, receiver] if both else 0.0), "rounds": "yes" if is_last else "no"}
-            | {"strength": 0.85 if is_last else 0.12, "angle": float(np.degrees(np.arctan2(x2 - x, y2 - y)))}
+            | {"bytes": sum(amounts[way] for way in ways), "rounds": "yes" if in_last else "no"}
+            | {"strength": 0.85 if in_last else 0.12, "angle": float(np.degrees(np.arctan2(x2 - x, y2 - y)))}
             | {"x": float(x), "y": float(y), "x2": float(x2 - cut * (x2 - x)), "y2": float(y2 - cut * (y2 - y))}
         )
     return rows

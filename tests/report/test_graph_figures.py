@@ -46,10 +46,10 @@ def test_a_link_is_as_wide_as_its_share_of_the_senders_bytes_and_has_a_tip_at_th
     drawn = links(figure)
     assert {name: row["one_way"] for name, row in drawn.items()} == {
         **dict.fromkeys(("0 to 1", "0 to 2", "1 to 3"), True),
-        "0 and 3": False,
+        "3 and 0": False,
     }
     assert [drawn[name]["bytes"] for name in ("0 to 1", "1 to 3")] == pytest.approx([2000 / 3, 4000], rel=1e-4)
-    assert drawn["0 and 3"]["bytes"] == pytest.approx(2000 / 3 + 8000, rel=1e-4)
+    assert drawn["3 and 0"]["bytes"] == pytest.approx(2000 / 3 + 8000, rel=1e-4)
     peers = figure.chart["layer"][1]["data"]["values"]
     places = np.array([[peer["x"], peer["y"]] for peer in peers])
     ends = np.array([drawn["1 to 3"][field] for field in ("x2", "y2")])
@@ -64,8 +64,13 @@ def test_a_graph_that_changes_shows_its_last_round_and_palely_the_others(run):
     (figure,) = graph_section(group_runs([varying]), [NAME]).figures
     strength = {name: row["rounds"] for name, row in links(figure).items()}
     # Neighbours at distance 1 in round 0, and at distance 2 in round 1.
-    assert {name for name, last in strength.items() if last == "yes"} == {"0 and 2", "1 and 3"}
+    assert {name for name, last in strength.items() if last == "yes"} == {"2 and 0", "3 and 1"}
     assert len(strength) == 6 and "from round to round" in figure.caption
+    # With three peers i hears i + 1 in round 0 and i + 2 in round 1: the direction is that of round 1.
+    (figure,) = graph_section(group_runs([run({"name": "one-peer-exponential"}, 3, "three")]), [NAME]).figures
+    assert {name: row["one_way"] for name, row in links(figure).items()} == dict.fromkeys(
+        ("2 to 0", "0 to 1", "1 to 2"), True
+    )
 
 
 @pytest.mark.parametrize(
