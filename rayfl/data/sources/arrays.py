@@ -25,8 +25,8 @@ NAMES = ("inputs", "labels", "owners", "test_inputs", "test_labels", "test_owner
 PATTERNS = (*NAMES, "inputs_*", "test_inputs_*", "labels_*", "test_labels_*")
 """The names of arrays that are read, with those of one of several inputs."""
 _OTHER_NAMES = {
-    "inputs": ("x_train", "X_train", "train_images", "train_x", "X", "x", "data", "features"),
-    "labels": ("y_train", "Y_train", "train_labels", "train_y", "Y", "y", "targets", "target", "label"),
+    "inputs": ("x_train", "X_train", "train_images", "train_x"),
+    "labels": ("y_train", "Y_train", "train_labels", "train_y"),
     "test_inputs": ("x_test", "X_test", "test_images", "test_x"),
     "test_labels": ("y_test", "Y_test", "test_labels", "test_y"),
 }
@@ -39,7 +39,7 @@ _GIVE = "give data.path an .npz file, or a folder of .npy files"
 class ArrayFiles(Source):
     """An .npz file or a folder of .npy files: inputs, labels, owners, test_inputs, test_labels, test_owners.
 
-    The names of Keras' and MedMNIST's archives are known, too (x_train, y_test, train_images, X, y, ...). All but
+    The names of Keras' and MedMNIST's archives are known, too (x_train, y_test, train_images, ...). All but
     inputs and labels may be missing; without test_inputs a share of the examples is held out. Whole bytes with three or
     four axes are images, other whole numbers with two are tokens. Nothing pickled is read.
 
