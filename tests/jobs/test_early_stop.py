@@ -98,7 +98,7 @@ def test_the_models_of_the_best_evaluation_are_kept(file: Path, tmp_path: Path):
     is_mean = (compute.field("name") == "own/accuracy") & compute.field("client").is_null()
     values = read_run(best).metrics.filter(is_mean)["value"].to_pylist()
     number = read_model_inputs(best).round
-    assert number == values.index(max(values)) < len(values) - 1
+    assert number is not None and number == values.index(max(values)) < len(values) - 1
     assert rayfl("run", file, *asked, "--output", last).exit_code == 0
     assert read_model_inputs(last).round is None
     # The same rounds as those of a run that ends there, whose last model it is.

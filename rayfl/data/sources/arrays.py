@@ -31,7 +31,7 @@ _OTHER_NAMES = {
     "test_labels": ("y_test", "Y_test", "test_labels", "test_y"),
 }
 """Names that Keras', MedMNIST's and other people's archives give to these arrays, if they have not the first ones."""
-Layouts = tuple[InputLayout | None, InputLayout | None]
+RowLayouts = tuple[InputLayout | None, InputLayout | None]
 """Where several inputs, and several targets, of an example are in their rows."""
 _GIVE = "give data.path an .npz file, or a folder of .npy files"
 
@@ -78,7 +78,7 @@ class Arrays(Source):
     test_owners: np.ndarray | None = None
     kind: InputKind = "auto"
     test_share: float = Field(default=0.2, gt=0, lt=1)
-    _layouts: Layouts = PrivateAttr(default=(None, None))
+    _layouts: RowLayouts = PrivateAttr(default=(None, None))
 
     # Any: arrays, and the options by name.
     def __init__(
@@ -187,12 +187,12 @@ def _gathered(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
 
 
 # Any: arrays, or what becomes some.
-def _pack(place: str, arrays: dict[str, Any]) -> Layouts:
+def _pack(place: str, arrays: dict[str, Any]) -> RowLayouts:
     """Put rows into `arrays` for several inputs or targets, and return their layouts; None if examples have one."""
     layouts = [InputLayout.of(arrays[name]) if are_several(arrays.get(name)) else None for name in NAMES[:2]]
     for layout, names in zip(layouts, (NAMES[0::3], NAMES[1::3]), strict=True):
-        for name in names if layout is not None else ():
-            if arrays.get(name) is not None:
+        for name in names:
+            if layout is not None and arrays.get(name) is not None:
                 arrays[name] = layout.pack(place, arrays[name])
     return layouts[0], layouts[1]
 
@@ -203,7 +203,7 @@ def _dataset(
     arrays: dict[str, np.ndarray],
     test_share: float,
     kind: InputKind,
-    layouts: Layouts = (None, None),
+    layouts: RowLayouts = (None, None),
 ) -> Dataset:
     """The dataset of the arrays by name."""
     if kind == "text" and {"labels", "test_labels"}.isdisjoint(arrays):
