@@ -34,7 +34,9 @@ OTHER_FORMATS = {
     "labels=mat['y'].ravel()) with mat = scipy.io.loadmat(FILE), and set data.name='arrays'",
     ".npz": "an archive of numpy's; set data.name='arrays'",
     ".npy": "an array of numpy's; put it into an .npz file with its labels, and set data.name='arrays'",
-    **dict.fromkeys((".xlsx", ".xls", ".ods"), "a spreadsheet; save its sheet as CSV"),
+    **dict.fromkeys(
+        (".xlsx", ".xls", ".ods"), "a spreadsheet; save its sheet as .csv, or write it as .parquet or .json"
+    ),
     ".arff": "a file of Weka's; write its rows as CSV, with a first row of the attributes' names",
     **dict.fromkeys((".h5", ".hdf5"), "an HDF5 file; write its arrays with numpy.savez, and set data.name='arrays'"),
     **dict.fromkeys(

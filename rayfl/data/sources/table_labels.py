@@ -35,7 +35,8 @@ def labels_of(source: TableSource, columns: TableColumns, train: TableColumns, o
     if len(wrong := np.flatnonzero((labels < 0) | (labels != np.floor(labels)))):
         unknown = "; where -1 says that nobody knows the label, give other rows to test on" if -1 in labels else ""
         raise RayflError(
-            f"{columns.path} has {labels[wrong[0]]} in column {source.labels!r} of row {wrong[0]} (counted from 0); "
+            f"{columns.path} has the {'train' if columns is train else 'test'} label {labels[wrong[0]]} in column "
+            f"{source.labels!r} of row {wrong[0]} (counted from 0); "
             "labels are whole numbers from 0, or the names of classes: if these are names, set data.named_labels=true"
             f"{targets}{unknown}"
         )

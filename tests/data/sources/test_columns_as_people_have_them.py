@@ -141,7 +141,9 @@ def test_a_text_that_is_not_utf_8_is_refused_with_its_row(tmp_path: Path):
 def test_other_formats_are_refused_with_a_way(tmp_path: Path, ending: str):
     (tmp_path / f"mine.{ending}").write_bytes(b"x")
     source = make(Source, {"name": "table", "path": str(tmp_path / f"mine.{ending}")})
-    refused(source.load, names=[f"mine.{ending}", "arrays" if ending in ("mat", "npz") else "CSV"])
+    refused(
+        source.load, names=[f"mine.{ending}", {"mat": "arrays", "npz": "arrays", "xlsx": ".csv", "arff": "CSV"}[ending]]
+    )
 
 
 @pytest.mark.parametrize("form", ["names", "paths", "paths without bytes"])

@@ -101,7 +101,7 @@ def test_a_file_is_read_as_it_is_written(tmp_path: Path, name: str, content: str
         ("a.csv", "a,b,label\n1,2,0\n1,2,3,1\n", {}, ["#3", "Expected 3", "got 4"]),
         ("a.csv", "a,label\n", {}, ["no rows"]),
         ("a.csv", "PK\x03\x04", {}, ["zip", "unpack"]),
-        ("a.odt", "PK\x03\x04", {}, ["data.path", ".csv", ".parquet", ".json"]),
+        ("a.xlsx", "PK\x03\x04", {}, ["data.path", ".csv", ".parquet", ".json"]),
         ("a.jsonl", "{}\n", {"separator": ";"}, ["data.separator", "no CSV"]),
         ("a.json", "[1, 2]", {}, ["1 is", "objects"]),
         ("a.json", '[{"a": 99999999999999999999999, "label": 0}]', {}, ["a.json", "too large"]),
