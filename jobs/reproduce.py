@@ -27,7 +27,15 @@ from rayfl.report.claims import Choices, Claim, check, check_distinct, read_pair
 from rayfl.report.groups import group_runs
 from rayfl.report.page import write_figures
 from rayfl.report.pivot import tables_or_problems
-from rayfl.report.verdicts import SHORT, Rows, counted, decide, estimates, short_rows, verdicts_markdown
+from rayfl.report.verdicts import (
+    SHORT,
+    ClaimRows,
+    counted,
+    decide,
+    estimates,
+    short_rows,
+    verdicts_markdown,
+)
 from rayfl.run_directory.description import origin
 from rayfl.run_directory.disk import write_text, writing
 from rayfl.run_directory.record import Run
@@ -47,7 +55,7 @@ class Paper(Settings):
     """The file claims.toml.
 
     written: the day on which the claims were fixed, before the runs; changes: what was changed since, and when.
-    smallest: the smallest effect that matters, by unit, as `verdicts.Rows` has it. quick: settings of all sweeps with
+    smallest: the smallest effect that matters, by unit, as `verdicts.ClaimRows` has it. quick: settings of all sweeps with
     --quick; a table named after a sweep is for it alone.
     """
 
@@ -59,9 +67,9 @@ class Paper(Settings):
     claim: tuple[Claim, ...] = Field(min_length=1)
 
     @property
-    def rows(self) -> Rows:
+    def rows(self) -> ClaimRows:
         """The claims with the smallest effects."""
-        return Rows(self.claim, self.smallest)
+        return ClaimRows(self.claim, self.smallest)
 
 
 def reproduce(

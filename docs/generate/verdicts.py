@@ -20,7 +20,7 @@ from docs.generate.markdown import table
 from jobs.reproduce import PAPERS, read_claims
 from rayfl.report.claims import Claim
 from rayfl.report.statistics import LEVEL, Paired
-from rayfl.report.verdicts import SHORT, Rows, decide, estimates, markdown_table, short_rows
+from rayfl.report.verdicts import SHORT, ClaimRows, decide, estimates, markdown_table, short_rows
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 VERDICTS = {
@@ -91,7 +91,7 @@ PARTS: Mapping[str, Mapping[str, str]] = {
 class Page(NamedTuple):
     """A paper's rows and their verdicts. digest: the hash of its claims; fresh: whether they are from paired values."""
 
-    rows: Rows
+    rows: ClaimRows
     verdicts: pd.DataFrame
     digest: str
     fresh: bool
@@ -113,12 +113,12 @@ def _at_printed_moments(claim: Claim, values: pd.DataFrame) -> Claim:
     return claim.model_copy(update={"value": tuple(value for value in claim.values if value in known) or claim.value})
 
 
-def _printed(rows: Rows, values: pd.DataFrame) -> pd.DataFrame:
+def _printed(rows: ClaimRows, values: pd.DataFrame) -> pd.DataFrame:
     """The printed intervals as `estimates` gives them."""
     from scipy.special import stdtr, stdtrit
 
     by_id = {claim.id: claim for claim in rows.claims if claim.horizon is None}
-    found = []
+    records = []
     for row in values[values["claim"].isin(by_id)].to_dict("records"):
         claim = by_id[row["claim"]]
         if row["value"] not in claim.values:
@@ -130,11 +130,11 @@ def _printed(rows: Rows, values: pd.DataFrame) -> pd.DataFrame:
         p = 2 * stdtr(degrees, -abs(row["mean"]) / error) if half else float(row["mean"] == 0)
         seen = Paired(row["mean"], row["mean"] - half, row["mean"] + half, float(p), np.nan, row["n"])
         unit = "%" if "accuracy" in row["value"] and "@" not in row["value"] else ""
-        found.append(
+        records.append(
             {"claim": claim.id, "compared": claim.words(claim.pairs[0]), "value": row["value"], "unit": unit}
             | {**seen._asdict(), "complete": True, "converged": row["converged"]}
         )
-    return pd.DataFrame(found)
+    return pd.DataFrame(records)
 
 
 def counted(name: str) -> dict[str, Counter[str]]:
@@ -144,7 +144,7 @@ def counted(name: str) -> dict[str, Counter[str]]:
     counts = {part: Counter[str]() for part in PARTS[name]}
     for claim, verdict in zip(paper["claim"], paper["verdict"], strict=True):
         counts[claim.partition("-")[0]][verdict if verdict in VERDICTS else "undecided"] += 1
-    return {part: found for part, found in counts.items() if found}
+    return {part: verdict_counts for part, verdict_counts in counts.items() if verdict_counts}
 
 
 def total(counts: Mapping[str, Counter[str]]) -> Counter[str]:
@@ -155,7 +155,7 @@ def total(counts: Mapping[str, Counter[str]]) -> Counter[str]:
 def blocks(name: str) -> dict[tuple[str, str], str]:
     """What a page has between two marks: the table of its verdicts with the link to their figure, and its rows."""
     counts = counted(name)
-    cells = [[PARTS[name][part], *_cells(found)] for part, found in counts.items()]
+    cells = [[PARTS[name][part], *_cells(verdict_counts)] for part, verdict_counts in counts.items()]
     cells.append([f"**{cell}**" for cell in ["all", *_cells(total(counts))]])
     shown = page(name)
     ours = short_rows(shown.rows, shown.verdicts, "ours")
@@ -172,15 +172,15 @@ def blocks(name: str) -> dict[tuple[str, str], str]:
     }
 
 
-def _cells(found: Counter[str]) -> list[str]:
-    return [str(found.total()), *(str(found[verdict]) for verdict in VERDICTS)]
+def _cells(verdict_counts: Counter[str]) -> list[str]:
+    return [str(verdict_counts.total()), *(str(verdict_counts[verdict]) for verdict in VERDICTS)]
 
 
 def figure(name: str) -> str:
     """The same numbers as bars, in SVG."""
     rows = [
-        {"part": PARTS[name][part], "verdict": verdict, "claims": found[verdict], "order": order}
-        for part, found in counted(name).items()
+        {"part": PARTS[name][part], "verdict": verdict, "claims": verdict_counts[verdict], "order": order}
+        for part, verdict_counts in counted(name).items()
         for order, verdict in enumerate(VERDICTS)
     ]
     return vl_convert.vegalite_to_svg(

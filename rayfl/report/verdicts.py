@@ -38,7 +38,7 @@ _RULE = (
 )
 
 
-class Rows(NamedTuple):
+class ClaimRows(NamedTuple):
     """The rows of a paper, and how large an effect must be to matter.
 
     smallest: by unit ("%", "MB", "relative"), as recorded: 0.005 of "%" is half a point.
@@ -60,7 +60,7 @@ class Rows(NamedTuple):
         return self.smallest.get("relative" if claim.relative else unit, 0.0) if claim.margin is None else claim.margin
 
 
-def estimates(rows: Rows, pairs: pd.DataFrame) -> pd.DataFrame:
+def estimates(rows: ClaimRows, pairs: pd.DataFrame) -> pd.DataFrame:
     """What the paired values of `claims.read_pairs` say about each pair of sides and each moment.
 
     first, second: means over seeds; first_sd, second_sd: their deviations. The next columns are those of
@@ -69,7 +69,7 @@ def estimates(rows: Rows, pairs: pd.DataFrame) -> pd.DataFrame:
     """
     by_id = {claim.id: claim for claim in rows.claims}
     keys = ["claim", "compared", "value", "unit"]
-    found = []
+    records = []
     for names, part in pairs.groupby(keys, sort=False):
         claim = by_id[names[0]]
         values = part[["first", "second"]].astype(float).clip(upper=claim.horizon)
@@ -85,8 +85,8 @@ def estimates(rows: Rows, pairs: pd.DataFrame) -> pd.DataFrame:
         for name in ("first", "second"):
             row |= {name: values[name].mean(), f"{name}_sd": values[name].std()}
             row[f"{name}_runs"] = ";".join(part[f"{name}_runs"].dropna()).strip(";") if f"{name}_runs" in part else ""
-        found.append(row)
-    return pd.DataFrame(found)
+        records.append(row)
+    return pd.DataFrame(records)
 
 
 def plain(claim: Claim, seen: Paired, margin: float) -> tuple[float, str]:
@@ -101,13 +101,13 @@ def plain(claim: Claim, seen: Paired, margin: float) -> tuple[float, str]:
     return seen.p, ("reproduced" if agrees else "refuted") if seen.p <= LEVEL else "undecided"
 
 
-def decide(rows: Rows, seen: pd.DataFrame) -> pd.DataFrame:
+def decide(rows: ClaimRows, seen: pd.DataFrame) -> pd.DataFrame:
     """The verdicts by `estimates`: a row for each pair of sides of each claim.
 
     p: the larger of the moments' p-values; holm: after Holm's correction over the paper's rows, NaN for ours; moments:
     a record of `estimates` for each moment, with its plain verdict.
     """
-    found = []
+    decisions = []
     for claim in rows.claims:
         for pair in claim.pairs:
             row: dict[str, Json] = {
@@ -123,10 +123,10 @@ def decide(rows: Rows, seen: pd.DataFrame) -> pd.DataFrame:
                 p, verdict = plain(claim, values, rows.margin(claim, moment["unit"]))
                 moments.append({**moment, "p": p, "plain": verdict})
             row |= {"moments": moments, "p": max((moment["p"] for moment in moments), default=np.nan)}
-            found.append(
+            decisions.append(
                 {**row, "paper": np.nan if claim.size is None else claim.size, "verdict": _together(claim, moments)}
             )
-    table = pd.DataFrame(found)
+    table = pd.DataFrame(decisions)
     counts = table["source"] == "paper"
     table.loc[counts, "holm"] = holm([*table.loc[counts, "p"].fillna(1)])
     table.loc[table["p"].isna(), "holm"] = np.nan
@@ -166,7 +166,7 @@ def counted(verdicts: pd.DataFrame) -> str:
     )
 
 
-def short_rows(rows: Rows, verdicts: pd.DataFrame, source: str = "paper") -> list[list[str]]:
+def short_rows(rows: ClaimRows, verdicts: pd.DataFrame, source: str = "paper") -> list[list[str]]:
     """The cells of `SHORT` for each row of one source."""
     by_id = {claim.id: claim for claim in rows.claims}
     cells = []
@@ -190,7 +190,7 @@ def short_rows(rows: Rows, verdicts: pd.DataFrame, source: str = "paper") -> lis
 
 def verdicts_markdown(
     title: str,
-    rows: Rows,
+    rows: ClaimRows,
     verdicts: pd.DataFrame,
     about: Sequence[str],
     runs: Sequence[Run],
@@ -227,7 +227,7 @@ def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _sides(rows: Rows, verdicts: pd.DataFrame) -> list[list[str]]:
+def _sides(rows: ClaimRows, verdicts: pd.DataFrame) -> list[list[str]]:
     by_id = {claim.id: claim for claim in rows.claims}
     cells = []
     for verdict in verdicts.to_dict("records"):

@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from rayfl.report.claims import Choices, Claim, check, check_distinct, read_pairs
-from rayfl.report.verdicts import Rows, decide, estimates, size_of, verdicts_markdown
+from rayfl.report.verdicts import ClaimRows, decide, estimates, size_of, verdicts_markdown
 from rayfl.run_directory.record import Run
 from tests.hand_written import ACCURACY, run_of
 from tests.refusals import refused
@@ -36,7 +36,7 @@ def runs_of(folder: Path, values: Mapping[str, Sequence[float | None]], key: str
 
 
 def assess(claims: Sequence[Claim], runs: Mapping[str, Runs], **smallest: float) -> pd.DataFrame:
-    rows = Rows(claims, smallest)
+    rows = ClaimRows(claims, smallest)
     return decide(rows, estimates(rows, read_pairs(claims, runs)))
 
 
@@ -164,7 +164,7 @@ def test_sides_may_have_numbers_of_their_own_and_a_difference_may_be_relative(tm
 
 def page(claims: Sequence[Claim], runs: Runs) -> str:
     return verdicts_markdown(
-        "A paper", Rows(claims, {}), assess(claims, {"small": runs}), ["Hash 1."], [run for _, run in runs]
+        "A paper", ClaimRows(claims, {}), assess(claims, {"small": runs}), ["Hash 1."], [run for _, run in runs]
     )
 
 
@@ -260,9 +260,12 @@ def test_a_method_that_has_not_converged_is_not_refuted(tmp_path):
 
 def test_the_hash_is_of_the_papers_claims_and_their_smallest_effects():
     mine = claim(**A_AND_B, source="ours")
-    rows = Rows([claim(**A_AND_B), mine], {"%": 0.01})
-    assert rows.digest == Rows([claim(**A_AND_B)], {"%": 0.01}).digest
-    assert len({rows.digest, Rows(rows.claims, {"%": 0.02}).digest, Rows([claim(**A_AND_B, size=1)], {}).digest}) == 3
+    rows = ClaimRows([claim(**A_AND_B), mine], {"%": 0.01})
+    assert rows.digest == ClaimRows([claim(**A_AND_B)], {"%": 0.01}).digest
+    assert (
+        len({rows.digest, ClaimRows(rows.claims, {"%": 0.02}).digest, ClaimRows([claim(**A_AND_B, size=1)], {}).digest})
+        == 3
+    )
 
 
 def test_two_claims_about_one_pair_of_runs_are_refused():
