@@ -55,8 +55,8 @@ class Paper(Settings):
     """The file claims.toml.
 
     written: the day on which the claims were fixed, before the runs; changes: what was changed since, and when.
-    smallest: the smallest effect that matters, by unit, as `verdicts.ClaimRows` has it. quick: settings of all sweeps with
-    --quick; a table named after a sweep is for it alone.
+    smallest: the smallest effect that matters, by unit, as `verdicts.ClaimRows` has it. quick: settings of all sweeps
+    with --quick; a table named after a sweep is for it alone.
     """
 
     paper: str
