@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from rayfl.choices import plugins
 from rayfl.data.file_digest import source_digests
-from rayfl.data.partitions.from_file import folder_content
+from rayfl.data.partitions.index_folder import folder_content
 from rayfl.errors import RayflError, did_you_mean
 from rayfl.experiment.table import KINDS, STAYING, has_whole_digests, mapped
 from rayfl.limits.regular_files import expanded, read_bytes, reading

@@ -14,13 +14,13 @@ import pyarrow as pa
 
 from rayfl.data.datasets import Examples
 from rayfl.data.partition import Dataset, Field, Partition, PartitionScheme, RayflError, Shards
+from rayfl.data.partitions.index_folder import folder_content
 from rayfl.data.partitions.matching_test_split import matching_test_split
 from rayfl.data.sources.client_files import owner_numbers
 from rayfl.data.sources.csv_files import Dialect, read_csv
 from rayfl.data.sources.pickled_data import values_of
 from rayfl.data.sources.splits import split_of
 from rayfl.errors import log_once
-from rayfl.limits.npy import read_npy
 from rayfl.limits.regular_files import expanded, read_bytes, read_text, reading
 from rayfl.settings import listed, shown
 
@@ -206,14 +206,6 @@ def _read(path: str, num_train: int) -> dict[str, Indices]:
             }
         return _train_and_test(path, clients)
     return {"train": clients}
-
-
-def folder_content(folder: Path) -> bytes:
-    """A folder with an .npy file for each client, as the JSON text of a partition. Raise ValueError if it has none."""
-    clients = {file.stem: read_npy(file).tolist() for file in sorted(folder.glob("*.npy"))}
-    if not clients:
-        raise ValueError("it is a folder without .npy files")
-    return json.dumps(clients).encode()
 
 
 # Any: what a file holds.
