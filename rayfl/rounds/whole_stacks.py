@@ -33,6 +33,7 @@ from rayfl.rounds.simulated_clock import example_costs
 from rayfl.rounds.worker_jobs import ClientOutputs, ClientResult, Missed, TrainJob, num_values
 
 ITEM = torch.float32.itemsize
+"""Bytes of a number of the table of messages."""
 ONE_BY_ONE = ("has_work", "stages", "end_stage", "trains_under", "gradients_per_example", "mask")
 """Hooks that look at one client; a method that implements one is called client by client."""
 
@@ -273,9 +274,12 @@ class WholeStacks:
 
     def _add(self, stacked: StackRound | None, leaves: Sequence[int]) -> None:
         """Add the messages of a stack, whose clients and those that do not train are `leaves`."""
+        span = (leaves[0], leaves[-1] + 1)
+        roots = {node: root for root in self._parts for node in nodes_within(span, root)}
+        sums = stacked.sums(self.leaves, [*roots]) if stacked else {node: self._nothing() for node in roots}
+        for node, root in roots.items():
+            self._parts[root][node] = sums[node]
         for root, parts in self._parts.items():
-            nodes = nodes_within((leaves[0], leaves[-1] + 1), root)
-            parts |= stacked.sums(self.leaves, nodes) if stacked else {node: self._nothing() for node in nodes}
             while ready := ready_nodes(root, parts):
                 for node, (left, right) in ready.items():
                     parts[node] = merged(parts.pop(left), parts.pop(right))
