@@ -162,7 +162,8 @@ def check_graph(setup: Setup, topology: Topology, name: str) -> None:
     can = setup.method.capabilities
     if can.needs_tree:
         check_tree(setup, topology, name)
-    away = "".join(f", clients.{key}" for key in setup.away)
+    # Peers on their own clocks take the weights of the whole graph, whoever is absent.
+    away = "" if setup.on_own_clocks else "".join(f", clients.{key}" for key in setup.away)
     # The graph of a file has lost its name.
     weights = "" if topology.own_weights else f", weights={topology.weights!r}"
     what = f"={getattr(topology, 'name', 'file')!r}{weights}{away}"

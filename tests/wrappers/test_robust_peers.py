@@ -162,3 +162,11 @@ def test_the_geometric_median_of_a_neighbourhood():
     # Peer 0 of a ring of four hears 1 and 1: with its own 0 the point nearest to all is 1.
     ring = mixing_weights(Ring().receives(4, 0, 0), "uniform").toarray()
     assert mixed(GeometricMedian(), [0.0, 1.0, 10.0, 1.0], ring)[0] == pytest.approx(1.0, abs=0.02)
+
+
+def test_absent_peers_change_weights_in_rounds_alone():
+    clients = {"dropout_after_training": 0.2, "examples_per_s": 100.0}
+    tables: dict[str, Any] = {"topology": "ring", "clients": clients, "wrap": [{"name": "centered-clipping"}]}
+    assert prepare(experiment("dpsgd", schedule="gossip", **tables)).on_own_clocks
+    with refused(names=["clients.dropout_after_training", "symmetric"]):
+        prepare(experiment("dpsgd", **tables))
