@@ -114,7 +114,7 @@ def averaged(here: Setup, x: Tree, ends: Mapping[int, Tree]) -> Tree:
 def assert_near(found: Mapping[str, Any], wanted: Mapping[str, Any], tolerance: float = 1e-6) -> None:
     """Trees in float32 and in float64: `tolerance` times the largest entry apart at most."""
     assert found.keys() == wanted.keys()
-    assert_close(
-        *(np.concatenate([np.ravel(tensors[name].detach()) for name in wanted]) for tensors in (found, wanted)),
-        tolerance,
+    entries, expected = (
+        np.concatenate([np.ravel(tensors[name].detach()) for name in wanted]) for tensors in (found, wanted)
     )
+    assert_close(entries, expected, tolerance)
