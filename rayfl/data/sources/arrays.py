@@ -149,7 +149,9 @@ def _read(path: Path) -> dict[str, np.ndarray]:
             lacking = {name: others for name, others in _OTHER_NAMES.items() if name not in is_given}
             renamed = read_npz(path, [*chain.from_iterable(lacking.values())])
         for name, others in lacking.items():
-            arrays |= dict([(name, _flat(name, renamed[other])) for other in others if other in renamed][:1])
+            arrays |= dict([(name, renamed[other]) for other in others if other in renamed][:1])
+        if "labels" in lacking:
+            arrays = {name: _flat(name, array) for name, array in arrays.items()}
         if not arrays:
             with zipfile.ZipFile(path) as archive:
                 present = shown([name.removesuffix(".npy") for name in archive.namelist()])

@@ -188,9 +188,12 @@ def test_archives_have_names_of_others(tmp_path: Path, inputs: str, labels: str)
     rows = np.random.default_rng(0).normal(size=(ROWS, 3))
     path = tmp_path / "mine.npz"
     # Class numbers [n, 1], as Keras and MedMNIST write them.
-    np.savez(path, **{inputs: rows, labels: (np.arange(ROWS) % 3)[:, None].astype(np.uint8)})
+    classes = (np.arange(ROWS) % 3)[:, None].astype(np.uint8)
+    tested = {inputs.replace("train", "test"): rows, labels.replace("train", "test"): classes}
+    np.savez(path, **{inputs: rows, labels: classes}, **tested)
     dataset = checked_dataset(make(Source, {"name": "arrays", "path": str(path)}).load())
     assert dataset.num_classes == 3 and dataset.has_classes and dataset.input_shape == (3,)
+    assert dataset.test.labels.shape == (ROWS,)
     np.savez(path, X=rows, y=np.arange(ROWS))
     refused(make(Source, {"name": "arrays", "path": str(path)}).load, names=["'X'", "'y'", "inputs", "labels"])
 
