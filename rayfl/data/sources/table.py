@@ -84,8 +84,8 @@ class Table(TableSource):
         return (*labels, *self.categories, *super().names()[1:])
 
     def unused(self) -> Mapping[str, str]:
-        of_targets = {"labels": f"beside targets={shown(self.targets)}"} if self.targets else {}
-        return {**super().unused(), **of_targets}
+        of_labels = ("labels", "named_labels") if self.targets else ()
+        return {**super().unused(), **dict.fromkeys(of_labels, f"beside targets={shown(self.targets)}")}
 
     @property
     def _predicted(self) -> list[str]:

@@ -62,6 +62,7 @@ def test_labels_are_what_the_file_means(
     [
         (table(NUMBERS, NUMBERS, [-1, 1]), {}, ["-1", "'label'", "row 0", "named_labels=true", "targets=['label']"]),
         (table(NUMBERS, NUMBERS, NUMBERS), {}, ["0.5", "'label'", "row 0", "targets=['label']"]),
+        (table(NUMBERS, NUMBERS, [0, 1]), {"targets": ["label"], "named_labels": True}, ["named_labels", "targets"]),
         (table(NUMBERS, NUMBERS, [0, 1]), {"header": ["a", "b", "label"]}, ["has a header", "remove data.header"]),
         (table(NUMBERS, NUMBERS, [0, 1]), {"header": "numbered", "labels": "2"}, ["has a header", "data.header"]),
         (table(NUMBERS, NUMBERS, [0, 1], header="0.5,0.5,1"), {"labels": "1"}, ["first row", "data.header"]),
