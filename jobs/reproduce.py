@@ -224,7 +224,7 @@ def _write(paper: Paper, sweeps: Sweeps, home: Path, quick: bool, name: str) -> 
         if not quick and runs:
             write_text(home / FROZEN, paper.rows.digest + "\n")
     shown = Table(*SHORT, title=f"{title}: {counted(verdicts)}")
-    for row in short_rows(paper.rows, verdicts[verdicts["verdict"] != "not run"]):
+    for row in short_rows(paper.rows, verdicts.loc[verdicts["verdict"] != "not run"]):
         shown.add_row(*row)
     return finished[name], shown
 

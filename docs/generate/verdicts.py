@@ -119,7 +119,7 @@ def _printed(rows: ClaimRows, values: pd.DataFrame) -> pd.DataFrame:
 
     by_id = {claim.id: claim for claim in rows.claims if claim.horizon is None}
     records = []
-    for row in values[values["claim"].isin(by_id)].to_dict("records"):
+    for row in values.loc[values["claim"].isin(by_id)].to_dict("records"):
         claim = by_id[row["claim"]]
         if row["value"] not in claim.values:
             continue

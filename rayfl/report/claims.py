@@ -261,16 +261,16 @@ def _side(claim: Claim, side: ClaimSide, table: pd.DataFrame, column: str, axis:
         return float(side)
     chosen, words = _chosen(claim, side, table, axis)
     if claim.trend is None:
-        return chosen.set_index("seed")[column]
+        return pd.Series(chosen.set_index("seed")[column])
     numbers = np.asarray(pd.to_numeric(pd.Series(words), errors="coerce"))
     # Values that are not numbers are placed at 0, 1, 2 and so on.
     positions = np.arange(len(words)) if np.isnan(numbers).any() else numbers
     centred = positions - positions.mean()
     values = chosen.pivot(index="seed", columns=claim.trend, values=column).reindex(columns=words)
-    return values @ (centred / (centred @ centred))
+    return pd.Series(values @ (centred / (centred @ centred)))
 
 
 def _runs_of(claim: Claim, side: ClaimSide, table: pd.DataFrame, axis: Sequence[str]) -> "pd.Series | str":
     if not isinstance(side, Mapping):
         return ""
-    return _chosen(claim, side, table, axis)[0].groupby("seed")["run"].agg(";".join)
+    return pd.Series(_chosen(claim, side, table, axis)[0].groupby("seed")["run"].agg(";".join))

@@ -21,7 +21,7 @@ from rayfl.report import wording
 from rayfl.report.claims import Claim
 from rayfl.report.statistics import LEVEL, Paired, equivalence, holm, paired, signed_rank
 from rayfl.run_directory.record import Run
-from rayfl.untyped import Json
+from rayfl.untyped import Foreign, Json
 
 SHORT = ("Claim", "Difference, 95 %", "n", "p, Holm", "Verdict", "Paper's", "Size")
 """The columns of a page's first table, and of the one that the terminal shows."""
@@ -70,7 +70,9 @@ def estimates(rows: ClaimRows, pairs: pd.DataFrame) -> pd.DataFrame:
     by_id = {claim.id: claim for claim in rows.claims}
     keys = ["claim", "compared", "value", "unit"]
     records = []
-    for names, part in pairs.groupby(keys, sort=False):
+    # pandas does not say that the keys of several columns are tuples.
+    groups: Foreign = pairs.groupby(keys, sort=False)
+    for names, part in groups:
         claim = by_id[names[0]]
         values = part[["first", "second"]].astype(float).clip(upper=claim.horizon)
         second = values["second"] if len(claim.pairs[0]) > 1 else 0.0
@@ -116,7 +118,9 @@ def decide(rows: ClaimRows, seen: pd.DataFrame) -> pd.DataFrame:
                 "sweep": claim.sweep,
                 "compared": claim.words(pair),
             }
-            chosen = seen[(seen["claim"] == claim.id) & (seen["compared"] == row["compared"])] if len(seen) else seen
+            chosen = (
+                seen.loc[(seen["claim"] == claim.id) & (seen["compared"] == row["compared"])] if len(seen) else seen
+            )
             moments = []
             for moment in chosen.to_dict("records"):
                 values = Paired(*(moment[name] for name in Paired._fields))
@@ -160,7 +164,7 @@ def size_of(paper: float, moment: Mapping[str, Json]) -> str:
 
 def counted(verdicts: pd.DataFrame) -> str:
     """The number of the paper's rows by verdict: "12 rows: 5 reproduced, 7 undecided"."""
-    paper = verdicts[verdicts["source"] == "paper"]["verdict"].value_counts()
+    paper = verdicts.loc[verdicts["source"] == "paper"]["verdict"].value_counts()
     return (
         f"{wording.counted(int(paper.sum()), 'row')}: {', '.join(f'{count} {name}' for name, count in paper.items())}"
     )
@@ -170,7 +174,7 @@ def short_rows(rows: ClaimRows, verdicts: pd.DataFrame, source: str = "paper") -
     """The cells of `SHORT` for each row of one source."""
     by_id = {claim.id: claim for claim in rows.claims}
     cells = []
-    for verdict in verdicts[verdicts["source"] == source].to_dict("records"):
+    for verdict in verdicts.loc[verdicts["source"] == source].to_dict("records"):
         claim, moments = by_id[verdict["claim"]], verdict["moments"]
         unit = "%" if claim.relative else moments[0]["unit"] if moments else ""
         sizes = [size_of(verdict["paper"], moment) for moment in moments]

@@ -204,7 +204,7 @@ def test_the_page_begins_with_its_table_and_links_to_the_runs(tmp_path):
 
 def test_two_moments_must_agree_and_enter_with_the_larger_p(tmp_path):
     # The mean over both evaluations has half of the difference at the end, and C much noise in its first.
-    runs = [
+    runs: Runs = [
         (
             {"case": word, "seed": str(seed)},
             run_of(tmp_path / f"{word}-{seed}", {0: start, 1: end}, rounds=2, seed=seed, label=word),
@@ -229,11 +229,11 @@ def test_holm_decides_over_the_papers_rows_run_or_not(tmp_path):
     runs = runs_of(tmp_path, {"A": [0.6, 0.61, 0.65], "B": [0.4] * 3})
     for more, expected in ((8, "reproduced"), (10, "undecided")):
         others = [claim(id=f"other {number}", **A_AND_B, sweep="not run") for number in range(more)]
-        own = claim(id="ours", source="ours", **A_AND_B)
-        found = assess([claim(**A_AND_B), *others, own], {"small": runs}).set_index("claim")
-        assert found["verdict"]["one"] == expected
+        ours = claim(id="ours", source="ours", **A_AND_B)
+        verdicts = assess([claim(**A_AND_B), *others, ours], {"small": runs}).to_dict("records")
+        assert (verdicts[0]["claim"], verdicts[0]["verdict"]) == ("one", expected)
         # Ours takes no part.
-        assert found["verdict"]["ours"] == "reproduced" and np.isnan(found["holm"]["ours"])
+        assert verdicts[-1]["verdict"] == "reproduced" and np.isnan(verdicts[-1]["holm"])
 
 
 def test_runs_that_never_arrive_are_censored_and_ranked(tmp_path):
