@@ -213,8 +213,8 @@ def _links(graph: DrawnGraph, places: np.ndarray, radius: float) -> list[dict[st
     links, last = graph.links.tocoo(), graph.last.toarray()
     amounts = {(int(i), int(j)): float(amount) for i, j, amount in zip(links.row, links.col, links.data, strict=True)}
     rows = []
-    for pair in sorted({(min(link), max(link)) for link in amounts}):
-        ways = [way for way in (pair, pair[::-1]) if way in amounts]
+    for first, second in sorted({(min(link), max(link)) for link in amounts}):
+        ways = [way for way in ((first, second), (second, first)) if way in amounts]
         in_last = [way for way in ways if last[way]]
         both = len(in_last or ways) == 2
         receiver, sender = (in_last or ways)[0]

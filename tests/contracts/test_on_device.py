@@ -16,7 +16,7 @@ from rayfl.compress.feedback import ErrorFeedback
 from rayfl.compress.sparse import TopK
 from rayfl.data.batches import Batch
 from rayfl.data.transfer import PAGE
-from rayfl.methods.base import Capabilities, Carry, Context, Finished, Method
+from rayfl.methods.base import Capabilities, Carry, Context, Finished, Method, ServerHalf
 from rayfl.methods.server.fedavg import FedAvg
 from rayfl.methods.server.scaffold import Scaffold
 from rayfl.methods.shared.local_training import LocalCarry
@@ -262,7 +262,9 @@ def test_a_server_on_the_gpu_gives_the_bits_of_main_memory_and_copies_no_model(
     """With operations that round once whatever computes them: the pretended GPU cannot show that others do not."""
     case = variant(name, name, {"batch_size": 2, "steps": 2})
     rounding = Rounding()
-    update = case.kind.server_update
+    kind = case.kind
+    assert issubclass(kind, ServerHalf)
+    update = kind.server_update
     options = {"engine": engine, "rounds": 3}
     wanted, bits = played(made_up(case.make(**options)))
     there = made_up(case.make(**options), device_name="cuda:0", server_on_device=True)

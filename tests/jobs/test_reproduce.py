@@ -94,12 +94,13 @@ def test_every_claim_gets_a_verdict_and_nothing_runs_twice(paper):
         "same-bytes": "reproduced",
         "more-clients": "constant",
     }
-    pairs = pd.read_csv("out/pairs.csv").groupby("claim")[["first", "second"]].mean()
+    pairs = pd.read_csv("out/pairs.csv")
+    means = {claim: pairs[pairs["claim"] == claim]["first"].mean() for claim in ("more-clients", "larger-rate")}
     # 650 numbers of 32 bits down, and as many and a count of 64 bits up, from each client in each of four rounds.
-    assert pairs.loc["more-clients", "first"] == pytest.approx(4 * (2 * 32 * 650 + 64) / 8e6)
+    assert means["more-clients"] == pytest.approx(4 * (2 * 32 * 650 + 64) / 8e6)
     ends = [read_run(Path(f"out/rates/seed={seed},lr=0.1")).metrics.to_pandas() for seed in (1, 2, 3)]
     ends = [one[(one["name"] == "pooled/accuracy") & (one["round"] == 3)]["value"].item() for one in ends]
-    assert pairs.loc["larger-rate", "first"] == pytest.approx(sum(ends) / 3)
+    assert means["larger-rate"] == pytest.approx(sum(ends) / 3)
     text = Path("out/verdicts.md").read_text()
     for words in (
         "A small paper",
@@ -176,7 +177,7 @@ def test_a_paper_that_comes_with_rayfl_runs_quickly_on_the_data_that_come_too(tm
     assert set(found.drop("hosts")["verdict"]) == {"not run"}
     # Elastic aggregation changes the update of every host, and its mean step each of these.
     pairs = pd.read_csv("out/pairs.csv")
-    assert (pairs["first"] != pairs["second"]).any()
+    assert any(first != second for first, second in zip(pairs["first"], pairs["second"], strict=True))
 
 
 @pytest.mark.parametrize(
