@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -95,7 +96,8 @@ def test_every_claim_gets_a_verdict_and_nothing_runs_twice(paper):
         "more-clients": "constant",
     }
     pairs = pd.read_csv("out/pairs.csv")
-    means = {claim: pairs[pairs["claim"] == claim]["first"].to_numpy().mean() for claim in ("more-clients", "larger-rate")}
+    firsts, claims = np.array(pairs["first"]), np.array(pairs["claim"])
+    means = {claim: firsts[claims == claim].mean() for claim in ("more-clients", "larger-rate")}
     # 650 numbers of 32 bits down, and as many and a count of 64 bits up, from each client in each of four rounds.
     assert means["more-clients"] == pytest.approx(4 * (2 * 32 * 650 + 64) / 8e6)
     ends = [read_run(Path(f"out/rates/seed={seed},lr=0.1")).metrics.to_pandas() for seed in (1, 2, 3)]
