@@ -68,6 +68,8 @@ READS = {
     },
     "in a file that it imports": {"top": "import helper", "lazy": "helper.number()"},
 }
+LIKE = ("by os.path", "at construction", "in a folder", "in a folder, one text", "by its ending")
+"""Ways to read that go through the same places as the others."""
 
 
 def plugin(top: str = "", made: str = "1.0", lazy: str = "1.0") -> str:
@@ -110,7 +112,9 @@ def played(*words: object) -> None:
     assert result.exit_code == 0, result.output
 
 
-@pytest.mark.parametrize("reads", READS.values(), ids=READS)
+@pytest.mark.parametrize(
+    "reads", [pytest.param(READS[name], marks=[pytest.mark.slow] * (name in LIKE)) for name in READS], ids=READS
+)
 def test_a_run_keeps_what_its_plug_in_reads_and_is_resumed_without_the_original(home: Path, reads: dict[str, str]):
     (home / "mine.py").write_text(plugin(**reads))
     played("run", "mine/own.toml", "--output", "long")

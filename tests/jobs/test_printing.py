@@ -112,6 +112,7 @@ def test_every_command_speaks_to_a_terminal_without_utf_8(words: str, encoding: 
     assert "\\u2" not in done.stdout and "\\xb1" not in done.stdout
 
 
+@pytest.mark.slow
 def test_a_sweep_with_processes_of_its_own_speaks_to_a_terminal_of_ascii(folder: Path):
     words = ["sweep", "demo", "sweep.seed=[1,2]", "--inline", "--parallel", "2", "rounds=1", f"label={GREEK}"]
     done = command(*words, "--dir", "sweep", folder=folder, encoding="ascii")
