@@ -106,7 +106,7 @@ class Window(UnderWay):
 
     def _idle(self) -> np.ndarray:
         """The clients that can begin, int64, ascending."""
-        reachable = self.reachable()
+        reachable = self.reachable().copy()
         busy = (client for client, until in self.before.busy_s.items() if until > self.second)
         reachable[[*self.flights, *self.ended, *busy]] = False
         return np.flatnonzero(reachable)

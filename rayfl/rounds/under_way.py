@@ -65,11 +65,13 @@ class UnderWay(ABC):
         return None
 
     def reachable(self) -> np.ndarray:
-        """Boolean [num_clients]: whether the client is available."""
+        """Boolean [num_clients], read-only: whether the client is available."""
         population = self.current.setup.population
         slot = population.slot(self.second)
         if slot != self.drawn[0]:
-            self.drawn = slot, available(population.availability, len(population), population.seed, slot)
+            reachable = available(population.availability, len(population), population.seed, slot)
+            reachable.flags.writeable = False
+            self.drawn = slot, reachable
         return self.drawn[1]
 
     def status(self, number: int, client: int) -> ClientStatus:

@@ -320,7 +320,8 @@ def _read(folder: Path, about: Manifest, executor: Executor) -> RunState:
         raise DamagedFile(f"{SERVER} does not hold the server's state")
     versions = {
         int(name.removeprefix(VERSION)): executor.put(with_handles(server_states[name]))
-        for name in server_states.keys() - names
+        for name in server_states
+        if name not in names
     }
     clocks = Clocks()
     if "clocks" in server_states:
