@@ -13,7 +13,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 def test_the_method_shown_is_the_whole_file():
     assert [one.text for one in blocks(README, "python")] == [
-        (ROOT / "rayfl" / "methods" / "server" / "fedavg.py").read_text(encoding="utf-8")
+        (ROOT / "rayfl" / "methods" / "server" / "fedprox.py").read_text(encoding="utf-8")
     ]
 
 

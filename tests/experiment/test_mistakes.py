@@ -49,6 +49,8 @@ UNION = ("number", "list", "median", "sigma", "low", "high")
         ({"partition": {"name": "pathological", "labels": 2}}, ["partition.labels", "classes_per_client"]),
         ({"patience": 3}, ["'patience'", "stop.patience"]),
         ({"partition": {"name": "iid", "ratio": 0.1}},
+         ["partition.ratio", "lambda-ratio", "remove"]),
+        ({"partition": {"name": "iid", "ratio": 0.1, "shards": 2}},
          ["partition.ratio", "lambda-ratio", "remove", "partition=iid", "partition.name=iid"]),
         ({"method": "fedspe"}, ["fedspe", "fedpse"]),
         ({"data": "digit"}, ["digit", "digits"]),

@@ -176,7 +176,7 @@ def test_what_is_no_trace_is_refused_before_anything_starts(tmp_path: Path):
     binary = tmp_path / "binary.csv"
     binary.write_bytes(b"\xff\xfe\x00")
     for path, names in (
-        (tmp_path / "none.csv", ["none.csv", "does not exist", "'other.csv'"]),
+        (tmp_path / "others.csv", ["others.csv", "does not exist", "'other.csv'"]),
         (other, [str(other), "client,first_round,last_round"]),
         (binary, ["binary.csv", "CSV"]),
     ):
