@@ -56,6 +56,17 @@ FAULTS: Mapping[str, Mapping[str, Any]] = {
     "retention": {"retention_ratio": [0.2, 0.5, 1.0]},
     "unseen": {"unseen": 0.3},
 }
+SPEEDS: Mapping[str, Any] = {"examples_per_s": {"median": 20.0, "sigma": 1.0}, "downlink_mbps": 0.01, "count": 6}
+SCHEDULES: Mapping[str, tuple[str, Any, Mapping[str, Any]]] = {
+    "buffered fedpse": ("fedpse", {"name": "buffered", "buffer": 3}, {"per_round": 5}),
+    "buffered fedopt": ("fedopt", {"name": "buffered", "buffer": 2}, {"availability": {"probability": 0.6}}),
+    "asynchronous fedavg": ("fedavg", "asynchronous", {"dropout_before_download": 0.3}),
+    "semi-synchronous ditto": ("ditto", "semi-synchronous", {"upload_loss": 0.2, "deadline_s": 60.0}),
+    "gossip dpsgd": ("dpsgd", {"name": "gossip", "latency_s": 0.05}, {"availability": {"probability": 0.7}}),
+    "gossip dispfl": ("dispfl", "gossip", {}),
+    "gossip adpsgd": ("adpsgd", {"name": "gossip", "partners": 1}, {"dropout_after_training": 0.2}),
+}
+"""Schedules other than rounds: method, schedule, settings of the clients."""
 SERVERS = ("fedavg", "scaffold", "fedpse", "fedstc")
 PEERS = ("dpsgd", "dispfl", "mcepl")
 SERVER_ONLY = (
@@ -213,6 +224,9 @@ def cases() -> Iterator[tuple[str, Callable[[], Hashes]]]:
                 f"fault {name}: {fault}",
                 lambda name=name, clients=clients: inline(experiment(name, rounds=4, clients={"count": 6, **clients})),
             )
+    for title, (name, schedule, clients) in SCHEDULES.items():
+        made = functools.partial(experiment, name, schedule=schedule, clients={**SPEEDS, **clients}, rounds=6)
+        yield f"schedule {title}", lambda made=made: inline(made())
     for name in ON_RAY:
         yield (
             f"ray {name}",
