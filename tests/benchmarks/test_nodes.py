@@ -71,7 +71,7 @@ def test_actors_on_simulated_nodes_play_the_rounds():
     # A process of its own starts the cluster.
     output, peak_bytes = nodes.run_watched("benchmarks.nodes", "2", "2", "8", "2")
     found = json.loads(output)
-    assert found["median_s"] > 0 and found["actors_cpu_s"] >= 0 and found["ray_cpu_s"] > 0
+    assert found["median_s"] > 0 and found["actors_cpu_s"] >= 0 and found["ray_cpu_s"] >= 0
     assert found["calls"] >= 2 and found["fetched_bytes"] > 4 * 650 and peak_bytes > 2 * 10**8
 
 

@@ -82,13 +82,17 @@ def test_nothing_is_complained_of_loaded_or_too_wide(browser, pages, name, width
     page = open_page(browser, pages[name], width, scheme, complaints)
     assert complaints == []
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    assert page.locator("svg.marks, canvas.marks").count() == page.locator("figure").count() > 3
+    # A figure whose values are all the same has its number in words, and no chart.
+    num_charts = page.locator("figure .chart").count()
+    assert page.locator("svg.marks, canvas.marks").count() == num_charts and page.locator("figure").count() > 3
     assert pages[name].stat().st_size < 2_000_000
     dark = page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 24, 31)"
     assert dark == (scheme == "dark")
-    labels = page.locator("svg.marks .role-axis-label text").first.get_attribute("fill")
-    assert labels == ("#a3acb9" if scheme == "dark" else "#5a6472")
-    if name == "hostile":
+    assert num_charts > 3 or name == "hostile"
+    if num_charts:
+        labels = page.locator("svg.marks .role-axis-label text").first.get_attribute("fill")
+        assert labels == ("#a3acb9" if scheme == "dark" else "#5a6472")
+    if name == "hostile" and num_charts:
         # Rounds 0 and 1, and no label for what lies between.
         axis = page.locator("svg.marks").first.locator(".role-axis-label").first.locator("text").all_text_contents()
         assert [label for label in axis if label] == ["0", "1"]
