@@ -110,7 +110,7 @@ def test_every_import_of_the_packages_is_a_declared_dependency() -> None:
     assert undeclared(PACKAGES, [*DEPENDENCIES, *extras]) == {"pynvml"}
     assert undeclared(PACKAGES, DEPENDENCIES) == {
         "pynvml",
-        *("h5py", "wandb", "torchmetrics", "peft", "pytest", "transformers", "opacus", "optuna")
+        *("h5py", "wandb", "torchmetrics", "peft", "pytest", "transformers", "opacus", "optuna"),
     }
     assert "torch" in undeclared(PACKAGES, [r for r in DEPENDENCIES if r.name != "torch"])
 
