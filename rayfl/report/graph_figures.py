@@ -28,6 +28,7 @@ _MOST_ROUNDS = 200
 _MOST_LINKS = 1500
 _NUMBERED = 36
 """Up to this number of peers each shows its number."""
+_LINK_WORDS = {"from": "Peers", "rounds": "In the last round"}
 _SIDE = 330
 """Width and height of a drawing in pixels."""
 
@@ -75,7 +76,7 @@ def _figure(run: Run, label: str, names: Sequence[str]) -> Figure | None:
         return Figure(title, "A graph of a class from elsewhere is not drawn, as a page runs no code of a run.", {})
     name = next((name for name in names if last_by_client(run, name)), "")
     values = last_by_client(run, name)
-    return Figure(title, _caption(run, graph, name, values), graph_chart(graph, values, name, facts(run, name)))
+    return Figure(title, _caption(run, graph, name, values), graph_chart(graph, values, facts(run, name)))
 
 
 def _sent(run: Run) -> np.ndarray:
@@ -113,82 +114,74 @@ def _names(table: Mapping[str, object]) -> list[str]:
     return [str(table.get("name")), *inner]
 
 
-def graph_chart(graph: DrawnGraph, values: Mapping[int, float], name: str, value_facts: Facts) -> Spec:
+def graph_chart(graph: DrawnGraph, values: Mapping[int, float], value_facts: Facts) -> Spec:
     """Peers as dots in the colours of their `values`, and links as lines; a link of one direction has a tip at the end
     that receives. Links that the last round lacks are pale."""
     places = _places(graph)
-    title = value_facts.title
+    few = len(places) <= _NUMBERED
+    span = {"scale": {"domain": [-1.2, 1.2], "nice": False}, "axis": None, "type": "quantitative"}
+    at = {axis: {"field": axis, **span} for axis in "xy"}
+    return {
+        "width": _SIDE,
+        "height": _SIDE,
+        "layer": [
+            _link_layer(_links(graph, places, 0.16 if few else 0.09), at),
+            _peer_layer(graph, places, values, value_facts, at, few),
+        ],
+        "resolve": {"scale": {"color": "independent"}},
+    }
+
+
+def _link_layer(links: list[dict[str, object]], at: Mapping[str, Spec]) -> Spec:
+    """The lines and their tips. `at`: the encoding of x and y."""
+    faint = {"field": "strength", "type": "quantitative", "scale": None}
+    heavy = {"field": "bytes", "type": "quantitative", "scale": {"range": [0.4, 4.5], "zero": True}, "legend": None}
+    words = ({**told(field, title), "type": "nominal"} for field, title in _LINK_WORDS.items())
+    ends = {f"{axis}2": {"field": f"{axis}2"} for axis in at}
+    lines = {**at, **ends, "strokeWidth": heavy, "opacity": faint, "tooltip": [*words, told("bytes", "Bytes")]}
+    tips = {axis: {**place, "field": f"{axis}2"} for axis, place in at.items()}
+    angle = {"field": "angle", "type": "quantitative", "scale": None}
+    return {
+        **data(links, len(links)),
+        "layer": [
+            {"mark": {"type": "rule", "strokeCap": "round"}, "encoding": lines},
+            {
+                "transform": [{"filter": "datum.one_way"}],
+                "mark": {"type": "point", "shape": "triangle-up", "filled": True, "size": 45},
+                "encoding": {**tips, "angle": angle, "opacity": faint},
+            },
+        ],
+    }
+
+
+def _peer_layer(
+    graph: DrawnGraph,
+    places: np.ndarray,
+    values: Mapping[int, float],
+    value_facts: Facts,
+    at: Mapping[str, Spec],
+    few: bool,
+) -> Spec:
+    """The dots, with numbers if they are few."""
     peers = [
         {"peer": peer, "x": x, "y": y, "value": values.get(peer, np.nan)} | _degrees(graph.last, peer)
         for peer, (x, y) in enumerate(places.tolist())
     ]
-    few = len(peers) <= _NUMBERED
-    links = _links(graph, places, 0.16 if few else 0.09)
-    span = {"scale": {"domain": [-1.2, 1.2], "nice": False}, "axis": None, "type": "quantitative"}
-    x, y = ({"field": field, **span} for field in "xy")
+    title = value_facts.title
     known = [value for value in values.values() if np.isfinite(value)]
     low, high = (min(known), max(known)) if known else (0.0, 1.0)
     legend = {"title": title, "format": ".0%" if value_facts.is_percent else ".3~g", "gradientLength": 160}
     shades = {"scheme": "viridis", "domain": [low, high if high > low else low + 1e-6]}
     color = {"field": "value", "type": "quantitative", "scale": shades, "legend": legend if known else None}
-    number = {"condition": {"test": f"datum.value > {(low + high) / 2}", "value": "#000000"}, "value": "#ffffff"}
-    faint = {"field": "strength", "type": "quantitative", "scale": None}
-    heavy = {"field": "bytes", "type": "quantitative", "scale": {"range": [0.4, 4.5], "zero": True}, "legend": None}
-    about = [told("from", "Peers"), told("bytes", "Bytes"), told("rounds", "In the last round")]
-    about = [{**line, "type": "nominal"} if line["field"] != "bytes" else line for line in about]
-    tip = {"type": "point", "shape": "triangle-up", "filled": True, "size": 45}
-    return {
-        "width": _SIDE,
-        "height": _SIDE,
-        "layer": [
-            {
-                **data(links, len(links)),
-                "layer": [
-                    {
-                        "mark": {"type": "rule", "strokeCap": "round"},
-                        "encoding": {"x": x, "y": y, "x2": {"field": "x2"}, "y2": {"field": "y2"}}
-                        | {"strokeWidth": heavy, "opacity": faint, "tooltip": about},
-                    },
-                    {
-                        "transform": [{"filter": "datum.one_way"}],
-                        "mark": tip,
-                        "encoding": {
-                            **{axis: {**place, "field": f"{axis}2"} for axis, place in (("x", x), ("y", y))},
-                            "angle": {"field": "angle", "type": "quantitative", "scale": None},
-                            "opacity": faint,
-                        },
-                    },
-                ],
-            },
-            {
-                **data(peers, len(peers)),
-                "encoding": {"x": x, "y": y},
-                "layer": [
-                    {
-                        "mark": {"type": "circle", "size": 430 if few else 130, "opacity": 1, "stroke": "#888888"},
-                        "encoding": {
-                            "color": color,
-                            "tooltip": [
-                                *(told("peer", "Peer"), told("value", title, value_facts.is_percent)),
-                                *(told("hears", "Hears"), told("heard", "Is heard by")),
-                            ],
-                        },
-                    },
-                    *(
-                        [
-                            {
-                                "mark": {"type": "text", "fontSize": 11},
-                                "encoding": {"text": {"field": "peer"}, "color": number},
-                            }
-                        ]
-                        if few
-                        else []
-                    ),
-                ],
-            },
-        ],
-        "resolve": {"scale": {"color": "independent"}},
-    }
+    words = [told("peer", "Peer"), told("value", title, value_facts.is_percent)]
+    words += [told("hears", "Hears"), told("heard", "Is heard by")]
+    dot = {"type": "circle", "size": 430 if few else 130, "opacity": 1, "stroke": "#888888"}
+    layers: list[Spec] = [{"mark": dot, "encoding": {"color": color, "tooltip": words}}]
+    if few:
+        ink = {"condition": {"test": f"datum.value > {(low + high) / 2}", "value": "#000000"}, "value": "#ffffff"}
+        number = {"text": {"field": "peer"}, "color": ink}
+        layers.append({"mark": {"type": "text", "fontSize": 11}, "encoding": number})
+    return {**data(peers, len(peers)), "encoding": dict(at), "layer": layers}
 
 
 def _places(graph: DrawnGraph) -> np.ndarray:

@@ -22,7 +22,7 @@ from jobs.sweep import run_at_once
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.sweep import Combination, read_sweep
 from rayfl.rounds.errors import ClientError
-from rayfl.run_directory.record import read_records, read_refused, read_run
+from rayfl.run_directory.record import read_records, read_run
 from tests.actors.toys import assert_same_run, experiment
 from tests.jobs.commands import rayfl
 from tests.refusals import check_sentence, line_with, refused
@@ -398,35 +398,3 @@ def test_the_shipped_sweep_is_valid():
     assert found is not None and len(found) >= 12
     assert found[0].experiment.uplink.name == "dense"
     assert len({str(one.experiment.uplink) for one in found}) == len(found)
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_refused_combinations_are_listed_with_their_reasons_if_the_sweep_asks_for_it(file):
-    peers = SWEEP.partition("[sweep]")[0].replace("fedavg", "dpsgd") + PEERS
-    file.write_text(peers)
-    refused(rayfl("sweep", file, "--inline", "--dir", "all"), names=["DSGT", "column", "metropolis"])
-    assert not Path("all").exists()
-    listing = ["sweep", file, "--inline", "--dir", "all", "report.list_refused=true"]
-    assert "refused" in rayfl(*listing, "--dry-run").output
-    result = rayfl(*listing)
-    assert result.exit_code == 0, result.output
-    assert runs_in("all") == ["D-PSGD,random,seed=1", "D-PSGD,ring,seed=1", "DSGT,ring,seed=1"]
-    (listed,) = read_refused([Path("all", "D-PSGD,ring,seed=1")])
-    assert listed.swept == {"case": "DSGT", "topology": "random"} and "column" in listed.why
-    table = rayfl("table", "all", "--rows", "case", "--columns", "topology").output
-    assert re.search(r"DSGT +\S+ +refused", table)
-    line_with(table, ["refused: DSGT, random:", "metropolis"])
-    # None can run.
-    alone = ["sweep.topology=[{name='random', degree=2}]", "sweep.case=[{label='DSGT', method={name='dsgt', lr=0.1}}]"]
-    refused(rayfl(*listing, *alone, "--dir", "none"), names=["all combinations", "DSGT"])
-
-
-PEERS = """
-[sweep]
-case = [
-    {label = "D-PSGD", method = {name = "dpsgd", lr = 0.1}},
-    {label = "DSGT", method = {name = "dsgt", lr = 0.1}},
-]
-topology = [{name = "ring", label = "ring"}, {name = "random", degree = 2, label = "random"}]
-seed = [1]
-"""
