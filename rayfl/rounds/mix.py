@@ -1,8 +1,8 @@
-"""Computes what the receivers of an exchange gather: weighted sums over their neighbours' messages.
+"""Computes what the receivers of an exchange gather: weighted sums or robust means of their neighbours' messages.
 
 Messages are read in pieces. A piece is decoded once, and added for all receivers while it is in the processor's cache.
 Only the results of the sums are kept. Additions follow the senders' order and are made entry by entry, so that neither
-the pieces nor the other receivers of a call can change a bit.
+the pieces nor the other receivers of a call can change a bit. Rules that use distances decode messages twice.
 """
 
 import math
@@ -10,11 +10,11 @@ import mmap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from rayfl.compress.base import LARGE, Divisible, Message, Packet, Shapes, cuts
 from rayfl.gather import Aggregate, Gather, RobustMean
-from rayfl.rounds.robust_mix import robust_rows
 from rayfl.rounds.worker_jobs import MixJob
 from rayfl.tree import Tree
 
@@ -85,6 +85,51 @@ def added(rule: Gather, packets: Mapping[int, Packet], rows: Sequence[Row]) -> l
         for index, weight in hearers.get(sender, ()):
             totals[index] = rule.add(totals[index], packet, weight, sender)
     return totals
+
+
+def robust_rows(
+    rule: RobustMean, packets: Mapping[int, Packet], rows: Sequence[Row], receivers: Sequence[int]
+) -> list[Aggregate]:
+    """The aggregate for each row {sender: weight} of a receiver, whose own message is the rule's reference."""
+    senders = [[sender for sender in packets if sender in row] for row in rows]
+    heard = [index for index, row_senders in enumerate(senders) if row_senders]
+    own_rows = [senders[index].index(receivers[index]) if index in heard else 0 for index in range(len(rows))]
+    decisions: dict[int, np.ndarray | None] = dict.fromkeys(heard)
+    if rule.measures:
+        totals = dict.fromkeys(heard, np.zeros(()))
+        for _, flats in slices(packets):
+            for index in heard:
+                totals[index] = totals[index] + rule.measure(torch.stack([flats[sender] for sender in senders[index]]))
+        for index in heard:
+            weights = np.array([rows[index][sender] for sender in senders[index]])
+            decisions[index] = rule.decide_among(totals[index], weights, own_rows[index])
+    parts: list[dict[str, list[torch.Tensor]]] = [{} for _ in rows]
+    for name, flats in slices(packets):
+        for index in heard:
+            stacked = torch.stack([flats[sender] for sender in senders[index]])
+            combined = rule.combine_among(stacked, decisions[index], own_rows[index])
+            parts[index].setdefault(name, []).append(combined)
+    like = next(iter(packets.values())).decode() if packets else {}
+    aggregates = [rule.empty() for _ in rows]
+    for index in heard:
+        known = {name: torch.cat(flats).view(like[name].shape) for name, flats in parts[index].items()}
+        aggregates[index] = Aggregate(rule, weight=1.0, count=len(senders[index]), known=known)
+    return aggregates
+
+
+def slices(packets: Mapping[int, Packet]) -> Iterator[tuple[str, dict[int, torch.Tensor]]]:
+    """A tensor's name and a slice of it from each sender's message, [slice], until all tensors have been seen.
+
+    Packets of one shape that can be read in pieces are read so; others tensor by tensor.
+    """
+    shapes = common_shapes(list(packets.values()))
+    if shapes is None:
+        decoded = {sender: packet.decode() for sender, packet in packets.items()}
+        for name in next(iter(decoded.values()), {}):
+            yield name, {sender: message[name].reshape(-1) for sender, message in decoded.items()}
+        return
+    for (name, _, _), pieces in zip(cuts(shapes), in_pieces(packets), strict=True):
+        yield name, {sender: piece.decode()[name].reshape(-1) for sender, piece in pieces.items()}
 
 
 def common_shapes(packets: Sequence[Packet]) -> Shapes | None:

@@ -1,6 +1,6 @@
 """Robust means: replace the mean of clients' messages by a value that a few false messages cannot move far.
 
-Among peers each one replaces the mean of its neighbours' messages and its own (rounds/robust_mix.py). With a server,
+Among peers each one replaces the mean of its neighbours' messages and its own (rounds/mix.py). With a server,
 all messages of a round are kept, and read slice by slice on the workers: once by rules that treat every entry by
 itself, twice by rules that use distances, which are computed from the inner products of all pairs of messages.
 """

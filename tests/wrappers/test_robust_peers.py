@@ -11,7 +11,7 @@ from rayfl.compress.sparse import TopK
 from rayfl.experiment.prepare import prepare
 from rayfl.gather import RobustMean
 from rayfl.methods.peers.dpsgd import DPSGD
-from rayfl.rounds.robust_mix import robust_rows
+from rayfl.rounds.mix import robust_rows
 from rayfl.rounds.setup import Setup
 from rayfl.testing.contracts import several_workers_give_the_bits_of_one
 from rayfl.testing.executors import play
