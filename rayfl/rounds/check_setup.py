@@ -9,9 +9,9 @@ from rayfl.errors import RayflError, refuse_if
 from rayfl.methods.base import Method, Stage
 from rayfl.population.sampling import DROPOUTS, Clients
 from rayfl.rounds.check_hooks import checked_hook
+from rayfl.rounds.check_schedule import check_schedule
 from rayfl.rounds.early_stop import EarlyStop, StopRule, stop_rule
 from rayfl.rounds.peer_exchange import graph_among, mixing_weights
-from rayfl.rounds.rounds import check_schedule
 from rayfl.rounds.setup import Setup
 from rayfl.task import NetworkTask
 from rayfl.tasks.supervised import Classification

@@ -23,23 +23,20 @@ import numpy as np
 
 from rayfl import tree
 from rayfl.compress.base import message_bits
-from rayfl.compress.dense import Dense
 from rayfl.determinism import seeding
-from rayfl.errors import RayflError, refuse_if
 from rayfl.gather import Aggregate
 from rayfl.population.client import ClientStatus
 from rayfl.population.sampling import Participation
 from rayfl.rounds.aggregation import add_messages, merge_sums
 from rayfl.rounds.air import Air, Flight
-from rayfl.rounds.check_hooks import A_STATE, checked
+from rayfl.rounds.check_hooks import checked
 from rayfl.rounds.downlinks import broadcast
 from rayfl.rounds.errors import HookError
 from rayfl.rounds.executor import Ref
 from rayfl.rounds.run_state import CurrentRound, server_inputs
 from rayfl.rounds.select_clients import clients_named
-from rayfl.rounds.setup import Setup
 from rayfl.rounds.simulated_clock import arrival_s, moment, reply_s
-from rayfl.rounds.under_way import UnderWay, check_availability
+from rayfl.rounds.under_way import UnderWay
 from rayfl.rounds.worker_jobs import ClientResult
 from rayfl.schedules.base import AT_ONCE, NOT_YET, Now
 
@@ -265,32 +262,3 @@ class Window(UnderWay):
             moved = {key: value + (now[key] - then[key]) for key, value in delta.items()}
             received[name] = replace(received[name], sums=(), weights={}, known=tree.scale(moved, scales[client]))
         return received
-
-
-def check(setup: Setup, name: str) -> None:
-    """Reject settings that flights cannot use; `name`: of the method's class."""
-    schedule = setup.schedule
-    clients = setup.population.settings
-    takes_stale = setup.method.capabilities.takes_stale
-    check_availability(setup)
-    mistakes = {
-        f"{name}, which has no server; take 'synchronous' or 'gossip'": setup.is_peer,
-        f"the wrapper around {name} (wrap, or parts.buffers='average'), which needs the messages of one round "
-        "together; remove the wrapper": takes_stale < setup.method.innermost.capabilities.takes_stale,
-        f"{name}: its server needs the messages of one round together, or its class does not set takes_stale; take "
-        "fedavg, fedprox, fedopt, ditto or fedpse": not takes_stale,
-        f"{name}: its server does not subtract a mean of differences from a model (difference); take fedavg or "
-        "fedprox": schedule.mixes_models and not setup.method.difference,
-        "clients.take_first, as the server does not wait for the slowest; remove it": clients.take_first is not None,
-        "a compressed downlink, as clients hold models of several versions; remove it": setup.downlink != Dense(),
-    }
-    cannot = f"={schedule.name!r} cannot be used with"
-    refuse_if((is_wrong, "schedule", f"{cannot} {words}") for words, is_wrong in mistakes.items())
-    candidates = checked(setup.selection.candidates, "clients, by their numbers", lambda named: len(named) >= 0)
-    state = checked(setup.selection.init, *A_STATE)(setup.num_clients)
-    everyone = np.arange(setup.num_clients)
-    if len(candidates(state, setup.population.seen(0), everyone, clients.num_selected, seeding.generator(setup.seed))):
-        raise RayflError(
-            f"{cannot} selection {setup.selection.name!r}, which polls clients before a round", ("schedule",)
-        )
-    checked(schedule.check)(clients.num_selected, setup.num_clients)

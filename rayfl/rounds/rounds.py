@@ -7,7 +7,6 @@ No method's name appears here. Randomness is keyed by (seed, round, client, purp
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 
@@ -17,18 +16,20 @@ from rayfl.data.transfer import to_device
 from rayfl.determinism.global_draws import key, keyed, preserved
 from rayfl.determinism.seeding import NOBODY
 from rayfl.determinism.torch_flags import fixed
-from rayfl.errors import RayflError, did_you_mean, refuse_if
+from rayfl.errors import RayflError, did_you_mean
 from rayfl.gather import Aggregate
 from rayfl.methods.base import Context
 from rayfl.population.client import ClientStatus
 from rayfl.population.sampling import Participation
-from rayfl.rounds import downlinks, flights, own_clocks
+from rayfl.rounds import downlinks, flights
 from rayfl.rounds.check_hooks import A_STATE, HookInputs, checked, checked_hook
 from rayfl.rounds.early_stop import StopRule
 from rayfl.rounds.errors import naming_round
 from rayfl.rounds.evaluate_round import compare_masks, evaluate
 from rayfl.rounds.executor import Executor
+from rayfl.rounds.inboxes import Inboxes
 from rayfl.rounds.ledger import Ledger, RoundRecord, record, server_comm
+from rayfl.rounds.meetings import Meetings
 from rayfl.rounds.peer_exchange import mix
 from rayfl.rounds.run_state import CurrentRound, RunState, server_inputs
 from rayfl.rounds.select_clients import ask, learn
@@ -105,19 +106,6 @@ def stop_state(stop: StopRule, before: tree.ArrayTree, recorded: RoundRecord) ->
     return before
 
 
-class Collector(NamedTuple):
-    """One way to collect messages.
-
-    collect: from the broadcast to what has arrived, by message name; it fills the ledger and keeps clients' new states.
-    replied: called when the server has replied to those who delivered. check: raises RayflError for settings that this
-    way cannot use; it takes the name of the method's class.
-    """
-
-    collect: Callable[[CurrentRound], dict[str, Aggregate]]
-    replied: Callable[[CurrentRound], None]
-    check: Callable[[Setup, str], None]
-
-
 def ask_and_wait(current: CurrentRound) -> dict[str, Aggregate]:
     """Ask the clients that the selection chooses, and wait until all are back, gone or too late."""
     ask(current)
@@ -128,50 +116,25 @@ def ask_and_wait(current: CurrentRound) -> dict[str, Aggregate]:
     return received
 
 
-def check_rounds(setup: Setup, name: str) -> None:
-    """Reject settings that only flights use, and methods that cannot be in rounds."""
-    clients = setup.population.settings
-    refuse_if(
-        [
-            (
-                setup.method.capabilities.in_pairs,
-                "schedule",
-                f"={setup.schedule.name!r} cannot be used with {name}, whose peers average models in pairs, each at "
-                "its own time; take schedule.name='gossip' with schedule.partners=1",
-            ),
-            (
-                clients.is_given("availability_s"),
-                "clients.availability_s",
-                f"={clients.availability_s:g} does nothing, as clients are available by rounds, not seconds; remove it",
-            ),
-        ]
-    )
-
-
-COLLECTORS: Mapping[str, Collector] = {
-    "rounds": Collector(ask_and_wait, lambda current: None, check_rounds),
-    "flights": Collector(flights.fly, flights.await_replies, flights.check),
+COLLECTORS: Mapping[str, Callable[[CurrentRound], dict[str, Aggregate]]] = {
+    "rounds": ask_and_wait,
+    "flights": flights.fly,
 }
-"""The ways to collect a server's messages, by the names in `Schedule.collects`."""
-
-
-def check_schedule(setup: Setup, name: str) -> None:
-    """Raise RayflError for settings that the schedule cannot use; `name`: of the method's class."""
-    check = own_clocks.check if setup.on_own_clocks else COLLECTORS[setup.schedule.collects].check
-    check(setup, name)
+"""The ways to collect a server's messages, by the names in `Schedule.collects`: each returns what has arrived, by
+message name, fills the ledger and keeps clients' new states."""
 
 
 def server_round(setup: Setup, executor: Executor, run_state: RunState) -> CurrentRound:
     """A round of a server method: broadcast, local work and uploads as the schedule collects them, update, replies."""
-    collector = COLLECTORS[setup.schedule.collects]
     ctx = setup.context(run_state.round, setup.plan(run_state.round), NOBODY, "server")
     current = broadcast(setup, executor, run_state, ctx)
-    received = collector.collect(current)
+    received = COLLECTORS[setup.schedule.collects](current)
     learn(current)
     note_downloads(current)
     delivered = update(current, received, ctx)
     reply(current, delivered)
-    collector.replied(current)
+    if setup.schedule.collects == "flights":
+        flights.await_replies(current)
     uploads = [current.ledger.results[client].num_values for client in delivered]
     downloads = [result.num_received for result in current.ledger.results.values()]
     current.ledger.metrics |= server_comm(uploads, downloads, setup.num_clients)
@@ -189,7 +152,7 @@ def peer_round(setup: Setup, executor: Executor, run_state: RunState) -> Current
     inputs = RoundInputs(round_number, plan, evaluated=setup.evaluated(round_number))
     current = CurrentRound(setup, executor, run_state, inputs, Ledger(participation))
     if setup.on_own_clocks:
-        own_clocks.wake(current)
+        (Meetings if setup.method.capabilities.in_pairs else Inboxes).at(current).play()
         return current
     _, messages = train(current, participation.statuses)
     if setup.topology is not None and plan.up:

@@ -16,7 +16,6 @@ import numpy as np
 
 from rayfl.determinism.addition_order import runs
 from rayfl.determinism.seeding import NOBODY
-from rayfl.errors import RayflError
 from rayfl.methods.base import Plan
 from rayfl.population.availability import available
 from rayfl.population.client import ClientStatus
@@ -24,7 +23,6 @@ from rayfl.rounds.air import Flight
 from rayfl.rounds.engines import LocalTask
 from rayfl.rounds.executor import Job, Ref
 from rayfl.rounds.run_state import CurrentRound, RunState
-from rayfl.rounds.setup import Setup
 from rayfl.rounds.simulated_clock import arrival_s, example_costs, moment
 from rayfl.rounds.train import train_jobs
 from rayfl.rounds.worker_jobs import ClientOutputs, ClientResult, EvaluateTrainedJob
@@ -127,13 +125,3 @@ class UnderWay(ABC):
         jobs = [Job(work, tuple(models[client] for client in work.clients)) for work in works]
         for answer in current.run(jobs) if jobs else ():
             current.ledger.add(answer.result)
-
-
-def check_availability(setup: Setup) -> None:
-    """Reject seconds of availability without a model of it."""
-    clients = setup.population.settings
-    if clients.is_given("availability_s") and clients.availability is None:
-        raise RayflError(
-            f"={clients.availability_s:g} does nothing, as all clients are available; remove it",
-            ("clients", "availability_s"),
-        )

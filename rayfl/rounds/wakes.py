@@ -14,6 +14,7 @@ A peer that is not available does not begin. If no peer is under way, the round 
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from rayfl.population.sampling import Participation
 from rayfl.rounds.air import Clocks, Flight, Peer
 from rayfl.rounds.executor import Ref
 from rayfl.rounds.ledger import comm
+from rayfl.rounds.run_state import CurrentRound
 from rayfl.rounds.simulated_clock import arrival_s, moment
 from rayfl.rounds.under_way import UnderWay
 from rayfl.rounds.worker_jobs import ClientResult, RoundInputs
@@ -49,6 +51,13 @@ class Wakes(UnderWay):
         self.traits = [self.current.setup.population.traits(client) for client in range(count)]
         self.sent, self.received = (np.zeros((2, count), np.int64) for _ in range(2))
         """Bits, and numbers, that peers have sent and received, int64 [2, n]."""
+
+    @classmethod
+    def at(cls, current: CurrentRound) -> Self:
+        """The peers as the last round has left them."""
+        before = current.run_state.clocks
+        peers = [replace(peer) for peer in before.peers] or [Peer() for _ in range(current.setup.num_clients)]
+        return cls(current, before.second, dict(before.flights), peers, before.num_ended, before.done)
 
     @property
     def schedule(self) -> PeerSchedule:
