@@ -35,7 +35,7 @@ from rayfl.methods.base import Method, PeerHalf
 from rayfl.run_directory import checkpoint_folders
 from rayfl.run_directory.record import read_run
 from rayfl.schedules.base import Schedule
-from rayfl.testing.graphs import fitting_graph
+from rayfl.testing.executors import fitting_graph
 
 METHODS = ("fedpse", "fedavg", "dispfl", "scaffold", "buffered fedavg", "buffered fedpse", "gossip dpsgd")
 ON_NODES, STOPPED = "node", "stopped"

@@ -23,7 +23,7 @@ from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare
 from rayfl.experiment.table import put
 from rayfl.methods.base import Method, PeerHalf
-from rayfl.testing.graphs import fitting_graph
+from rayfl.testing.executors import fitting_graph
 
 # Any: tables of an experiment.
 Tables = dict[str, Any]

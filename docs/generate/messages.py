@@ -15,8 +15,7 @@ from rayfl.experiment.prepare import prepare
 from rayfl.methods.adapters.flora import FLoRA
 from rayfl.methods.base import Method, PeerHalf
 from rayfl.methods.shared.low_rank import LowRank
-from rayfl.testing.executors import play
-from rayfl.testing.graphs import fitting_graph
+from rayfl.testing.executors import fitting_graph, play
 from rayfl.testing.watching import Log, buffer_bits, watched
 
 MEASURED: Mapping[str, Any] = {

@@ -27,9 +27,8 @@ from rayfl.rounds.early_stop import StopRule
 from rayfl.rounds.errors import naming_round
 from rayfl.rounds.evaluate_round import compare_masks, evaluate
 from rayfl.rounds.executor import Executor
-from rayfl.rounds.inboxes import Inboxes
 from rayfl.rounds.ledger import Ledger, RoundRecord, record, server_comm
-from rayfl.rounds.meetings import Meetings
+from rayfl.rounds.own_clocks import Inboxes, Meetings
 from rayfl.rounds.peer_exchange import mix
 from rayfl.rounds.run_state import CurrentRound, RunState, server_inputs
 from rayfl.rounds.select_clients import ask, learn

@@ -1,7 +1,7 @@
 """What peers on their own clocks do in a round of the records, which is as many trainings as there are peers.
 
-A peer wakes when its training ends: it sends its message (inboxes.py) or averages models with a neighbour
-(meetings.py), and begins the next training. under_way.py computes trainings in waves. An exchange is computed when
+A peer wakes when its training ends: it sends its message, or averages models with a neighbour
+(own_clocks.py), and begins the next training. flights.py computes trainings in waves. An exchange is computed when
 something needs its result, together with all others that wait. At one moment trainings end by ascending peer, and then
 peers mix and begin. A round closes at the moment at which its last training ends, after all that happens then.
 
@@ -21,12 +21,11 @@ import numpy as np
 from rayfl.errors import RayflError
 from rayfl.population.client import ClientStatus
 from rayfl.population.sampling import Participation
-from rayfl.rounds.air import Clocks, Flight, Peer
 from rayfl.rounds.executor import Ref
+from rayfl.rounds.flights import UnderWay
 from rayfl.rounds.ledger import comm
-from rayfl.rounds.run_state import CurrentRound
+from rayfl.rounds.run_state import Clocks, CurrentRound, Flight, Peer
 from rayfl.rounds.simulated_clock import arrival_s, moment
-from rayfl.rounds.under_way import UnderWay
 from rayfl.rounds.worker_jobs import ClientResult, RoundInputs
 from rayfl.schedules.base import NOT_YET, PeerSchedule
 from rayfl.topology.mixing import Exchange

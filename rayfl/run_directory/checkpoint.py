@@ -31,9 +31,9 @@ from rayfl.compress.base import Packet
 from rayfl.errors import RayflError, log, reason
 from rayfl.limits.json_files import read_json
 from rayfl.limits.regular_files import require_regular
-from rayfl.rounds.air import Air, Clocks
 from rayfl.rounds.executor import Executor, Ref
 from rayfl.rounds.rounds import RunState
+from rayfl.rounds.run_state import Air, Clocks
 from rayfl.run_directory.checkpoint_folders import MANIFEST, STATES, DamagedFile, checkpoints, new_checkpoint
 from rayfl.run_directory.disk import Stamp, portions, stamp, write_json
 from rayfl.run_directory.states import load_states, save_states

@@ -10,8 +10,7 @@ from rayfl.experiment.table import override
 from rayfl.methods.base import Method, PeerHalf, RayflError
 from rayfl.rounds.setup import Setup
 from rayfl.testing.contracts import Make, Played
-from rayfl.testing.executors import play
-from rayfl.testing.graphs import fitting_graph
+from rayfl.testing.executors import fitting_graph, play
 from rayfl.untyped import Value
 
 NUM_CLIENTS = 6

@@ -10,13 +10,14 @@ from torch import Tensor
 
 from rayfl.compress.base import Packet
 from rayfl.gather import Handle
-from rayfl.rounds.air import Air
+from rayfl.methods.base import Capabilities
 from rayfl.rounds.executor import Executor, InlineExecutor, InlinePacket, Job, JobResult, Ref
 from rayfl.rounds.ledger import RoundRecord
 from rayfl.rounds.rounds import simulate
-from rayfl.rounds.run_state import RunState
+from rayfl.rounds.run_state import Air, RunState
 from rayfl.rounds.setup import Setup
-from rayfl.untyped import Anything
+from rayfl.topology.mixing import FITTING
+from rayfl.untyped import Anything, Value
 
 
 class Shuffled(InlineExecutor):
@@ -124,3 +125,10 @@ def assert_close(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray], toler
     for place, array in a.items():
         size = max(np.abs(array).max(initial=0.0), 1e-3)
         np.testing.assert_allclose(b[place], array, rtol=0, atol=tolerance * size, err_msg=place)
+
+
+def fitting_graph(can: Capabilities) -> dict[str, Value]:
+    """A `[topology]` table that gives a method what it needs, whoever is absent."""
+    weights = FITTING[can.needs_weights]
+    ring = {"name": "ring"} if weights == "uniform" else {"name": "ring", "weights": weights}
+    return {"name": "grid", "rows": 1} if can.needs_tree else ring

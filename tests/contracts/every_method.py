@@ -17,8 +17,7 @@ from rayfl.methods.shared.wrapper import Wrapping
 from rayfl.rounds.ledger import RoundRecord
 from rayfl.rounds.rounds import RunState
 from rayfl.rounds.setup import Setup
-from rayfl.testing.executors import play
-from rayfl.testing.graphs import fitting_graph
+from rayfl.testing.executors import fitting_graph, play
 from rayfl.topology.graphs import FullyConnected
 from rayfl.wrappers.elastic import Elastic
 from tests.contracts.seams import quadratic
