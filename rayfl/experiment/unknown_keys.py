@@ -35,6 +35,7 @@ OTHER_WORDS: Mapping[str, str] = {
         "evaluation.every": "eval_every evaluate_every test_every eval_interval eval_freq",
         "runtime.actors": "num_actors workers num_workers",
         "runtime.num_gpus": "gpus gpu gpus_per_client num_gpus_per_client",
+        "wrap": "elastic",
         "output.directory": "output_dir save_dir log_dir results_dir",
         "stop": "early_stop early_stopping earlystopping early_stopper",
         "stop.patience": "patience early_stopping_patience",

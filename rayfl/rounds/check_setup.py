@@ -70,8 +70,6 @@ def check_setup(setup: Setup) -> None:
     if setup.unseen:
         check_unseen(setup, name)
     check_topology(setup, name)
-    if not setup.metric_facts:
-        raise RayflError(" names no metric, and the task has none of its own; name one", ("evaluation", "metrics"))
     setup.method.check(setup.num_clients, setup.topology, setup.seed)
     ctx = setup.context(0, setup.plan(0), 0, "check")
     method.check_ratios(setup.population.retention_groups or [1.0], ctx)
@@ -233,6 +231,11 @@ def check_evaluation(setup: Setup) -> None:
                 here.metrics and not by_client and (setup.is_peer or not here.pooled),
                 "evaluation.metrics",
                 " are given, and no model is evaluated: set evaluation.own=true, or remove them",
+            ),
+            (
+                not setup.metric_facts,
+                "evaluation.metrics",
+                " names no metric, and the task has none of its own; name one",
             ),
         ]
     )

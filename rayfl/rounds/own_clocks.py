@@ -4,8 +4,9 @@ A message leaves when its sender's training has ended and the sender's earlier m
 another. Nothing happens when it arrives: a peer looks for messages when it mixes. What has not arrived, or is too old,
 is left out, and the peer itself gets its weight. A peer that hears nobody goes on with its own model.
 
-A pair averages models after a training of one of them. First the training ends: with it the transfer of both models begins. When it ends, the two peers average their models of
-that moment, and the first one begins its next training from what this leaves. The other one goes on with its training.
+A pair averages models after a training of one of them. First the training ends: with it the transfer of both models
+begins. When it ends, the two peers average their models of that moment, and the first one begins its next training from
+what this leaves. The other one goes on with its training.
 """
 
 from bisect import bisect_left
