@@ -26,7 +26,7 @@ class RunFiles(NamedTuple):
     docs/reference/run-directory.md lists them.
 
     `patterns`: regular expressions of their paths in the run directory. A slash separates two names of a path, and each
-    name matches by itself. `.+` at the end matches at any depth; a slash at the end declares a folder without files.
+    name matches by itself, except that `.+` at the end matches at any depth.
     `documented`: the names that the documentation gives these files, and their content.
     """
 

@@ -3,7 +3,7 @@
 import re
 import shutil
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from os import stat_result
 from pathlib import Path
@@ -24,35 +24,18 @@ PARTS = (
     disk.PART,
 )
 """The files of every part of a run, in the order of the documentation."""
-_OWN = [[re.compile(name) for name in pattern.split("/")] for part in PARTS for pattern in part.patterns]
-"""Every pattern, as the expressions for the names in its path."""
+_OWN = re.compile("|".join(f"({pattern})" for part in PARTS for pattern in part.patterns))
+"""The paths of all files of a run."""
 
 
-def _declared(names: Sequence[str]) -> list[list[re.Pattern[str]]]:
-    """The declared paths that begin with these names, or that are a beginning of them."""
-    return [
-        declared for declared in _OWN if all(name.fullmatch(part) for name, part in zip(declared, names, strict=False))
-    ]
-
-
-def _is_file(names: Sequence[str]) -> bool:
-    """Whether a run may write a file whose path has these names, or the temporary file from which it is renamed."""
-    names = (*names[:-1], names[-1].removesuffix(".partial"))
-    return any(
-        len(names) == len(declared) or (len(names) > len(declared) and declared[-1].pattern == ".+")
-        for declared in _declared(names)
-    )
-
-
-def _is_folder(names: Sequence[str]) -> bool:
-    """Whether a run may make a folder whose path has these names."""
-    return any(len(names) < len(declared) or declared[-1].pattern == ".+" for declared in _declared(names))
+def _is_file(name: str) -> bool:
+    """Whether a run may write a file with this path, or the temporary file from which it is renamed."""
+    return any(map(_OWN.fullmatch, (name, name.removesuffix(".partial"))))
 
 
 def is_own_file(name: str) -> bool:
     """Whether a run may have written a file with this path in its directory and needs it later."""
-    names = name.split("/")
-    return name != disk.LOCK and ".partial" not in name and ".." not in names and _is_file(names)
+    return name != disk.LOCK and ".partial" not in name and ".." not in name.split("/") and _is_file(name)
 
 
 def own_files(directory: Path) -> Iterator[str]:
@@ -65,19 +48,16 @@ def own_files(directory: Path) -> Iterator[str]:
 
 
 def require_own_entries(directory: Path) -> None:
-    """Raise RayflError if `directory` holds, at any depth, something that no run wrote; the message names it."""
-    foreign: list[Path] = []
+    """Raise RayflError if `directory` holds, at any depth, a file or a link that no run wrote; the message names it.
+
+    A folder is not worth a refusal: nothing is lost with it if it holds nothing else.
+    """
     for path, status in _entries(directory):
         if stat.S_ISLNK(status.st_mode):
             raise RayflError(f"{path} is a link, which no run made: move it away, or name another directory")
-        names = path.relative_to(directory).parts
-        # A directory in the place of a file is damage; nothing is lost with it if it is empty.
-        folder = stat.S_ISDIR(status.st_mode) and (_is_folder(names) or _is_file(names))
-        if not (folder or (stat.S_ISREG(status.st_mode) and _is_file(names))):
-            foreign.append(path)
-    if foreign:
-        first = next((path for path in foreign if not path.is_dir()), foreign[0])
-        raise RayflError(f"{first} is not a file of a run: move it away, or name another directory")
+        is_own = stat.S_ISREG(status.st_mode) and _is_file(path.relative_to(directory).as_posix())
+        if not (is_own or stat.S_ISDIR(status.st_mode)):
+            raise RayflError(f"{path} is not a file of a run: move it away, or name another directory")
 
 
 def require_no_links(directory: Path) -> None:

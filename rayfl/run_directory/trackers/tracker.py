@@ -17,12 +17,11 @@ TrackerName = Literal["tensorboard", "wandb"]
 _WANDB = "wandb/(offline-)?run-[0-9_]+-[0-9a-f]{8}(-[0-9]+)?"
 PART = RunFiles(
     (
-        r"tensorboard/events\.out\.tfevents\..*",
+        r"tensorboard/events\.out\.tfevents\.[^/]*",
         r"wandb/debug[a-z-]*\.log",
         rf"{_WANDB}/run-[0-9a-f]{{8}}\.wandb(\.synced)?",
         rf"{_WANDB}/logs/debug[a-z-]*\.log",
         rf"{_WANDB}/files/.+",
-        rf"{_WANDB}/tmp/.+/",
     ),
     {
         "`tensorboard/`, `wandb/`": "the rounds' values for the trackers in `output.track` "
