@@ -30,8 +30,7 @@ from rayfl.rounds.setup import Evaluation, Setup
 from rayfl.rounds.worker_jobs import Missed
 from rayfl.run_directory import checkpoint
 from rayfl.task import NetworkTask
-from rayfl.testing.executors import assert_close, assert_same_bits, contents, fitting_graph, play, rows
-from rayfl.testing.kept_values import Apart, owners
+from rayfl.testing.executors import Apart, assert_close, assert_same_bits, contents, fitting_graph, owners, play, rows
 from rayfl.testing.watching import Log, buffer_bits, watched
 from rayfl.untyped import Anything, SettingsTable, Value
 
