@@ -22,23 +22,15 @@ _read: set[tuple[str, str]] = set()
 
 @dataclass(frozen=True)
 class ThirdPartySetting:
-    """A setting that an experiment gives to a third-party class. `taker`: that class, with its file."""
+    """A setting that an experiment gives to a third-party class.
+
+    `id`: the class of its settings, and its name. `taker`: the class that it is for, with its file.
+    """
 
     table: str
-    name: str
+    id: tuple[str, str]
     value: str
-    settings: str
     taker: str
-
-    @property
-    def is_read(self) -> bool:
-        """Whether code in this process has read it."""
-        return self.id in _read
-
-    @property
-    def id(self) -> tuple[str, str]:
-        """The class of its settings, and its name."""
-        return self.settings, self.name
 
 
 def class_id(kind: type) -> str:
@@ -85,5 +77,5 @@ def require_read(settings: Iterable[ThirdPartySetting], read: frozenset[tuple[st
             raise UnusedSetting(
                 f"={setting.value} does nothing: no code of {setting.taker} has read it by the end of round "
                 f"{round_number}; remove it and run again, or, if only later rounds need it, read it in __init__",
-                (setting.table, setting.name),
+                (setting.table, setting.id[1]),
             )

@@ -35,7 +35,7 @@ from rayfl.rounds.errors import HookError, error_text, out_of_memory
 from rayfl.rounds.setup import Setup
 from rayfl.run_directory.trackers.tracker import require_installed
 from rayfl.settings import Settings, shown
-from rayfl.settings_read import ThirdPartySetting, class_id, is_ours
+from rayfl.settings_read import ThirdPartySetting, class_id, is_ours, read_here
 from rayfl.task import NetworkTask
 from rayfl.tasks.several_targets import WithSeveralTargets
 from rayfl.tasks.supervised import task_for
@@ -111,7 +111,8 @@ def prepare(experiment: Experiment) -> Setup:
     )
     check(setup, experiment, task)
     stop = None if experiment.stop is None else checked_stop(experiment.stop, setup)
-    return replace(setup, stop=stop, unread=[setting for setting in given_elsewhere(experiment) if not setting.is_read])
+    unread = [setting for setting in given_elsewhere(experiment) if setting.id not in read_here()]
+    return replace(setup, stop=stop, unread=unread)
 
 
 def with_task(table: Mapping[str, object], dataset: Dataset) -> dict[str, object]:
@@ -133,7 +134,9 @@ def given_elsewhere(experiment: Experiment) -> list[ThirdPartySetting]:
                 if settings.is_given(name) and not any(name in fields for fields in declared):
                     taker = f"{kind.__name__} ({plugins.place_of(kind)})"
                     foreign.append(
-                        ThirdPartySetting(table, name, shown(getattr(settings, name)), class_id(type(settings)), taker)
+                        ThirdPartySetting(
+                            table, (class_id(type(settings)), name), shown(getattr(settings, name)), taker
+                        )
                     )
     return foreign
 

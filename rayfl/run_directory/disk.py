@@ -25,8 +25,7 @@ class RunFiles(NamedTuple):
     Together they are everything that a run may write, that `--overwrite` removes and that a copy in object storage has;
     docs/reference/run-directory.md lists them.
 
-    `patterns`: regular expressions of their paths in the run directory. A slash separates two names of a path, and each
-    name matches by itself, except that `.+` at the end matches at any depth.
+    `patterns`: regular expressions of their paths in the run directory. `.+` at the end matches at any depth.
     `documented`: the names that the documentation gives these files, and their content.
     """
 
