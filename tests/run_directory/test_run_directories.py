@@ -54,7 +54,6 @@ def test_a_run_directory_is_reused_only_when_asked_and_only_a_run(tmp_path):
         "tensorboard/mine",
         "experiment.json.bak",
         "report.html/mine",
-        "empty/",
     ],
 )
 def test_a_file_that_no_run_wrote_keeps_a_run_from_being_overwritten(tmp_path, name):
@@ -62,10 +61,7 @@ def test_a_file_that_no_run_wrote_keeps_a_run_from_being_overwritten(tmp_path, n
     save_model(directory, "global", [{"w": torch.ones(1)}])
     path = directory / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    if name.endswith("/"):
-        path.mkdir()
-    else:
-        path.write_text("mine")
+    path.write_text("mine")
     before = sorted(directory.rglob("*"))
     with refused(names=[path]):
         create_run_directory(directory, overwrite=True)
