@@ -8,16 +8,16 @@ from rayfl.experiment.identity import require_settings
 from rayfl.experiment.report_options import ReportOptions, require_clients, require_targets
 from rayfl.report import wording
 from rayfl.report.groups import Group, best_first, compared, facts_of, group_runs, has_seeds, ranked_names
-from rayfl.report.numbers import cost_to_target, further_columns, number, target_words
-from rayfl.report.page_tables import (
-    Column,
+from rayfl.report.numbers import (
+    SPENT,
+    WORKED,
     cost_columns,
-    differing,
-    fairness_tables,
-    metric_column,
-    run_columns,
-    work_columns,
+    costs_to_target,
+    further_columns,
+    number,
+    target_words,
 )
+from rayfl.report.page_tables import Column, differing, fairness_tables, metric_column, run_columns
 from rayfl.run_directory.record import Run
 from rayfl.settings import dotted
 
@@ -68,9 +68,9 @@ def comparison(runs: Sequence[Run], options: ReportOptions) -> list[tuple[str, T
     groups = best_first(shown, metric, options.last)
     columns = [
         *run_columns(groups),
-        *work_columns(groups),
+        *cost_columns(groups, WORKED),
         *_values(groups, metric, options),
-        *cost_columns(groups)[:3],
+        *cost_columns(groups, SPENT)[:3],
         *further_columns(groups, metric, options),
     ]
     labels = [group.label for group in groups]
@@ -118,11 +118,9 @@ def _values(groups: Sequence[Group], metric: str | None, options: ReportOptions)
     shown += [("Unseen", unseen, 1)] * (unseen != metric and unseen in ranked_names(groups))
     columns = [metric_column(head, groups, name, last) for head, name, last in shown]
     for target in options.targets:
-        costs = [cost_to_target(group, metric, target) for group in groups]
+        costs = costs_to_target(groups, metric, target)
         to = target_words(target, facts_of(groups, metric))
-        counted = has_seeds(groups)
-        columns += [
-            Column(f"Rounds to {to}", [cost.rounds.words(decimals=0, counted=counted) for cost in costs]),
-            Column(f"MB to {to}", [cost.megabytes.words(decimals=2, counted=counted) for cost in costs]),
-        ]
+        for head, name, decimals in (("Rounds", "rounds", 0), ("MB", "megabytes", 2)):
+            words = [score.words(decimals=decimals, counted=has_seeds(groups)) for score in costs[name]]
+            columns.append(Column(f"{head} to {to}", words))
     return columns

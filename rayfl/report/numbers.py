@@ -8,7 +8,6 @@ which the metric that ranks the runs has reached 0.8; COST@own/accuracy=0.8 name
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -20,8 +19,8 @@ from rayfl.metrics.facts import Facts
 from rayfl.report import wording
 from rayfl.report.consensus import consensus_distance
 from rayfl.report.groups import Group, Score, facts_of, has_seeds, in_words, over, rank_value
-from rayfl.report.page_tables import Column, metric_column, sortable
-from rayfl.report.series import MEGABYTE_BITS, Series, cost, metric_names, series, work_done
+from rayfl.report.page_tables import Column, metric_column, run_columns, sortable
+from rayfl.report.series import MEGABYTE_BITS, Series, cost, mean_over, metric_names, series, total, workers
 from rayfl.run_directory.record import Run
 
 
@@ -31,10 +30,6 @@ class Number(NamedTuple):
     name: str
     facts: Facts
     read: Callable[[Run], float]
-
-
-def _total(column: str, unit: float, run: Run) -> float:
-    return float(run.rounds[column].to_numpy().sum() / unit)
 
 
 def _busiest(run: Run) -> float:
@@ -47,17 +42,38 @@ def _busiest(run: Run) -> float:
 COSTS: Mapping[str, tuple[str, str, Callable[[Run], float]]] = {
     "rounds": ("Rounds", "", lambda run: float(len(run.rounds))),
     "megabytes": ("Sent up and down", "MB", lambda run: float(cost(run).total_megabytes[-1:].sum())),
-    "uplink_megabytes": ("Sent up", "MB", partial(_total, "uplink_bits", MEGABYTE_BITS)),
-    "downlink_megabytes": ("Sent down", "MB", partial(_total, "downlink_bits", MEGABYTE_BITS)),
+    "uplink_megabytes": ("Sent up", "MB", partial(total, column="uplink_bits", unit=MEGABYTE_BITS)),
+    "downlink_megabytes": ("Sent down", "MB", partial(total, column="downlink_bits", unit=MEGABYTE_BITS)),
     "busiest_megabytes": ("Sent and received by the busiest client", "MB", _busiest),
     "consensus_distance": ("Distance of final models", "", consensus_distance),
-    "simulated_s": ("Simulated time", "s", partial(_total, "simulated_s", 1)),
-    "wall_s": ("Wall-clock time", "s", partial(_total, "wall_s", 1)),
-    "clients_per_round": ("Clients per round", "", lambda run: work_done(run).clients),
-    "steps_per_client_round": ("Steps per client per round", "", lambda run: work_done(run).steps),
-    "examples_per_client_round": ("Examples per client per round", "", lambda run: work_done(run).examples),
+    "simulated_s": ("Simulated time", "s", partial(total, column="simulated_s")),
+    "wall_s": ("Wall-clock time", "s", partial(total, column="wall_s")),
+    "clients_per_round": ("Clients per round", "", workers),
+    "steps_per_client_round": (
+        "Steps per client per round",
+        "",
+        partial(mean_over, column="num_steps", having="num_samples"),
+    ),
+    "examples_per_client_round": (
+        "Examples per client per round",
+        "",
+        partial(mean_over, column="num_samples", having="num_samples"),
+    ),
 }
 """Costs of whole runs by name: title, unit, and how they are read."""
+SPENT = {
+    "Up": ("uplink_megabytes", wording.megabytes),
+    "Down": ("downlink_megabytes", wording.megabytes),
+    "Simulated time": ("simulated_s", wording.seconds),
+    "Wall-clock time": ("wall_s", wording.seconds),
+}
+"""The columns of bytes and seconds in tables of runs: the cost, and its words."""
+WORKED = {
+    "Clients": ("clients_per_round", wording.amount),
+    "Steps": ("steps_per_client_round", wording.amount),
+    "Examples": ("examples_per_client_round", wording.amount),
+}
+"""The columns of the work of clients: those that worked in a round, and the steps and examples of each."""
 _TO_TARGET = ("rounds", "megabytes", "uplink_megabytes", "simulated_s")
 """The costs that `spent` gives, in its order."""
 _AT_TARGET = re.compile(rf"({'|'.join(_TO_TARGET)})@(?:(.+)=)?(-?\d*\.?\d+(?:e-?\d+)?)")
@@ -94,7 +110,7 @@ def number(name: str, groups: Sequence[Group], metric: str | None = None, last: 
         title += f" to {target_words(float(at[3]), facts)}" + f" ({wording.title(base, facts)})" * bool(at[2])
         cost_of = partial(spent, name=base, target=float(at[3]), facts=facts)
         number_facts = Facts(title=title, unit=unit, higher_is_better=False)
-        return Number(name, number_facts, lambda run: np.nan if (costs := cost_of(run)) is None else costs[index])
+        return Number(name, number_facts, lambda run: cost_of(run)[index])
     text = wording.metric(base, facts)
     number_facts = facts.model_copy(
         update={"title": text.title + f", {way}" * bool(way), "unit": facts.unit or text.unit}
@@ -125,13 +141,41 @@ def further_columns(groups: Sequence[Group], metric: str | None, options: Report
     return columns
 
 
-def spent(run: Run, name: str, target: float, facts: Facts) -> tuple[float, ...] | None:
-    """The costs (`_TO_TARGET`) of a run up to its first evaluation that reached the target; None if none did."""
+def ranking(groups: Sequence[Group], names: Sequence[str], last: int, more: Sequence[Column]) -> dict[str, object]:
+    """The table of runs with the metrics `names`, sorted by the mean of the last values of the first one.
+
+    more: further columns, at its end.
+    """
+    titles = {name: wording.title(name, facts_of(groups, name)) for name in names}
+    smooth = [metric_column(f"Final, smoothed: {titles[name]}", groups, name, last) for name in names[:1]]
+    finals = [metric_column(f"Final: {titles[name]}", groups, name, 1) for name in names]
+    return sortable(
+        groups,
+        [*run_columns(groups), *smooth, *finals, *cost_columns(groups, SPENT), *more],
+        smooth[0].head if smooth else "",
+        with_seeds=has_seeds(groups),
+        by=titles[names[0]] if names else "",
+        last=last,
+    )
+
+
+def cost_columns(groups: Sequence[Group], shown: Mapping[str, tuple[str, Callable[[float], str]]]) -> list[Column]:
+    """Columns of `COSTS`, means over seeds: those of `shown`, which has their names and words by their headings."""
+    columns = []
+    for head, (name, words) in shown.items():
+        amounts = [float(np.mean([COSTS[name][2](run) for run in group.runs])) for group in groups]
+        columns.append(Column(head, [*map(words, amounts)], [(amount,) for amount in amounts]))
+    return columns
+
+
+def spent(run: Run, name: str, target: float, facts: Facts) -> tuple[float, ...]:
+    """The costs (`_TO_TARGET`) of a run up to its first evaluation that reached the target; NaN if none did."""
     values = series(run, name)
     at = np.empty(0) if values is None else values.rounds[facts.sign * values.values >= facts.sign * target][:1]
-    total = cost(run).at(at)
+    if not len(at):
+        return (np.nan,) * len(_TO_TARGET)
     done = np.searchsorted(run.rounds["round"].to_numpy(), at, side="right")
-    return (float(done[0]), *(float(amount[0]) for amount in total[1:])) if len(at) else None
+    return (float(done[0]), *(float(amount[0]) for amount in cost(run).at(at)[1:]))
 
 
 def target_words(target: float, facts: Facts) -> str:
@@ -143,30 +187,13 @@ _DECIDES = "Up and down"
 """The column that sorts the table at first."""
 
 
-@dataclass(frozen=True)
-class CostToTarget:
-    """Costs of the seeds that reached the target, up to the first evaluation at the target.
-
-    `rounds` counts the rounds, so reaching it in round 0 takes 1; `best` is the best value of any seed, NaN if nothing
-    was measured.
-    """
-
-    rounds: Score
-    megabytes: Score
-    uplink_megabytes: Score
-    simulated_s: Score
-    best: float
-
-
-def cost_to_target(group: Group, name: str, target: float) -> CostToTarget:
-    """The group's costs up to the first evaluation with a value as good as the target."""
-    facts = facts_of([group], name)
-    measured = [evaluations for run in group.runs if (evaluations := series(run, name)) is not None]
-    costs = [amounts for run in group.runs if (amounts := spent(run, name, target, facts)) is not None]
-    best = facts.sign * float(
-        np.fmax.reduce([facts.sign * evaluations.best(facts)[0] for evaluations in measured], initial=np.nan)
-    )
-    return CostToTarget(*(over(amounts[column] for amounts in costs) for column in range(len(_TO_TARGET))), best=best)
+def costs_to_target(groups: Sequence[Group], name: str, target: float) -> dict[str, list[Score]]:
+    """A score for each group and cost (`_TO_TARGET`): of the seeds that reached the target, up to the first evaluation
+    at it. "rounds" counts rounds, so that reaching it in round 0 takes 1."""
+    facts = facts_of(groups, name)
+    by_group = [zip(*(spent(run, name, target, facts) for run in group.runs), strict=True) for group in groups]
+    scores = zip(*(map(over, amounts) for amounts in by_group), strict=True)
+    return {cost_name: [*of_groups] for cost_name, of_groups in zip(_TO_TARGET, scores, strict=True)}
 
 
 def targets(groups: Sequence[Group], name: str, target: float, last: int) -> dict[str, object]:
@@ -184,24 +211,28 @@ def targets(groups: Sequence[Group], name: str, target: float, last: int) -> dic
 
 def _columns(groups: Sequence[Group], name: str, target: float, last: int) -> list[Column]:
     """The columns; those of costs sort first by the share of seeds that reached the target."""
-    spent = [cost_to_target(group, name, target) for group in groups]
-    reached = [(-cost.rounds.count / len(group.runs),) for cost, group in zip(spent, groups, strict=True)]
-    counted = has_seeds(groups)
-    facts = facts_of(groups, name)
-    columns = [Column("Reached", [_reached(*row, facts) for row in zip(spent, groups, strict=True)], reached)]
-    for head, scores, decimals, unit in (
-        ("Rounds", [costs.rounds for costs in spent], lambda score: int(score.deviation > 0 or score.mean % 1 > 0), ""),
-        ("Up", [costs.uplink_megabytes for costs in spent], lambda score: wording.megabyte_decimals(score.mean), " MB"),
-        (_DECIDES, [costs.megabytes for costs in spent], lambda score: wording.megabyte_decimals(score.mean), " MB"),
-        ("Simulated time", [costs.simulated_s for costs in spent], lambda score: 1, " s"),
+    costs = costs_to_target(groups, name, target)
+    reached = [(-rounds.count / len(group.runs),) for rounds, group in zip(costs["rounds"], groups, strict=True)]
+    words = [_reached(rounds.count, group, name) for rounds, group in zip(costs["rounds"], groups, strict=True)]
+    columns = [Column("Reached", words, reached)]
+    for head, cost_name, decimals, unit in (
+        ("Rounds", "rounds", lambda score: int(score.deviation > 0 or score.mean % 1 > 0), ""),
+        ("Up", "uplink_megabytes", lambda score: wording.megabyte_decimals(score.mean), " MB"),
+        (_DECIDES, "megabytes", lambda score: wording.megabyte_decimals(score.mean), " MB"),
+        ("Simulated time", "simulated_s", lambda score: 1, " s"),
     ):
+        scores = costs[cost_name]
         by = [(*share, score.mean) for share, score in zip(reached, scores, strict=True)]
-        words = [score.words(decimals=decimals(score), unit=unit, counted=counted) for score in scores]
+        words = [score.words(decimals=decimals(score), unit=unit, counted=has_seeds(groups)) for score in scores]
         columns.append(Column(head, words, by))
     return [*columns, metric_column("Final, smoothed", groups, name, last)]
 
 
-def _reached(cost: CostToTarget, group: Group, facts: Facts) -> str:
-    if not cost.rounds.count:
-        return wording.NONE if math.isnan(cost.best) else f"not reached (best {facts.words(cost.best)})"
-    return "yes" if len(group.runs) == 1 else f"{cost.rounds.count} of {len(group.runs)} seeds"
+def _reached(count: int, group: Group, name: str) -> str:
+    """Whether the target was reached, by `count` of the group's seeds; else the best value of any seed."""
+    if count:
+        return "yes" if len(group.runs) == 1 else f"{count} of {len(group.runs)} seeds"
+    facts = facts_of([group], name)
+    every = [evaluations.values for run in group.runs if (evaluations := series(run, name)) is not None]
+    best = facts.sign * np.fmax.reduce(facts.sign * np.concatenate([[np.nan], *every]))
+    return wording.NONE if math.isnan(best) else f"not reached (best {facts.words(float(best))})"

@@ -32,17 +32,15 @@ from rayfl.report.colors import DARK, LIGHT, NUM_COLORS, config
 from rayfl.report.comparison import comparison
 from rayfl.report.figures import sections
 from rayfl.report.groups import Group, compared, group_runs, has_seeds, tuning
-from rayfl.report.numbers import further_columns, targets
+from rayfl.report.numbers import WORKED, cost_columns, further_columns, ranking, targets
 from rayfl.report.page_tables import (
     differences,
     fairness_tables,
     origins,
-    ranking,
     run_and_seed,
     shared_settings,
     sortable,
     statuses,
-    work_columns,
 )
 from rayfl.report.pivot import latex, tables_or_problems
 from rayfl.report.series import facts, run_label, run_name, table_name
@@ -210,7 +208,7 @@ def page(groups: Sequence[Group], options: ReportOptions) -> dict[str, Anything]
         "colors": options.colors or {},
         "lead": bool(names),
         "ranking": ranking(groups, names, options.last, more) if several else None,
-        "work": sortable(groups, work_columns(groups), "") if several else None,
+        "work": sortable(groups, cost_columns(groups, WORKED), "") if several else None,
         "fairness": fairness_tables(groups, names),
         "statuses": statuses(groups),
         "origins": origins(groups),

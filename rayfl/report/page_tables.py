@@ -16,7 +16,7 @@ from rayfl.metrics.fairness import fairness
 from rayfl.report import wording
 from rayfl.report.colors import Key, key
 from rayfl.report.groups import Group, facts_of, has_seeds, in_words, over, rank_value, smoothed
-from rayfl.report.series import MEGABYTE_BITS, facts, method_of, metric_names, run_label, work_done
+from rayfl.report.series import facts, method_of, metric_names, run_label
 from rayfl.run_directory.description import ORIGIN, read_origin
 from rayfl.run_directory.record import Run
 from rayfl.settings import dotted
@@ -91,39 +91,12 @@ def _places(by: Sequence[tuple[float, ...]] | None, count: int) -> list[int]:
     return sorted(range(count), key=order.__getitem__)
 
 
-def ranking(groups: Sequence[Group], names: Sequence[str], last: int, more: Sequence[Column]) -> dict[str, object]:
-    """The table of runs with the metrics `names`, sorted by the mean of the last values of the first one.
-
-    more: further columns, at its end.
-    """
-    titles = {name: wording.title(name, facts_of(groups, name)) for name in names}
-    smooth = [metric_column(f"Final, smoothed: {titles[name]}", groups, name, last) for name in names[:1]]
-    finals = [metric_column(f"Final: {titles[name]}", groups, name, 1) for name in names]
-    return sortable(
-        groups,
-        [*run_columns(groups), *smooth, *finals, *cost_columns(groups), *more],
-        smooth[0].head if smooth else "",
-        with_seeds=has_seeds(groups),
-        by=titles[names[0]] if names else "",
-        last=last,
-    )
-
-
 def run_columns(groups: Sequence[Group]) -> list[Column]:
     """The seeds, if a group has several, and the rounds."""
     seeds = Column("Seeds", [", ".join(str(seed) for seed in group.seeds) for group in groups])
     rounds = [[len(run.rounds) for run in group.runs] for group in groups]
     words = [" / ".join(map(str, dict.fromkeys(counts))) for counts in rounds]
     return [*([seeds] if has_seeds(groups) else []), Column("Rounds", words, [(max(counts),) for counts in rounds])]
-
-
-def work_columns(groups: Sequence[Group]) -> list[Column]:
-    """The clients that worked in a round, and the steps and examples of each, means over seeds."""
-    means = [np.mean([work_done(run) for run in group.runs], axis=0).tolist() for group in groups]
-    return [
-        Column(head, [wording.amount(mean[index]) for mean in means], [(mean[index],) for mean in means])
-        for index, head in enumerate(("Clients", "Steps", "Examples"))
-    ]
 
 
 def metric_column(head: str, groups: Sequence[Group], name: str, last: int) -> Column:
@@ -137,23 +110,6 @@ def metric_column(head: str, groups: Sequence[Group], name: str, last: int) -> C
         [in_words(score, facts, counted) for score in scores],
         [(-rank_value(score, facts), labels.index(group.label)) for score, group in zip(scores, groups, strict=True)],
     )
-
-
-def cost_columns(groups: Sequence[Group]) -> list[Column]:
-    """Bytes and seconds of whole runs, means over seeds."""
-    shown = {
-        "Up": ("uplink_bits", MEGABYTE_BITS, wording.megabytes),
-        "Down": ("downlink_bits", MEGABYTE_BITS, wording.megabytes),
-        "Simulated time": ("simulated_s", 1, wording.seconds),
-        "Wall-clock time": ("wall_s", 1, wording.seconds),
-    }
-    columns = []
-    for head, (column, unit, words) in shown.items():
-        amounts = [
-            float(np.mean([run.rounds[column].to_numpy().sum() / unit for run in group.runs])) for group in groups
-        ]
-        columns.append(Column(head, [words(amount) for amount in amounts], [(amount,) for amount in amounts]))
-    return columns
 
 
 def fairness_of(run: Run) -> dict[str, dict[str, float]]:

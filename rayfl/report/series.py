@@ -139,20 +139,20 @@ def cost(run: Run) -> Cost:
     return Cost(run.rounds["round"].to_numpy(), both, up, np.cumsum(seconds))
 
 
-class WorkDone(NamedTuple):
-    """Means of a run: the clients that worked in a round, and the steps and examples of each, in all stages."""
-
-    clients: float
-    steps: float
-    examples: float
+def total(run: Run, column: str, unit: float = 1.0) -> float:
+    """The sum of a column of the rounds table over all rounds."""
+    return float(run.rounds[column].to_numpy().sum() / unit)
 
 
-def work_done(run: Run) -> WorkDone:
-    """The local work of a run; clients without any are left out."""
-    steps, examples = (run.clients[name].to_numpy() for name in ("num_steps", "num_samples"))
-    worked = examples > 0
-    means = [float(each[worked].mean()) if worked.any() else 0.0 for each in (steps, examples)]
-    return WorkDone(worked.sum() / max(len(run.rounds), 1), *means)
+def workers(run: Run) -> float:
+    """The mean number of clients that worked in a round."""
+    return np.count_nonzero(run.clients["num_samples"].to_numpy()) / max(len(run.rounds), 1)
+
+
+def mean_over(run: Run, column: str, having: str) -> float:
+    """The mean of a column of the clients table over its rows with a positive number in the column `having`."""
+    amounts = run.clients[column].to_numpy()[run.clients[having].to_numpy() > 0]
+    return float(amounts.mean()) if len(amounts) else 0.0
 
 
 def is_personal(run: Run) -> bool:

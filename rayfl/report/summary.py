@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Literal, TypedDict
+from typing import Literal
 
 import pyarrow.compute as pc
 
@@ -13,13 +13,16 @@ from rayfl import toml
 from rayfl.errors import RayflError
 from rayfl.report.comparison import TextTable
 from rayfl.report.page_tables import fairness_of
-from rayfl.report.series import MEGABYTE_BITS, facts, ranking_names, run_name, series, work_done
+from rayfl.report.series import MEGABYTE_BITS, facts, mean_over, ranking_names, run_name, series, total, workers
 from rayfl.rounds.early_stop import EarlyStop, stop_rule
 from rayfl.run_directory.description import Notes, read_experiment, read_notes, read_resources
 from rayfl.run_directory.disk import is_locked
 from rayfl.run_directory.record import Run, read_run
 from rayfl.settings import dotted
+from rayfl.untyped import Json
 
+Summary = dict[str, Json]
+"""The numbers of a run by name, as `summary` lists them."""
 RunStatus = Literal["finished", "running", "stopped", "unfinished", "damaged"]
 """`unfinished`: a copy in object storage, which does not say whether a process is continuing the run."""
 PLACES = ("pooled", "own", "unseen")
@@ -106,50 +109,23 @@ def _last_change(directory: Path) -> float:
     return max(changed)
 
 
-class Summary(TypedDict):
-    """Plain values, by name, for a table or for JSON.
-
-    `final`, `best` (the value, and the first round that had it) and `units` ("%": a share of 1) are keyed by the names
-    of the metrics that rank runs, `fairness` (`metrics.fairness.fairness` at the last evaluation) by those of all
-    values of single clients; `privacy` has epsilon of all rounds, and delta. Megabytes are totals over clients and
-    rounds; kilobytes are means over the clients and rounds that sent (received) anything, steps and examples over
-    those that worked, in all stages; 1 MB = 1e6 B. `early_stop`: why a `[stop]` table ended the run, or
-    "". `resources`: as of `rounds.resources.totals`.
-    """
-
-    name: str
-    directory: str
-    finished: bool
-    rounds: int
-    early_stop: str
-    final: dict[str, float]
-    best: dict[str, dict[str, float]]
-    units: dict[str, str]
-    fairness: dict[str, dict[str, float]]
-    privacy: dict[str, float]
-    uplink_megabytes: float
-    downlink_megabytes: float
-    uplink_kilobytes_per_client_round: float
-    downlink_kilobytes_per_client_round: float
-    clients_per_round: float
-    steps_per_client_round: float
-    examples_per_client_round: float
-    selected: int
-    delivered: int
-    simulated_s: float
-    wall_s: float
-    resources: dict[str, float]
-
-
 def summary(run: Run) -> Summary:
-    """A run in numbers."""
+    """A run in numbers: plain values by name, for a table or for JSON.
+
+    name, directory, finished, rounds (their number), early_stop (why a `[stop]` table ended the run, or ""). final,
+    best (the value, and the first round that had it) and units ("%": a share of 1) have the names of the metrics that
+    rank runs, fairness (`metrics.fairness.fairness` at the last evaluation) those of all values of single clients;
+    privacy has epsilon of all rounds, and delta. uplink_megabytes, downlink_megabytes, selected, delivered, simulated_s
+    and wall_s are totals over clients and rounds; uplink_kilobytes_per_client_round and its like for downlinks are
+    means over the clients and rounds that sent (received) anything, clients_per_round, steps_per_client_round and
+    examples_per_client_round over those that worked, in all stages; 1 MB = 1e6 B. resources: as of
+    `rounds.resources.totals`.
+    """
     ranked = {name: values for name in ranking_names(run) if (values := series(run, name))}
     best = ((name, *values.best(facts(run, name))) for name, values in ranked.items())
     wrap = run.experiment.get("wrap")
     spent = series(run, "privacy/epsilon")
     deltas = [wrapper["delta"] for wrapper in wrap if "delta" in wrapper] if isinstance(wrap, list) else []
-    done = work_done(run)
-    totals = {name: float(run.rounds[name].to_numpy().sum()) for name in run.rounds.column_names}
     return {
         "name": run_name(run),
         "directory": str(run.directory.absolute()),
@@ -161,21 +137,16 @@ def summary(run: Run) -> Summary:
         "units": {name: facts(run, name).unit for name in ranked},
         "fairness": fairness_of(run),
         "privacy": {"epsilon": spent.final, "delta": deltas[-1]} if spent and deltas else {},
-        "uplink_megabytes": totals["uplink_bits"] / MEGABYTE_BITS,
-        "downlink_megabytes": totals["downlink_bits"] / MEGABYTE_BITS,
-        "uplink_kilobytes_per_client_round": _mean_kilobytes(run, "uplink_bits"),
-        "downlink_kilobytes_per_client_round": _mean_kilobytes(run, "downlink_bits"),
-        "clients_per_round": done.clients,
-        "steps_per_client_round": done.steps,
-        "examples_per_client_round": done.examples,
-        "selected": int(totals["selected"]),
-        "delivered": int(totals["delivered"]),
-        "simulated_s": totals["simulated_s"],
-        "wall_s": totals["wall_s"],
+        "uplink_megabytes": total(run, "uplink_bits", MEGABYTE_BITS),
+        "downlink_megabytes": total(run, "downlink_bits", MEGABYTE_BITS),
+        "uplink_kilobytes_per_client_round": mean_over(run, "uplink_bits", "uplink_bits") / 8e3,
+        "downlink_kilobytes_per_client_round": mean_over(run, "downlink_bits", "downlink_bits") / 8e3,
+        "clients_per_round": workers(run),
+        "steps_per_client_round": mean_over(run, "num_steps", "num_samples"),
+        "examples_per_client_round": mean_over(run, "num_samples", "num_samples"),
+        "selected": int(total(run, "selected")),
+        "delivered": int(total(run, "delivered")),
+        "simulated_s": total(run, "simulated_s"),
+        "wall_s": total(run, "wall_s"),
         "resources": read_resources(run.directory),
     }
-
-
-def _mean_kilobytes(run: Run, column: str) -> float:
-    bits = run.clients[column].to_numpy()
-    return float(bits[bits > 0].mean()) / 8e3 if (bits > 0).any() else 0.0

@@ -1,6 +1,6 @@
 """The texts for metrics, numbers and settings on a page. 1 MB = 1e6 bytes."""
 
-from typing import NamedTuple
+from collections.abc import Mapping
 
 from rayfl.choices.plugins import short
 from rayfl.metrics.facts import RECORDED_BEFORE, Facts
@@ -66,158 +66,171 @@ PLACES = {
 """A title for each moment at which `rayfl.rounds.evaluation` evaluates models, and which model on which data."""
 
 
-class MetricText(NamedTuple):
-    """How a page names a metric; `unit` is "" for a number without one, `meaning` a sentence."""
-
-    title: str
-    unit: str
-    meaning: str
-
-
-_METRICS = {
-    "train/loss": MetricText(
+_METRICS: Mapping[str, tuple[str, str, str]] = {
+    "train/loss": (
         "Training loss",
         "mean per example",
         "The mean loss over the examples of local training; it should fall. Of methods that train on a sum of losses "
         "it is that sum (`rayfl methods NAME` says so).",
     ),
-    "correlation_distance": MetricText(
+    "correlation_distance": (
         "Correlation distance",
         "0 to 1",
         "FedPSE's distance d = 0.5 - 0.5 cos between the average update and a client's own: 0 is the same direction, "
         "1 the opposite one.",
     ),
-    "correlation_distance_variance": MetricText(
+    "correlation_distance_variance": (
         "Variance of the correlation distances",
         "",
         "The variance of FedPSE's distances d over a round's clients (its Table 3).",
     ),
-    "comm/busiest_megabytes": MetricText(
+    "comm/busiest_megabytes": (
         "Comm of the busiest node",
         "MB per round",
         "Papers call this Comm: 4 bytes for each number that the busiest peer, the server or a client sends or "
         "receives, whichever is more. A number counts 4 bytes whatever its width.",
     ),
-    "comm/busiest_received_megabytes": MetricText(
+    "comm/busiest_received_megabytes": (
         "Comm of the busiest receiver",
         "MB per round",
         "As Comm of the busiest node, of downloads alone, as in Dis-PFL's tables, where all peers receive from "
         "equally many neighbours.",
     ),
-    "comm/mean_megabytes": MetricText(
+    "comm/mean_megabytes": (
         "Comm of a client",
         "MB per round",
         "The mean Comm over peers or clients, up or down, whichever is more; positions do not count.",
     ),
-    "comm/link_megabytes": MetricText(
+    "comm/link_megabytes": (
         "Comm of a link as MCE-PL bills it",
         "MB per round",
         "The cost of a link in MCE-PL's paper: one bit per entry of a mask, 4 bytes per weight.",
     ),
-    "comm/link_ones_megabytes": MetricText(
+    "comm/link_ones_megabytes": (
         "Ones in a mask, in bits",
         "MB per round",
         "The cost of a link in the code of MCE-PL's authors: one bit for each 1 in a mask.",
     ),
-    "flops/training": MetricText(
+    "flops/training": (
         "Operations of a client's training",
         "floating-point operations per round",
         "As papers count: three forward passes per example and gradient (two for frozen weights), kept weights only.",
     ),
-    "population/available": MetricText(
-        "Available clients", "clients", "How many clients were available when the round began."
-    ),
-    "flight/staleness": MetricText(
+    "population/available": ("Available clients", "clients", "How many clients were available when the round began."),
+    "flight/staleness": (
         "Staleness of messages",
         "updates",
         "How many updates of the server a client missed between its start and its end. Of peers: how many rounds old "
         "the messages were that a peer mixed; in pairs: how often others changed its model while it trained.",
     ),
-    "flight/idle_share": MetricText(
+    "flight/idle_share": (
         "Idle share",
         "0 to 1",
         "The share of the concurrency (the most clients that train at once; all peers) that was unused in the round.",
     ),
-    "flight/version": MetricText(
-        "Version that clients began with", "updates", "The number of updates of the server before a client began."
+    "flight/version": (
+        "Version that clients began with",
+        "updates",
+        "The number of updates of the server before a client began.",
     ),
-    "flight/began_s": MetricText(
-        "Start of clients", "simulated s", "The start times of the clients that ended since the last update."
+    "flight/began_s": (
+        "Start of clients",
+        "simulated s",
+        "The start times of the clients that ended since the last update.",
     ),
-    "flight/ended_s": MetricText(
-        "End of clients", "simulated s", "The times at which clients ended since the last update."
-    ),
-    "graph/mean_degree": MetricText(
+    "flight/ended_s": ("End of clients", "simulated s", "The times at which clients ended since the last update."),
+    "graph/mean_degree": (
         "Neighbours of a peer, mean",
         "peers",
         "The mean number of peers from which a peer receives in the round's graph.",
     ),
-    "graph/max_degree": MetricText(
+    "graph/max_degree": (
         "Neighbours of a peer, most",
         "peers",
         "The largest number of peers from which a peer receives in the round's graph.",
     ),
-    "graph/connected": MetricText(
+    "graph/connected": (
         "Whether the round's graph is connected",
         "1: yes, 0: no",
         "Whether a change at one peer can reach every peer that took part.",
     ),
-    "graph/spectral_gap": MetricText(
+    "graph/spectral_gap": (
         "Spectral gap of the round's mixing matrix",
         "0 to 1",
         "The larger it is, the faster averaging with neighbours brings all peers to one model.",
     ),
-    "mask/hamming": MetricText(
-        "Distance of masks", "%", "The share of entries that one client of a pair keeps and the other does not."
+    "mask/hamming": (
+        "Distance of masks",
+        "%",
+        "The share of entries that one client of a pair keeps and the other does not.",
     ),
-    "mask/hamming_label_correlation": MetricText(
+    "mask/hamming_label_correlation": (
         "Correlation of mask distance and label similarity",
         "-1 to 1",
         "Over pairs of clients; if it is below zero, clients with similar labels keep similar entries.",
     ),
-    "labels/similarity": MetricText(
-        "Similarity of labels", "0 to 1", "The cosine between two clients' distributions of training labels."
+    "labels/similarity": (
+        "Similarity of labels",
+        "0 to 1",
+        "The cosine between two clients' distributions of training labels.",
     ),
-    "admm/residual": MetricText(
-        "Residual of the constraint", "norm", "How far the mixture is from meeting ADMM's constraint; it should fall."
+    "admm/residual": (
+        "Residual of the constraint",
+        "norm",
+        "How far the mixture is from meeting ADMM's constraint; it should fall.",
     ),
-    "elastic/boosted_share": MetricText(
-        "Share of boosted entries", "0 to 1", "The share of the update's entries that elastic aggregation enlarges."
+    "elastic/boosted_share": (
+        "Share of boosted entries",
+        "0 to 1",
+        "The share of the update's entries that elastic aggregation enlarges.",
     ),
-    "elastic/mean_factor": MetricText(
-        "Mean factor of the update", "", "The mean over the update's entries of elastic aggregation's factor zeta."
+    "elastic/mean_factor": (
+        "Mean factor of the update",
+        "",
+        "The mean over the update's entries of elastic aggregation's factor zeta.",
     ),
-    "ifca/cluster": MetricText("Cluster", "number", "The cluster whose model the client chose, counted from 0."),
-    "clip/norm": MetricText("Norm of a message", "norm", "The Euclidean norm of a client's message before clipping."),
-    "clip/clipped": MetricText("Clipped messages", "0 to 1", "The share of the round's messages that were clipped."),
-    "clip/bound": MetricText("Clipping norm", "norm", "The norm to which messages were clipped in the round."),
-    "privacy/epsilon": MetricText(
-        "Epsilon so far", "epsilon", "The epsilon of differential privacy up to this round, at the settings' delta."
+    "ifca/cluster": ("Cluster", "number", "The cluster whose model the client chose, counted from 0."),
+    "clip/norm": ("Norm of a message", "norm", "The Euclidean norm of a client's message before clipping."),
+    "clip/clipped": ("Clipped messages", "0 to 1", "The share of the round's messages that were clipped."),
+    "clip/bound": ("Clipping norm", "norm", "The norm to which messages were clipped in the round."),
+    "privacy/epsilon": (
+        "Epsilon so far",
+        "epsilon",
+        "The epsilon of differential privacy up to this round, at the settings' delta.",
     ),
-    "attack/share": MetricText("Attackers", "0 to 1", "The share of the round's messages that attackers sent."),
-    "fedmgda/direction_norm": MetricText(
+    "attack/share": ("Attackers", "0 to 1", "The share of the round's messages that attackers sent."),
+    "fedmgda/direction_norm": (
         "Norm of the common direction",
         "norm",
         "The norm of FedMGDA's combination of unit updates; if it is near 0, no direction helps all clients.",
     ),
-    "fedexp/server_lr": MetricText(
-        "Learning rate of FedExP's server", "", "1 is FedAvg's step; if it keeps growing, raise method.epsilon."
+    "fedexp/server_lr": (
+        "Learning rate of FedExP's server",
+        "",
+        "1 is FedAvg's step; if it keeps growing, raise method.epsilon.",
     ),
-    "qfedavg/loss": MetricText(
-        "Loss before training", "loss", "The loss of the received model on the client's training examples."
+    "qfedavg/loss": (
+        "Loss before training",
+        "loss",
+        "The loss of the received model on the client's training examples.",
     ),
-    "marina/dense": MetricText(
-        "Rounds of uncompressed gradients", "1: yes, 0: no", "Whether MARINA's clients sent uncompressed gradients."
+    "marina/dense": (
+        "Rounds of uncompressed gradients",
+        "1: yes, 0: no",
+        "Whether MARINA's clients sent uncompressed gradients.",
     ),
-    "pfnm/hidden_neurons": MetricText(
+    "pfnm/hidden_neurons": (
         "Hidden neurons of the matched model",
         "neurons",
         "The number of hidden neurons after PFNM has matched those of the clients.",
     ),
-    "threshold": MetricText(
-        "Threshold of the updates", "", "FedSCR's threshold below which a client's filters and channels are not sent."
+    "threshold": (
+        "Threshold of the updates",
+        "",
+        "FedSCR's threshold below which a client's filters and channels are not sent.",
     ),
 }
+"""The title, unit ("" for a number without one) and meaning of metrics that methods and wrappers record."""
 _OVER_CLIENTS = {
     "_merged": ("of all clients together", "one value from the sums of all clients"),
     "_weighted": ("weighted by examples", "the mean of the clients' values, weighted by their examples"),
@@ -232,24 +245,25 @@ NAMES = (*(f"{place}/{what}" for place in PLACES for what in RECORDED_BEFORE), *
 """The metrics that have a title of their own in every run."""
 
 
-def metric(name: str, facts: Facts | None = None) -> MetricText:
-    """The title, unit and meaning of a metric; its recorded name if nothing is known about it.
+def metric(name: str, facts: Facts | None = None) -> Facts:
+    """The title, unit and meaning (a sentence) of a metric; its recorded name if nothing is known about it.
 
     facts: of the value that it evaluates; None: those of the metrics that every run has.
     """
     if name in _METRICS:
-        return _METRICS[name]
+        long_title, unit, meaning = _METRICS[name]
+        return Facts(title=long_title, unit=unit, meaning=meaning)
     place, _, what = name.partition("/")
     facts = facts or RECORDED_BEFORE.get(what or place)
     ending = next((suffix for suffix in _OVER_CLIENTS if place.endswith(suffix)), "")
     place = place.removesuffix(ending)
-    if place in PLACES:
-        facts = facts or Facts(title=what.capitalize(), meaning=f"{what.capitalize()}, as the task evaluates it")
-        short, long = PLACES[place]
-        if ending:
-            short, long = f"{short}, {_OVER_CLIENTS[ending][0]}", f"{long} ({_OVER_CLIENTS[ending][1]})"
-        return MetricText(f"{facts.title}: {short}", facts.unit, f"{facts.meaning} of {long}.")
-    return MetricText(name, facts.unit if facts else "", f"Recorded as {name}.")
+    if place not in PLACES:
+        return Facts(title=name, unit=facts.unit if facts else "", meaning=f"Recorded as {name}.")
+    facts = facts or Facts(title=what.capitalize(), meaning=f"{what.capitalize()}, as the task evaluates it")
+    short, long = PLACES[place]
+    if ending:
+        short, long = f"{short}, {_OVER_CLIENTS[ending][0]}", f"{long} ({_OVER_CLIENTS[ending][1]})"
+    return Facts(title=f"{facts.title}: {short}", unit=facts.unit, meaning=f"{facts.meaning} of {long}.")
 
 
 def title(name: str, facts: Facts | None = None) -> str:

@@ -12,7 +12,7 @@ from rayfl.metrics.facts import ACCURACY, LOSS, PLACES, Facts
 from rayfl.metrics.fairness import facts_over_clients, fairness
 from rayfl.report import wording
 from rayfl.report.groups import choose, facts_of, group_runs, in_words, over, ranked_names
-from rayfl.report.numbers import cost_to_target
+from rayfl.report.numbers import costs_to_target, targets
 from rayfl.report.page import report
 from rayfl.report.page_tables import fairness_of
 from rayfl.report.summary import summary
@@ -45,9 +45,9 @@ def test_a_metric_that_falls_ranks_the_smallest_first_and_reaches_targets_from_a
     numbers = summary(near)
     assert numbers["best"]["pooled/distance"] == {"value": 2.0, "round": 1}
     assert numbers["units"]["pooled/distance"] == "km"
-    reached = cost_to_target(found[1], "pooled/distance", 4.5)
-    assert (reached.rounds.count, reached.rounds.mean, reached.best) == (1, 2, 2.0)
-    assert cost_to_target(found[0], "pooled/distance", 4.5).best == 7.0
+    missed, reached = costs_to_target(found, "pooled/distance", 4.5)["rounds"]
+    assert (missed.count, reached.count, reached.mean) == (0, 1, 2)
+    assert "not reached (best 7 km)" in str(targets(found, "pooled/distance", 4.5, 1)["rows"])
     (choice,) = choose(found, ["method.lr"], "pooled/distance", 1)
     assert choice.winner.runs[0].directory == near.directory
     html = report([far.directory, near.directory], tmp_path / "page.html").read_text(encoding="utf-8")

@@ -6,7 +6,7 @@ import pytest
 
 from rayfl.metrics.facts import ACCURACY as FACTS
 from rayfl.report.groups import Group, Score, group_runs, in_words, over, smoothed
-from rayfl.report.numbers import cost_to_target, targets
+from rayfl.report.numbers import costs_to_target, targets
 from rayfl.report.page_tables import Column, sortable
 from tests.hand_written import ACCURACY, group_of, run_of
 from tests.refusals import mentions
@@ -43,17 +43,18 @@ def test_the_price_is_what_was_spent_when_an_evaluation_first_showed_the_target(
         run_of(tmp_path / "2", {0: 0.3, 1: 0.6, 2: 0.2}, seed=2),
         run_of(tmp_path / "3", {0: 0.3, 1: 0.59}, rounds=9, seed=3),
     )
-    found = cost_to_target(group, ACCURACY, 0.6)
-    assert (found.rounds.count, found.best) == (2, 0.8)
+    found = {name: score for name, (score,) in costs_to_target([group], ACCURACY, 0.6).items()}
+    assert found["rounds"].count == 2
     # 4 and 2 rounds of 1 MB up, 4 MB both ways, 2 s; of a and b the deviation is |a - b| / sqrt(2).
     spread = 2 / math.sqrt(2)
-    assert (found.rounds.mean, found.rounds.deviation) == (3, pytest.approx(spread))
-    assert (found.uplink_megabytes.mean, found.uplink_megabytes.deviation) == (3, pytest.approx(spread))
-    assert (found.megabytes.mean, found.megabytes.deviation) == (12, pytest.approx(4 * spread))
-    assert (found.simulated_s.mean, found.simulated_s.deviation) == (6, pytest.approx(2 * spread))
-    nobody = cost_to_target(group, ACCURACY, 0.81)
-    assert (nobody.rounds.count, nobody.megabytes.count, nobody.best) == (0, 0, 0.8)
-    assert math.isnan(cost_to_target(group, "own/accuracy", 0.5).best)
+    assert (found["rounds"].mean, found["rounds"].deviation) == (3, pytest.approx(spread))
+    assert (found["uplink_megabytes"].mean, found["uplink_megabytes"].deviation) == (3, pytest.approx(spread))
+    assert (found["megabytes"].mean, found["megabytes"].deviation) == (12, pytest.approx(4 * spread))
+    assert (found["simulated_s"].mean, found["simulated_s"].deviation) == (6, pytest.approx(2 * spread))
+    nobody = costs_to_target([group], ACCURACY, 0.81)
+    assert (nobody["rounds"][0].count, nobody["megabytes"][0].count) == (0, 0)
+    assert "not reached (best 80.0 %)" in str(targets([group], ACCURACY, 0.81, 3)["rows"])
+    assert "'\u2013'" in str(targets([group], "own/accuracy", 0.5, 3)["rows"])
 
 
 def test_without_any_value_nobody_reaches_the_target(tmp_path):

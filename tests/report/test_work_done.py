@@ -18,7 +18,7 @@ from rayfl.methods.shared.local_training import LocalTraining
 from rayfl.report.comparison import comparison
 from rayfl.report.groups import group_runs
 from rayfl.report.page_tables import differing
-from rayfl.report.series import work_done
+from rayfl.report.series import mean_over
 from rayfl.run_directory.record import Run, read_run
 from tests.jobs.commands import rayfl as command
 
@@ -53,7 +53,7 @@ def test_the_main_table_shows_the_work(runs: dict[str, Run]):
     work = {row[0]: list(row[place : place + 2]) for row in table.rows}
     # Ditto has 2 epochs for the global model and 3 for the personal one.
     assert work == {"fedavg": ["2", "8"], "ditto": ["2", "40"], "local": ["6", "8"]}
-    examples = [work_done(runs[name]).examples for name in ("fedavg", "ditto", "local")]
+    examples = [mean_over(runs[name], "num_samples", "num_samples") for name in ("fedavg", "ditto", "local")]
     assert examples == pytest.approx([239.5, 5 * 239.5, 239.5], rel=3e-3)
 
 
