@@ -1,8 +1,8 @@
 """The numbers of runs by name, as columns of tables: metrics, costs, and the costs of reaching a target.
 
 NAME is a metric as the run recorded it ("own/accuracy"), or one of `COSTS` ("megabytes"). NAME:best, NAME:final,
-NAME:mean and NAME:sum say how a metric's values become one number. COST@0.8 is the cost up to the first evaluation at
-which the metric that ranks the runs has reached 0.8; COST@own/accuracy=0.8 names another metric.
+NAME:mean, NAME:sum and NAME:oscillation say how a metric's values become one number. COST@0.8 is the cost up to the
+first evaluation at which the metric that ranks the runs has reached 0.8; COST@own/accuracy=0.8 names another metric.
 """
 
 import math
@@ -83,13 +83,18 @@ _WAYS: Mapping[str, Callable[[Series, Facts, int], float]] = {
     "final": lambda evaluations, facts, last: evaluations.final,
     "mean": lambda evaluations, facts, last: float(evaluations.values.mean()),
     "sum": lambda evaluations, facts, last: float(evaluations.values.sum()),
+    # The mean change to and fro from one evaluation to the next: 0 if a curve only rises or only falls.
+    "oscillation": lambda evaluations, facts, last: float(
+        (np.abs(np.diff(evaluations.values)).sum() - abs(evaluations.values[-1] - evaluations.values[0]))
+        / max(len(evaluations.values) - 1, 1)
+    ),
 }
 
 
 def number(name: str, groups: Sequence[Group], metric: str | None = None, last: int = 3) -> Number:
     """The number that `name` stands for.
 
-    A metric without ":best", ":final", ":mean" or ":sum" is the mean of its last `last` values, or of all of them if it
+    A metric without ":best" or another way is the mean of its last `last` values, or of all of them if it
     is a cost per round ("comm/busiest_megabytes"). metric: the metric of a target whose name gives none. Raise
     RayflError if no run has the number.
     """

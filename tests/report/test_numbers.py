@@ -32,6 +32,7 @@ def runs(tmp_path) -> list[Run]:
         (f"{ACCURACY}:best", [0.75, 0.5]),
         (f"{ACCURACY}:mean", [0.5, 0.3125]),
         (f"{ACCURACY}:sum", [1.5, 1.25]),
+        (f"{ACCURACY}:oscillation", [(0.5 + 0.25 - 0.25) / 2, 0.0]),
         ("rounds", [3, 4]),
         ("megabytes", [12, 16]),
         ("uplink_megabytes", [3, 4]),
