@@ -19,8 +19,6 @@ with the mean of the clients' full gradients at the x that they received, G = me
 
 from typing import Literal
 
-import torch
-
 from rayfl.methods.base import (
     Batch,
     Capabilities,
@@ -40,11 +38,10 @@ from rayfl.methods.base import (
     tree,
     unused_with,
 )
+from rayfl.methods.shared.full_gradient import MEASURE, GradientSum, mean_gradient, no_gradient, with_batch
 from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, LocalTraining
 from rayfl.methods.shared.optimizers import SGD, Optimizer
 
-MEASURE = "full gradient"
-"""The stage that adds up the client's full gradient at x."""
 OF_ADAM = unused_with(statistics=["momentum"])
 
 
@@ -64,12 +61,10 @@ class MimeLiteHyper(LocalTraining):
         return {**super().unused(), **dict.fromkeys(("optimizer", "momentum"), why)}
 
 
-class MimeLiteCarry(LocalCarry):
+class MimeLiteCarry(GradientSum, LocalCarry):
     """A client's carry."""
 
     statistics: State  # m, and v of adam
-    gradients: Tree  # the sum of the gradients at x of all examples so far
-    seen: torch.Tensor  # the number of these examples, float32 []
 
 
 class MimeLiteServer(ModelState):
@@ -125,22 +120,18 @@ class MimeLite(GradientMethod, ModelServer):
         carry = super().begin(state, received, ctx)
         return {
             **carry,
+            **no_gradient(carry["params"]),
             "statistics": {name: received[name].decode() for name in self.names},
-            "gradients": tree.zeros_like(carry["params"]),
-            "seen": torch.zeros(()),
         }
 
     def step(self, carry: MimeLiteCarry, batch: Batch, *, stage: Stage) -> MimeLiteCarry:
         if stage.name != MEASURE:
             return super().step(carry, batch, stage=stage)
-        number = batch.without_padding(carry["seen"].new_ones(len(batch.labels))).sum()
-        gradient = self.penalised(carry, self.task.grad(carry["params"], batch))
-        gradients = {name: total + number * gradient[name] for name, total in carry["gradients"].items()}
-        return {**carry, "gradients": gradients, "seen": carry["seen"] + number}
+        return with_batch(carry, self.penalised(carry, self.task.grad(carry["params"], batch)), batch)
 
     def finish(self, state: State, carry: MimeLiteCarry, ctx: Context) -> Finished:
-        gradient = tree.map(lambda total: total / carry["seen"], carry["gradients"])
-        return self.finished(state, {"delta": self.delta(carry), "gradient": gradient}, carry, ctx, "train")
+        message = {"delta": self.delta(carry), "gradient": mean_gradient(carry)}
+        return self.finished(state, message, carry, ctx, "train")
 
     def init_server(self, params: Tree) -> MimeLiteServer:
         return {"params": params, "statistics": {name: tree.zeros_like(params) for name in self.names}}
