@@ -210,7 +210,8 @@ class ClientData:
         size = 4 * len(order.indices) * math.prod(self.dataset.input_shape)
         alone = len(order.positions) == 1 or sum(order.sizes) < len(order.indices)
         if order.crops or size > NORMALISED_BYTES or alone:
-            singles = self._one_by_one(self.store.split(split), order)
+            # For augmentation, for large splits, and for steps that use few examples.
+            singles = (self.batch_of(split, *numbers) for numbers in self.numbers(split, order))
         else:
             singles = self._normalised_once(self.store.split(split), order)
         if batches_per_step == 1:
@@ -233,14 +234,17 @@ class ClientData:
         for chosen in upload(np.concatenate(order.positions), self.store.device).split(order.sizes):
             yield Batch(inputs.index_select(0, chosen), labels.index_select(0, chosen))
 
-    def _one_by_one(self, examples: DeviceExamples, order: Order) -> Iterator[Batch]:
-        """Batches normalised one by one: for augmentation, for large splits, and for steps that use few examples."""
-        rows = examples.order(order.rows).split(order.sizes)
-        crops = None
-        if order.crops:
-            crops = upload(np.concatenate(order.crops, axis=1), self.store.device).split(order.sizes, dim=1)
-        for index, chosen in enumerate(rows):
-            inputs, labels = examples.take(chosen)
-            if crops is not None:
-                inputs = cropped(inputs, crops[index])
-            yield Batch(self.store.normalise(inputs), labels)
+    def numbers(self, split: str, order: Order) -> Iterator[tuple[torch.Tensor, torch.Tensor | None]]:
+        """What `batch_of` makes each batch of an order from: rows and crops, which are copied to the device at once."""
+        rows = self.store.split(split).order(order.rows).split(order.sizes)
+        if not order.crops:
+            return ((chosen, None) for chosen in rows)
+        crops = upload(np.concatenate(order.crops, axis=1), self.store.device)
+        return zip(rows, crops.split(order.sizes, dim=1), strict=True)
+
+    def batch_of(self, split: str, rows: torch.Tensor, crops: torch.Tensor | None = None) -> Batch:
+        """A batch of a split's examples, cropped and normalised."""
+        inputs, labels = self.store.split(split).take(rows)
+        if crops is not None:
+            inputs = cropped(inputs, crops)
+        return Batch(self.store.normalise(inputs), labels)

@@ -44,6 +44,11 @@ class DeviceExamples:
         self.home = device if inputs.nbytes + labels.nbytes <= most_bytes else torch.device("cpu")
         self.inputs, self.labels = upload(inputs, self.home), upload(labels, self.home)
 
+    @property
+    def is_resident(self) -> bool:
+        """Whether the examples lie on the device."""
+        return self.home == self.device
+
     def order(self, rows: np.ndarray) -> torch.Tensor:
         """Indices of examples for `take`, copied to the device once for all batches of a stage."""
         return upload(rows, self.home)
@@ -51,7 +56,7 @@ class DeviceExamples:
     def take(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Raw inputs [n, ...] and labels [n] of the `rows` [n], on the device."""
         inputs, labels = self.inputs.index_select(0, rows), self.labels.index_select(0, rows)
-        if self.home == self.device:
+        if self.is_resident:
             return inputs, labels
         return upload(inputs, self.device), upload(labels, self.device)
 

@@ -68,16 +68,28 @@ class StackBatches:
 
     def step(self, step: int) -> Batch | tuple[Batch, ...]:
         """The batch of a step, or a tuple of batches if a step takes several."""
-        batches = tuple(self._batch(step * self.group + part) for part in range(self.group))
+        return self.batch_of(self.numbers(step))
+
+    def numbers(self, step: int) -> tuple[torch.Tensor | None, ...]:
+        """What `batch_of` makes a step's batches from: rows, crops and weights of each."""
+        tables = (self._rows, self._crops, self._weights)
+        parts = range(step * self.group, (step + 1) * self.group)
+        return tuple(None if table is None else table[part] for part in parts for table in tables)
+
+    def batch_of(self, numbers: Sequence[torch.Tensor | None]) -> Batch | tuple[Batch, ...]:
+        """The batch, or batches, of the `numbers` of a step: of any stage with the same split, width and size."""
+        batches = tuple(self._batch(*numbers[first : first + 3]) for first in range(0, 3 * self.group, 3))
         return batches[0] if self.group == 1 else batches
 
-    def _batch(self, index: int) -> Batch:
-        raw, labels = self.examples.take(self._rows[index])
-        if self._crops is not None:
-            raw = cropped(raw, self._crops[index])
+    def _batch(self, rows: torch.Tensor | None, crops: torch.Tensor | None, weights: torch.Tensor | None) -> Batch:
+        assert rows is not None
+        raw, labels = self.examples.take(rows)
+        if crops is not None:
+            raw = cropped(raw, crops)
         inputs = self.store.normalise(raw)
         stacked = (self.width, self.size)
-        weights = None if self._weights is None else self._weights[index, : self.width * self.size].view(stacked)
+        if weights is not None:
+            weights = weights[: self.width * self.size].view(stacked)
         return Batch(inputs.view(*stacked, *inputs.shape[1:]), labels.view(*stacked, *labels.shape[1:]), weights)
 
     def _filled(self, values: Sequence[np.ndarray]) -> np.ndarray:

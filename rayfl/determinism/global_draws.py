@@ -131,6 +131,11 @@ def watched(work: Callable[[], T]) -> T:
     return done
 
 
+def is_watched() -> bool:
+    """Whether the caller is work that `watched` does."""
+    return _watch.get() is not None
+
+
 def drawn_by(work: Callable[[], T]) -> tuple[T, list[str]]:
     """The result of work, and the names of the generators that it has drawn from, which had no key."""
     watch = _watch.get() or Watch()

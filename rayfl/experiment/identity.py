@@ -47,6 +47,7 @@ _ONLY_TIME = (
     "call_timeout_s",
     "limit_s",
     "server_on_device",
+    "graphs",
 )
 """Settings of `[runtime]` that change the time only. If `mixed` changed bits, platform.json has the machines."""
 

@@ -106,6 +106,7 @@ def prepare(experiment: Experiment) -> Setup:
         stack_width=runtime.stack_width,
         device_name=runtime.device_name,
         server_on_device=runtime.server_on_device,
+        graphs=runtime.graphs,
         threads=runtime.threads,
         precision=runtime.precision,
     )

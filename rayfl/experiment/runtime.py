@@ -61,6 +61,11 @@ class Runtime(Settings):
         description="keep the server's state, the sums and the update on the GPU, with the same bits; needs executor "
         "'inline' and a method that allows it; no GPU has run it yet",
     )
+    graphs: Literal["auto", False] = Field(
+        default=False,
+        description="auto: capture the steps of local training as CUDA graphs, with the same bits, where it is possible; "
+        "no GPU has run it yet",
+    )
     address: str | None = Field(
         default=None,
         description="Ray cluster to join: head:6379, or auto for the one here; local: none; default: RAY_ADDRESS",
@@ -120,6 +125,12 @@ class Runtime(Settings):
                 "server_on_device",
                 "=true keeps the server on the GPU of this process; set runtime.executor='inline' and device='cuda', "
                 "or leave it out",
+            ),
+            (
+                self.graphs == "auto" and self.device_name == "cpu",
+                "graphs",
+                "='auto' captures CUDA graphs, and the device is 'cpu'; set runtime.num_gpus, or runtime.device='cuda' "
+                "with executor='inline', or leave it out",
             ),
             (
                 NODE_KEY in labels,

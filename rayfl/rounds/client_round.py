@@ -166,6 +166,7 @@ class ClientRound:
             device=self.setup.device,
             share=self.ctx.traits.work_share,
             on_device=self.setup.hooks_on_device,
+            graphs=self.setup.step_graphs,
             is_flight=self.number is not None,
         )
 

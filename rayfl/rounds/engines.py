@@ -9,6 +9,7 @@ one in the stack. Models of several widths are another (`run_vmap`).
 `choose` decides which engine a run has, and `width` how many clients a stack has at most.
 """
 
+import itertools
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -27,6 +28,7 @@ from rayfl.methods.base import Carry, Method, Stage, Work
 from rayfl.models import flops
 from rayfl.rounds.check_hooks import checked_hook
 from rayfl.rounds.errors import HookError
+from rayfl.rounds.step_graphs import Numbers, Step, StepGraphs
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,8 @@ class LocalTask:
     """Share of the steps that the client does in every stage on its train split; it measures on all examples."""
     on_device: bool = False
     """Whether the trained carry stays on the device (`Setup.hooks_on_device`)."""
+    graphs: StepGraphs | None = None
+    """Captures the steps and replays them (`Setup.step_graphs`)."""
     is_flight: bool = False
     """Whether other clients may be in the stack when this work is done again: a resumed run trains again only the
     flights that are still under way."""
@@ -74,6 +78,11 @@ class LocalTask:
 
     def _share(self, stage: Stage) -> float:
         return self.share * stage.share if stage.split == "train" and not stage.free else 1.0
+
+    def takes_graphs(self, stage: Stage) -> bool:
+        """Whether the steps of a stage may be captured."""
+        is_resident = self.data.store.split(stage.split).is_resident
+        return self.graphs is not None and self.graphs.takes(stage, is_resident)
 
     # Any: arguments of `ClientData.order`.
     def _drawn(self, stage: Stage) -> dict[str, Any]:
@@ -106,11 +115,26 @@ def run_loop(method: Method, tasks: Sequence[LocalTask], width: int = 1) -> Iter
         work: dict[str, Work] = {}
         with keyed(task.seed, task.round, task.client, f"{task.purpose}/dropout"):
             for stage in task.stages:
-                for batch in task.batches(stage):
-                    carry = one_step(carry, batch, stage=stage)
-                carry = _ended(method, carry, stage, task)
+                carry = _ended(method, _looped(one_step, carry, task, stage), stage, task)
                 work[stage.name] = task.planned(stage)
         yield carry if task.on_device else to_memory(carry, task.device), work
+
+
+def _looped(one_step: Callable[..., Carry], carry: Carry, task: LocalTask, stage: Stage) -> Carry:
+    """One client's carry after all steps of a stage; `one_step`: `Method.step`."""
+    if task.graphs is None or not task.takes_graphs(stage):
+        for batch in task.batches(stage):
+            carry = one_step(carry, batch, stage=stage)
+        return carry
+    batch_of, group = task.data.batch_of, stage.batches_per_step
+
+    def step(carry: Carry, numbers: Numbers) -> Carry:
+        batches = tuple(batch_of(stage.split, *numbers[first : first + 2]) for first in range(0, 2 * group, 2))
+        return one_step(carry, batches[0] if group == 1 else batches, stage=stage)
+
+    singles = task.data.numbers(stage.split, task.order(stage))
+    steps = (tuple(itertools.chain(*parts)) for parts in zip(*[singles] * group, strict=True))
+    return task.graphs.run(stage, 0, step, carry, steps)
 
 
 def run_vmap(method: Method, tasks: Sequence[LocalTask], width: int = 1) -> Iterator[tuple[Carry, dict[str, Work]]]:
@@ -172,7 +196,15 @@ def advanced(method: Method, tasks: Sequence[LocalTask], carry: Carry, stage: St
     """The stacked carry [width, ...] of `tasks` after all steps of a stage; `method` has the functional form of its
     task."""
     orders = [task.order(stage) for task in tasks]
-    return _undrawn(method, carry, stage_batches(tasks, stage, orders, width), stage)
+    batches, graphs = stage_batches(tasks, stage, orders, width), tasks[0].graphs
+
+    def run() -> Carry:
+        if graphs is None or not tasks[0].takes_graphs(stage):
+            return run_stage(method, carry, batches, stage)
+        steps = ((*batches.numbers(index), batches.active(index)) for index in range(batches.num_steps))
+        return graphs.run(stage, width, stack_step(method, batches, stage), carry, steps)
+
+    return _undrawn(method, run)
 
 
 def stage_batches(tasks: Sequence[LocalTask], stage: Stage, orders: Sequence[Order], width: int) -> StackBatches:
@@ -189,19 +221,30 @@ def stage_batches(tasks: Sequence[LocalTask], stage: Stage, orders: Sequence[Ord
 
 def run_stage(method: Method, carry: Carry, batches: StackBatches, stage: Stage) -> Carry:
     """Run all steps of one stage on a stacked carry [width, ...], without waiting for the device."""
-    one_step = checked_hook(method.step)
+    step = stack_step(method, batches, stage)
     for index in range(batches.num_steps):
-        batch, active = batches.step(index), batches.active(index)
-        step = torch.vmap(lambda carry, batch: one_step(carry, batch, stage=stage), in_dims=(0, _stacked(batch)))
-        advanced = step(carry, batch)
-        carry = advanced if active is None else _where(active, advanced, carry)
+        carry = step(carry, (*batches.numbers(index), batches.active(index)))
     return carry
 
 
-def _undrawn(method: Method, carry: Carry, batches: StackBatches, stage: Stage) -> Carry:
-    """`run_stage`. Raise HookError if a step has drawn random numbers: numpy would draw once for the whole stack."""
+def stack_step(method: Method, batches: StackBatches, stage: Stage) -> Step:
+    """A step of a stacked carry. Its numbers are those of the batches, and which clients are active."""
+    one_step = checked_hook(method.step)
+
+    def step(carry: Carry, numbers: Numbers) -> Carry:
+        *of_batches, active = numbers
+        batch = batches.batch_of(of_batches)
+        stacked = torch.vmap(lambda carry, batch: one_step(carry, batch, stage=stage), in_dims=(0, _stacked(batch)))
+        advanced = stacked(carry, batch)
+        return advanced if active is None else _where(active, advanced, carry)
+
+    return step
+
+
+def _undrawn(method: Method, run: Callable[[], Carry]) -> Carry:
+    """The carry of `run`. Raise HookError if a step has drawn random numbers: numpy would draw once for the stack."""
     try:
-        advanced, drawn = drawn_by(lambda: run_stage(method, carry, batches, stage))
+        advanced, drawn = drawn_by(run)
     except HookError as error:
         if "randomness error mode" not in str(error.__cause__):
             raise

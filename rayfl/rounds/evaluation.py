@@ -183,6 +183,7 @@ def adapted(setup: Setup, state: State, model: Tree | None, carry: Carry | None,
         device=setup.device,
         purpose=ctx.draws.key[-1],
         on_device=setup.hooks_on_device,
+        graphs=setup.step_graphs,
     )
     ((ended, _),) = run_loop(method, [task])
     return ended["params"]

@@ -33,6 +33,7 @@ from rayfl.population.sampling import DROPOUTS, Population
 from rayfl.rounds import engines
 from rayfl.rounds.check_hooks import checked_hook
 from rayfl.rounds.early_stop import StopRule
+from rayfl.rounds.step_graphs import CudaRecorder, StepGraphs
 from rayfl.rounds.worker_jobs import OBJECT_BYTES, Slots
 from rayfl.schedules.base import Schedule
 from rayfl.schedules.synchronous import Synchronous
@@ -95,6 +96,10 @@ class Evaluation(Settings):
         return self.own or self.train or self.personal_on_pooled
 
 
+_MADE = ("device_data", "step_graphs", "initial", "initial_on_device", "evaluated_rows", "metrics", "plugin_files")
+"""Attributes that every process makes for itself, and that are not pickled."""
+
+
 @dataclass(frozen=True)
 class Setup:
     """All that a worker needs to do any client's work. Pickles with its large arrays out of band."""
@@ -119,6 +124,8 @@ class Setup:
     device_name: str = "cpu"
     server_on_device: bool = False
     """Whether the server's state, the sums of messages and the update stay on the device (`InlineExecutor` only)."""
+    graphs: Literal["auto", False] = False
+    """Whether steps of local training are captured as CUDA graphs."""
     threads: int = 1
     precision: ArithmeticPrecision = "fp32"
     identity: str = ""
@@ -128,11 +135,7 @@ class Setup:
 
     def __getstate__(self) -> dict[str, Anything]:
         # Plug-in files come before objects of their classes, as pickle reads in order. Processes make the rest anew.
-        fields = {
-            name: value
-            for name, value in vars(self).items()
-            if name not in ("device_data", "initial", "initial_on_device", "evaluated_rows", "metrics", "plugin_files")
-        }
+        fields = {name: value for name, value in vars(self).items() if name not in _MADE}
         return {"plugin_files": plugins.loaded_files(), **fields}
 
     @cached_property
@@ -189,6 +192,11 @@ class Setup:
     def device_data(self) -> DeviceData:
         """The dataset on the device where local work runs."""
         return DeviceData(self.dataset, self.device)
+
+    @cached_property
+    def step_graphs(self) -> StepGraphs | None:
+        """The CUDA graphs of this process; None if steps run as they are."""
+        return StepGraphs(CudaRecorder(), self.device) if self.graphs else None
 
     @cached_property
     def forward_flops(self) -> int:

@@ -80,8 +80,8 @@ class StackRound:
         """A client's order of batches; it does not begin by itself."""
         setup = self.setup
         share = float(setup.population.work_shares[client])
-        data = setup.data(client)
-        return LocalTask(client, self.round, setup.seed, dict, data, self.plan.stages, setup.device, share=share)
+        data, stages, graphs = setup.data(client), self.plan.stages, setup.step_graphs
+        return LocalTask(client, self.round, setup.seed, dict, data, stages, setup.device, share=share, graphs=graphs)
 
     def _train(self) -> None:
         """Train all clients, and end their work."""

@@ -11,17 +11,13 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from rayfl.data.batches import Batch
 from rayfl.data.device import DeviceData
 from rayfl.data.stacks import StackBatches
 from rayfl.methods.base import Carry, Method, Stage
 from rayfl.rounds import engines
 from rayfl.rounds.setup import Setup
+from rayfl.rounds.step_graphs import WAITING, by_mask
 from rayfl.testing.executors import play
-
-WAITING = ("_local_scalar_dense", "equal", "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive")
-"""Operators of aten whose result, or its size, the processor needs: `item()`, `bool(tensor)`, `tolist()`, and masks."""
-
 
 WITHOUT_RULE = ("view.dtype", "scatter_add_.default", "unbind_copy.int", "_fused_rms_norm.default")
 """Operators of aten that have a rule under vmap, but not in torch 2.6, the oldest version that pyproject.toml allows.
@@ -41,17 +37,12 @@ class Counting(TorchDispatchMode):
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         name = func.overloadpacket.__name__
-        if name in ("index", "index_put", "index_put_", "_unsafe_index") and _by_mask(args[1]):
+        if by_mask(func, args):
             name = "nonzero"
         if str(func).removeprefix("aten.") in WITHOUT_RULE:
             name = str(func)
         self.found[name if name in (*WAITING, str(func)) else ""] += 1
         return func(*args, **(kwargs or {}))
-
-
-def _by_mask(indices: Sequence[Any]) -> bool:
-    """Whether a tensor is indexed by a mask, whose entries have to be counted first."""
-    return any(isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8) for index in indices)
 
 
 class Ends(StackBatches):
@@ -66,9 +57,9 @@ class Ends(StackBatches):
         """As `StackBatches.active`."""
         return super().active(self._steps[step])
 
-    def step(self, step: int) -> Batch | tuple[Batch, ...]:
-        """As `StackBatches.step`."""
-        return super().step(self._steps[step])
+    def numbers(self, step: int) -> tuple[Tensor | None, ...]:
+        """As `StackBatches.numbers`."""
+        return super().numbers(self._steps[step])
 
 
 def elsewhere(batches: StackBatches) -> StackBatches:
