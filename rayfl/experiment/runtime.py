@@ -63,8 +63,8 @@ class Runtime(Settings):
     )
     graphs: Literal["auto", False] = Field(
         default=False,
-        description="auto: capture the steps of local training as CUDA graphs, with the same bits, where it is possible; "
-        "no GPU has run it yet",
+        description="auto: capture the steps of local training as CUDA graphs where possible, with the same bits; no "
+        "GPU has run it yet",
     )
     address: str | None = Field(
         default=None,

@@ -37,6 +37,8 @@ MOST_GRAPHS = 64
 """Graphs that a process keeps, those that were used last."""
 WAITING = ("_local_scalar_dense", "equal", "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive")
 """Operators of aten whose result, or its size, the processor needs: `item()`, `bool(tensor)`, `tolist()`, and masks."""
+ALIGNED = 16
+"""Memory begins at a multiple of these bytes, or kernels may add in another order."""
 COPIES = ("_to_copy", "copy_")
 """Operators of aten that copy between devices."""
 
@@ -117,12 +119,31 @@ def by_mask(func: Any, args: Sequence[Any]) -> bool:
 
 # Any: a carry, or a part of it.
 def layout_of(carry: Any) -> Hashable:
-    """Names, shapes, types and strides of all tensors."""
+    """Names, shapes, types, strides and alignment of all tensors."""
     if isinstance(carry, torch.Tensor):
-        return carry.shape, carry.dtype, carry.stride(), carry.device
+        return carry.shape, carry.dtype, carry.stride(), carry.device, is_aligned(carry)
     if isinstance(carry, Mapping):
         return tuple((name, layout_of(part)) for name, part in carry.items())
     return tuple(map(layout_of, carry))
+
+
+def is_aligned(tensor: torch.Tensor) -> bool:
+    """Whether kernels treat a tensor as one in memory of its own."""
+    return tensor.data_ptr() % ALIGNED == 0
+
+
+def memory_like(tensor: torch.Tensor) -> torch.Tensor:
+    """New memory with the shape and the strides of a tensor."""
+    return tensor.new_empty_strided(tensor.shape, tensor.stride())
+
+
+def copy(into: Iterable[torch.Tensor], tensors: Iterable[torch.Tensor]) -> None:
+    """Copy tensors, which may have repeated entries, to others with the same strides."""
+    private._foreach_copy_(*([_unrepeated(tensor) for tensor in several] for several in (into, tensors)))
+
+
+def _unrepeated(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())]
 
 
 class Buffers:
@@ -131,7 +152,7 @@ class Buffers:
     def __init__(self, carry: Carry) -> None:
         """`carry`: any carry of the same layout."""
         tensors, self._spec = tree_flatten(carry)
-        self._own = [torch.empty_like(tensor) for tensor in tensors]
+        self._own = [*map(memory_like, tensors)]
         self._loaded: list[torch.Tensor] = []
         self.carry = tree_unflatten(self._own, self._spec)
         self.changed: set[int] = set()
@@ -140,7 +161,7 @@ class Buffers:
     def load(self, carry: Carry) -> None:
         """Copy a carry to the buffers."""
         self._loaded, self.changed = tree_leaves(carry), set()
-        private._foreach_copy_(self._own, self._loaded)
+        copy(self._own, self._loaded)
 
     def update(self, carry: Carry) -> set[int]:
         """Copy to the buffers what a step has made of `self.carry`; returns which tensors those are."""
@@ -153,13 +174,13 @@ class Buffers:
         # A new tensor may lie in another buffer, which would be overwritten before it is read.
         safe = [x.clone() if x.untyped_storage().data_ptr() in memory else x for x in made.values()]
         if made:
-            private._foreach_copy_([self._own[index] for index in made], safe)
+            copy([self._own[index] for index in made], safe)
         return {*made}
 
     def taken(self) -> Carry:
         """The carry, in memory that nothing overwrites."""
-        pairs = enumerate(zip(self._own, self._loaded, strict=True))
-        tensors = [own.clone() if index in self.changed else loaded for index, (own, loaded) in pairs]
+        tensors = [memory_like(x) if index in self.changed else x for index, x in enumerate(self._loaded)]
+        copy([tensors[index] for index in self.changed], [self._own[index] for index in self.changed])
         self._loaded = []
         return tree_unflatten(tensors, self._spec)
 
@@ -279,8 +300,8 @@ class StepGraphs:
         if layout != self._layout(advanced):
             return advanced
         reason = "it draws random numbers" if drawn else watching.reason
-        if any(torch.empty_like(tensor).stride() != tensor.stride() for tensor in tensors):
-            reason = reason or "its carry has tensors with gaps or repeated entries"
+        if not all(map(is_aligned, tensors)):
+            reason = reason or "its carry has tensors that begin inside of others"
         if reason:
             self.refuse(stage, reason)
             return advanced
