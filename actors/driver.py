@@ -17,8 +17,7 @@ from actors.errors import ClusterError, Failure, Setbacks, try_again, unwrapped
 from actors.placement import Placement
 from actors.supervision import stoppable
 from rayfl.determinism.process import trim
-from rayfl.errors import log
-from rayfl.rounds.errors import ClientError, error_text, out_of_memory
+from rayfl.errors import ClientError, error_text, log, out_of_memory
 from rayfl.rounds.setup import Setup
 from rayfl.run_directory.description import Description
 from rayfl.run_directory.play_run import Listener, RunOutput

@@ -8,8 +8,7 @@ import textwrap
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from rayfl.errors import log
-from rayfl.rounds.errors import SMALLER
+from rayfl.errors import SMALLER, log
 
 # A mistake in a command is reported before Ray is loaded.
 if TYPE_CHECKING:

@@ -20,9 +20,8 @@ from actors.client import Actor, ClientActor, Joined
 from actors.errors import ClusterError, Failure, try_again, unwrapped
 from actors.placement import Machines, Placement, living_nodes
 from rayfl.determinism.platform import Platform
-from rayfl.errors import log
+from rayfl.errors import log, out_of_memory
 from rayfl.experiment.runtime import NODE_KEY
-from rayfl.rounds.errors import out_of_memory
 from rayfl.run_directory.play_run import Stopped
 
 PING_S = 5.0

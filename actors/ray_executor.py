@@ -37,8 +37,8 @@ from rayfl import tree
 from rayfl.compress.base import Packet
 from rayfl.determinism.addition_order import runs
 from rayfl.determinism.platform import Platform
+from rayfl.errors import ClientError, HookError, OutOfMemory, out_of_memory
 from rayfl.gather import Handle
-from rayfl.rounds.errors import ClientError, HookError, OutOfMemory, out_of_memory
 from rayfl.rounds.executor import Job, JobResult, OnWave, Ref, Wave
 from rayfl.rounds.resources import Meter, Use
 from rayfl.rounds.worker_jobs import OBJECT_BYTES, RewriteJob, RoundInputs

@@ -20,8 +20,7 @@ from benchmarks.fuzz_elsewhere import elsewhere  # noqa: E402
 from benchmarks.fuzz_experiments import Drawn, Draws, Tables, drawn, named  # noqa: E402
 from benchmarks.fuzz_plays import PLAYS, Difference, Play, Played, differing  # noqa: E402
 from rayfl import toml  # noqa: E402
-from rayfl.errors import RayflError  # noqa: E402
-from rayfl.rounds.errors import ClientError  # noqa: E402
+from rayfl.errors import ClientError, RayflError  # noqa: E402
 
 CALM = "calm"
 """The play to which all others are compared."""

@@ -14,9 +14,19 @@ import click
 from actors.errors import ClusterError
 from actors.supervision import TRACEBACK, way_back
 from jobs.display import say
-from rayfl.errors import ExitError, RayflError, one_line, plugin_line, reason, refusing_exits
+from rayfl.errors import (
+    ClientError,
+    ExitError,
+    HookError,
+    MethodError,
+    RayflError,
+    one_line,
+    out_of_memory,
+    plugin_line,
+    reason,
+    refusing_exits,
+)
 from rayfl.limits.regular_files import require_current_folder
-from rayfl.rounds.errors import ClientError, HookError, MethodError, out_of_memory
 from rayfl.run_directory.disk import DiskError
 
 FAILED = 1

@@ -6,7 +6,7 @@ classes and objects in place of names. With a path or an `Experiment` they repla
 ("method.lr=0.1", as on the command line); `**{"method.lr": 0.1}` is that override with a Python value.
 
 A user's mistake raises `rayfl.errors.RayflError`, a ValueError, with one sentence; an error in a client's code raises
-`rayfl.rounds.errors.ClientError`, a failure of Ray `actors.errors.ClusterError`, and a failure of the disk
+`rayfl.errors.ClientError`, a failure of Ray `actors.errors.ClusterError`, and a failure of the disk
 `rayfl.run_directory.disk.DiskError`. Ctrl-C, or a notebook's stop button, ends a run after its round, and at once if
 it is used again. The run can be resumed.
 """

@@ -16,13 +16,12 @@ from jobs.resuming import earlier_run, fetch_newer, found_again, require_same_pl
 from rayfl.data.datasets import Dataset
 from rayfl.determinism.platform import describe, with_kind
 from rayfl.determinism.torch_flags import own_flags
-from rayfl.errors import RayflError, log, log_once, refusing_exits
+from rayfl.errors import MethodError, RayflError, log, log_once, refusing_exits
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.identity import described, identity
 from rayfl.experiment.prepare import prepare, with_task
 from rayfl.experiment.report_options import ReportOptions
 from rayfl.report.summary import early_end, summary
-from rayfl.rounds.errors import MethodError
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.ledger import RoundRow
 from rayfl.rounds.setup import Setup

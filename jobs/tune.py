@@ -25,13 +25,12 @@ from pydantic import Field
 from actors import supervision
 from jobs import console, display, failures, resuming, single, sweep
 from rayfl import toml
-from rayfl.errors import RayflError
+from rayfl.errors import ClientError, Diverged, RayflError, out_of_memory
 from rayfl.experiment import identity, prepare, report_options, table
 from rayfl.experiment import sweep as sweeps
 from rayfl.experiment.experiment import Experiment
 from rayfl.metrics import comparable, facts
 from rayfl.report import groups, series
-from rayfl.rounds import errors
 from rayfl.run_directory import disk, record, run_folder
 from rayfl.settings import Settings, dotted, shown
 from rayfl.untyped import SettingsTable, Value
@@ -300,9 +299,9 @@ def _play_trial(
         )
         try:
             run = sweep.played(combination, directory, False, watched)
-        except errors.Diverged as error:
+        except Diverged as error:
             return _valueless(study, asked, str(error), diverged=True)
-        except (errors.ClientError, RayflError) as error:
+        except (ClientError, RayflError) as error:
             if _is_of_surroundings(error, combination.experiment):
                 raise
             return _valueless(study, asked, str(error))
@@ -320,7 +319,7 @@ def _play_trial(
 def _is_of_surroundings(error: Exception, experiment: Experiment) -> bool:
     """Whether a run of the experiment failed for the machine's sake, such as a held lock, and may succeed later."""
     if not isinstance(error, RayflError):
-        return errors.out_of_memory(error)
+        return out_of_memory(error)
     try:
         prepare.prepare(experiment)
     except RayflError:

@@ -55,7 +55,7 @@ from rayfl.methods.peers.dpsgd import DPSGD
 from rayfl.methods.compressed.fedscr import FedSCR
 from rayfl.methods.shared.local_training import LocalWork
 from rayfl.metrics.base import Metric
-from rayfl.rounds.errors import MethodError
+from rayfl.errors import MethodError
 from rayfl.testing.executors import play
 
 assert False, "python -O drops this line"
@@ -111,4 +111,4 @@ def test_a_mistake_is_refused_without_asserts_too(fact: str, tmp_path: Path):
     )
     last = done.stderr.strip().splitlines()[-1]
     assert done.returncode == 1 and fact in last, done.stderr
-    assert last.startswith(("rayfl.errors.RayflError: ", "rayfl.rounds.errors.")), last
+    assert last.startswith(("rayfl.errors.RayflError: ", "rayfl.errors.")), last

@@ -20,7 +20,7 @@ from rayfl.data.partition import Partition, Shards
 from rayfl.determinism import seeding, torch_flags
 from rayfl.determinism.global_draws import key, preserved
 from rayfl.determinism.process import prepare_process
-from rayfl.errors import RayflError
+from rayfl.errors import HookError, RayflError, error_text, out_of_memory
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.report_options import check_report
 from rayfl.limits import memory
@@ -31,7 +31,6 @@ from rayfl.network import Network
 from rayfl.population.sampling import Population, attackers
 from rayfl.rounds.check_hooks import checked, checked_hook
 from rayfl.rounds.check_setup import check_setup, checked_stop
-from rayfl.rounds.errors import HookError, error_text, out_of_memory
 from rayfl.rounds.setup import Setup
 from rayfl.run_directory.trackers.tracker import require_installed
 from rayfl.settings import Settings, shown

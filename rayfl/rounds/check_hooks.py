@@ -16,9 +16,8 @@ import torch
 
 from rayfl import tree
 from rayfl.compress.base import Message
-from rayfl.errors import RayflError, did_you_mean, plugin_line
+from rayfl.errors import ClientError, HookError, RayflError, did_you_mean, error_text, out_of_memory, plugin_line
 from rayfl.methods.base import Finished, FinishedStack, Method, Packet, Plan, Reply, ServerHalf, Stage
-from rayfl.rounds.errors import ClientError, HookError, error_text, out_of_memory
 from rayfl.untyped import Anything
 
 P = ParamSpec("P")

@@ -13,13 +13,13 @@ from rayfl.compress.dense import Dense, OpenedDense
 from rayfl.data.transfer import to_device, to_memory
 from rayfl.determinism import global_draws
 from rayfl.determinism.seeding import LazyGenerator
+from rayfl.errors import naming_round_and_client
 from rayfl.methods.base import Carry, Context, Reply, State, Upload, Work
 from rayfl.models import flops
 from rayfl.population.client import ClientStatus
 from rayfl.rounds import evaluation
 from rayfl.rounds.check_hooks import checked_hook
 from rayfl.rounds.engines import LocalTask
-from rayfl.rounds.errors import naming_round_and_client
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.simulated_clock import cut_off_if_late, example_costs
 from rayfl.rounds.worker_jobs import ClientOutputs, ClientResult, Missed, RoundInputs, num_values

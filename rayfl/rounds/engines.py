@@ -23,11 +23,10 @@ from rayfl.data.stacks import StackBatches
 from rayfl.data.transfer import stack, to_device, to_memory, unstack
 from rayfl.determinism import seeding
 from rayfl.determinism.global_draws import drawn_by, keyed
-from rayfl.errors import RayflError
+from rayfl.errors import HookError, RayflError
 from rayfl.methods.base import Carry, Method, Stage, Work
 from rayfl.models import flops
 from rayfl.rounds.check_hooks import checked_hook
-from rayfl.rounds.errors import HookError
 from rayfl.rounds.step_graphs import Numbers, Step, StepGraphs
 
 

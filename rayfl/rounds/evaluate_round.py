@@ -12,10 +12,10 @@ from rayfl import tree
 from rayfl.data.partition import label_counts
 from rayfl.determinism.global_draws import keyed
 from rayfl.determinism.seeding import NOBODY
+from rayfl.errors import naming_round
 from rayfl.metrics.masks import compared
 from rayfl.rounds import downlinks, evaluation
 from rayfl.rounds.check_hooks import checked_hook
-from rayfl.rounds.errors import naming_round
 from rayfl.rounds.executor import Executor, Job
 from rayfl.rounds.ledger import Ledger
 from rayfl.rounds.model_sums import BATCH, ModelSums, joined, values

@@ -8,8 +8,8 @@ from typing import Protocol, Self
 
 from rayfl.compress.base import Packet
 from rayfl.determinism.torch_flags import fixed
+from rayfl.errors import SMALLER, ClientError, OutOfMemory
 from rayfl.gather import Handle
-from rayfl.rounds.errors import SMALLER, ClientError, OutOfMemory
 from rayfl.rounds.resources import Meter, Use
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.worker import Worker

@@ -32,6 +32,7 @@ from rayfl.compress.base import message_bits
 from rayfl.determinism import seeding
 from rayfl.determinism.addition_order import runs
 from rayfl.determinism.seeding import NOBODY
+from rayfl.errors import HookError
 from rayfl.gather import Aggregate
 from rayfl.methods.base import Plan
 from rayfl.population.availability import available
@@ -41,7 +42,6 @@ from rayfl.rounds.aggregation import add_messages, merge_sums
 from rayfl.rounds.check_hooks import checked
 from rayfl.rounds.downlinks import broadcast
 from rayfl.rounds.engines import LocalTask
-from rayfl.rounds.errors import HookError
 from rayfl.rounds.executor import Job, Ref
 from rayfl.rounds.run_state import Air, CurrentRound, Flight, RunState, server_inputs
 from rayfl.rounds.select_clients import clients_named

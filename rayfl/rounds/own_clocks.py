@@ -21,10 +21,10 @@ from rayfl.compress.base import message_bits
 from rayfl.determinism.addition_order import runs
 from rayfl.determinism.global_draws import keyed
 from rayfl.determinism.seeding import NOBODY, generator
+from rayfl.errors import HookError
 from rayfl.methods.base import uncompressed
 from rayfl.population.client import ClientStatus
 from rayfl.rounds.check_hooks import checked, checked_hook
-from rayfl.rounds.errors import HookError
 from rayfl.rounds.executor import Job, Ref
 from rayfl.rounds.peer_exchange import graph_among, in_calls, mix_job, row, weighted_graph
 from rayfl.rounds.run_state import Flight, Mail, RunState

@@ -16,9 +16,9 @@ from rayfl import gather, tree
 from rayfl.compress.base import Message, Opened, message_bits
 from rayfl.data.transfer import to_memory
 from rayfl.determinism.addition_order import SumNode, add_up, total
+from rayfl.errors import naming_round_and_client
 from rayfl.gather import Aggregate, RobustMean
 from rayfl.rounds.check_hooks import checked
-from rayfl.rounds.errors import naming_round_and_client
 from rayfl.rounds.setup import Setup
 
 NodeAggregates = dict[str, Aggregate]

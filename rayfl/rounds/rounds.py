@@ -16,7 +16,7 @@ from rayfl.data.transfer import to_device
 from rayfl.determinism.global_draws import key, keyed, preserved
 from rayfl.determinism.seeding import NOBODY
 from rayfl.determinism.torch_flags import fixed
-from rayfl.errors import RayflError, did_you_mean
+from rayfl.errors import RayflError, did_you_mean, naming_round
 from rayfl.gather import Aggregate
 from rayfl.methods.base import Context
 from rayfl.population.client import ClientStatus
@@ -24,7 +24,6 @@ from rayfl.population.sampling import Participation
 from rayfl.rounds import downlinks, flights
 from rayfl.rounds.check_hooks import A_STATE, HookInputs, checked, checked_hook
 from rayfl.rounds.early_stop import StopRule
-from rayfl.rounds.errors import naming_round
 from rayfl.rounds.evaluate_round import compare_masks, evaluate
 from rayfl.rounds.executor import Executor
 from rayfl.rounds.ledger import Ledger, RoundRecord, record, server_comm

@@ -11,11 +11,10 @@ import numpy as np
 
 from rayfl import tree
 from rayfl.compress.base import message_bits
-from rayfl.errors import RayflError
+from rayfl.errors import HookError, RayflError
 from rayfl.population.client import Traits
 from rayfl.rounds import downlinks
 from rayfl.rounds.check_hooks import A_STATE, checked, checked_hook
-from rayfl.rounds.errors import HookError
 from rayfl.rounds.run_state import CurrentRound
 from rayfl.rounds.simulated_clock import arrival_s
 from rayfl.rounds.worker_jobs import ClientResult, Missed, PollJob, Slots, num_values

@@ -19,9 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from rayfl.determinism.global_draws import drawn_by, is_watched
-from rayfl.errors import log_once
+from rayfl.errors import error_text, log_once
 from rayfl.methods.base import Carry, Stage
-from rayfl.rounds.errors import error_text
 from rayfl.tree import private
 
 Numbers = tuple[torch.Tensor | None, ...]

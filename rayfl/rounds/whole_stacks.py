@@ -19,13 +19,13 @@ from rayfl.data.transfer import offsets, stack, to_device, to_memory, unstack
 from rayfl.determinism.addition_order import SumNode, nodes_within, pairs, ready_nodes
 from rayfl.determinism.global_draws import key
 from rayfl.determinism.seeding import NOBODY
+from rayfl.errors import naming_round_and_client
 from rayfl.gather import Aggregate, Sum, WeightedMean, WeightedSum
 from rayfl.methods.base import Carry, Method, Metrics, Plan, StackRows, State, Tree
 from rayfl.population.client import ClientStatus
 from rayfl.rounds.check_hooks import checked_hook
 from rayfl.rounds.client_round import CallInputs, ClientRound, Ended, Participant, operations
 from rayfl.rounds.engines import LocalTask, advanced
-from rayfl.rounds.errors import naming_round_and_client
 from rayfl.rounds.evaluation import SUFFIX, evaluate_model
 from rayfl.rounds.partial_sums import Added, NodeAggregates, Sent, merged, on_wire
 from rayfl.rounds.setup import Setup

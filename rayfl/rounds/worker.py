@@ -20,6 +20,7 @@ from rayfl.data.transfer import to_device
 from rayfl.determinism.global_draws import UnkeyedDraw, key, watched
 from rayfl.determinism.process import trim
 from rayfl.determinism.seeding import generator
+from rayfl.errors import HookError, MethodError, naming_round_and_client
 from rayfl.gather import Aggregate, RobustMean
 from rayfl.methods.base import Carry, Work, uncompressed
 from rayfl.metrics.masks import mask_bits
@@ -36,7 +37,6 @@ from rayfl.rounds.client_round import (
     with_memory,
     without_memory,
 )
-from rayfl.rounds.errors import HookError, MethodError, naming_round_and_client
 from rayfl.rounds.mix import gather_links, gather_rows
 from rayfl.rounds.model_sums import ModelSums, mean_loss, pooled_sums
 from rayfl.rounds.partial_sums import FromClient, Summing, on_wire, robust_slice

@@ -11,9 +11,9 @@ import numpy as np
 from rayfl import tree
 from rayfl.determinism.addition_order import SumNode
 from rayfl.determinism.seeding import NOBODY
+from rayfl.errors import HookError
 from rayfl.methods.base import Message, Plan, Stage, Work
 from rayfl.population.client import ClientStatus
-from rayfl.rounds.errors import HookError
 
 
 def num_values(message: Message) -> int:

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from actors.errors import TRIES, Cause, ClusterError, Failure, Setbacks, try_again
-from rayfl.rounds.errors import ClientError
+from rayfl.errors import ClientError
 from tests.actors.toys import logged
 from tests.refusals import check_sentence, refused
 

@@ -19,10 +19,10 @@ from actors.ray_executor import PendingCalls, RayExecutor
 from jobs import single as running
 from jobs.single import resume, run
 from rayfl.compress.base import Message
+from rayfl.errors import SMALLER, ClientError
 from rayfl.experiment.prepare import prepare
 from rayfl.methods.base import Carry, Context
 from rayfl.methods.server.fedavg import FedAvg
-from rayfl.rounds.errors import SMALLER, ClientError
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.run_directory.record import read_run
 from rayfl.tree import State

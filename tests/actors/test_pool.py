@@ -19,6 +19,7 @@ from rayfl.compress.base import Message
 from rayfl.determinism import platform
 from rayfl.determinism.platform import Platform
 from rayfl.determinism.seeding import NOBODY
+from rayfl.errors import ClientError
 from rayfl.experiment.prepare import prepare
 from rayfl.experiment.runtime import Runtime
 from rayfl.gather import Handle
@@ -26,7 +27,6 @@ from rayfl.methods.base import Carry, Context
 from rayfl.methods.server.fedavg import FedAvg
 from rayfl.population.client import ClientStatus
 from rayfl.rounds import downlinks
-from rayfl.rounds.errors import ClientError
 from rayfl.rounds.executor import InlineExecutor, Job
 from rayfl.rounds.rounds import RunState, simulate
 from rayfl.rounds.worker_jobs import EvaluateJob, PooledJob, RoundInputs, TrainJob

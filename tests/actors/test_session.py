@@ -19,9 +19,9 @@ from ray._private.internal_api import memory_summary
 import rayfl
 from actors import session, supervision
 from benchmarks.client_actors import client_actors
+from rayfl.errors import ClientError
 from rayfl.experiment.prepare import prepare
 from rayfl.experiment.runtime import Runtime
-from rayfl.rounds.errors import ClientError
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.ledger import RoundRow
 from rayfl.rounds.rounds import simulate

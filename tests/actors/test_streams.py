@@ -6,12 +6,12 @@ import pytest
 
 from actors.ray_executor import RayExecutor
 from benchmarks.client_actors import client_actors
+from rayfl.errors import ClientError
 from rayfl.experiment.prepare import prepare
 from rayfl.experiment.runtime import Runtime
 from rayfl.gather import Aggregate
 from rayfl.methods.base import Context
 from rayfl.methods.peers.dpsgd import DPSGD, DPSGDState
-from rayfl.rounds.errors import ClientError
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.worker import Worker

@@ -16,6 +16,7 @@ from rayfl.compress.feedback import ErrorFeedback
 from rayfl.compress.sparse import TopK
 from rayfl.data.batches import Batch
 from rayfl.data.transfer import PAGE
+from rayfl.errors import MethodError
 from rayfl.methods.base import Capabilities, Carry, Context, Finished, Method, ServerHalf
 from rayfl.methods.server.fedavg import FedAvg
 from rayfl.methods.server.scaffold import Scaffold
@@ -23,7 +24,6 @@ from rayfl.methods.shared.local_training import LocalCarry
 from rayfl.models.flops import Uses
 from rayfl.rounds import client_round
 from rayfl.rounds.check_setup import check_setup
-from rayfl.rounds.errors import MethodError
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.setup import Setup
 from rayfl.task import BoundTask, Objective

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from rayfl.errors import ClientError
 from rayfl.methods.base import Carry, Stage
 from rayfl.methods.server.fedavg import FedAvg
 from rayfl.rounds import engines
-from rayfl.rounds.errors import ClientError
 from rayfl.rounds.setup import Setup
 from rayfl.testing.executors import play
 from tests.contracts.waiting import Counting, no_stage_waits_for_a_gpu

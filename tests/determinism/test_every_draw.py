@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from rayfl.errors import MethodError
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare
 from rayfl.methods.base import Method, PeerHalf
 from rayfl.methods.server.fedavg import FedAvg
-from rayfl.rounds.errors import MethodError
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.setup import Setup
 from rayfl.testing.contracts import a_run_goes_on_from_its_checkpoint

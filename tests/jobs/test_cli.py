@@ -11,11 +11,10 @@ import pytest
 
 from actors.errors import ClusterError
 from jobs.single import run
-from rayfl.errors import RayflError
+from rayfl.errors import ClientError, RayflError
 from rayfl.experiment.experiment import Experiment, read
 from rayfl.experiment.sweep import read_sweep
 from rayfl.rounds.check_setup import check_retention
-from rayfl.rounds.errors import ClientError
 from rayfl.run_directory.record import read_run
 from rayfl.run_directory.saved_models import load_model
 from tests.contracts.seams.quadratic import Quadratic

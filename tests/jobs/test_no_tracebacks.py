@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 import rayfl
-from rayfl.errors import ExitError, RayflError
-from rayfl.rounds.errors import ClientError, HookError, MethodError
+from rayfl.errors import ClientError, ExitError, HookError, MethodError, RayflError
 from tests.refusals import refused
 
 LONG = "x" * 300

@@ -19,9 +19,9 @@ from jobs import sweep as sweeping
 from jobs.console import Audience
 from jobs.display import Overall
 from jobs.sweep import run_at_once
+from rayfl.errors import ClientError
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.sweep import Combination, read_sweep
-from rayfl.rounds.errors import ClientError
 from rayfl.run_directory.record import read_records, read_run
 from tests.actors.toys import assert_same_run, experiment
 from tests.jobs.commands import rayfl

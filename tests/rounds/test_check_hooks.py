@@ -8,12 +8,12 @@ import torch
 
 from rayfl import tree
 from rayfl.compress.scalar import count_packet
+from rayfl.errors import HookError, MethodError
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare
 from rayfl.methods.base import Finished, Reply
 from rayfl.methods.peers.dpsgd import DPSGD
 from rayfl.methods.server.fedavg import FedAvg
-from rayfl.rounds.errors import HookError, MethodError
 from rayfl.rounds.setup import Setup
 from rayfl.testing.executors import play
 from tests.refusals import check_sentence, refused

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from rayfl.errors import MethodError
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare
 from rayfl.methods.base import Method, PeerHalf
@@ -15,7 +16,6 @@ from rayfl.methods.compressed.fedpse import FedPSE
 from rayfl.methods.peers.dpsgd import DPSGD
 from rayfl.methods.personal.ditto import Ditto
 from rayfl.methods.server.fedavg import FedAvg
-from rayfl.rounds.errors import MethodError
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.setup import Setup
 from rayfl.testing.contracts import several_workers_give_the_bits_of_one

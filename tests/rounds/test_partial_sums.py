@@ -12,8 +12,8 @@ from rayfl.compress.base import Compressor
 from rayfl.compress.dense import Dense
 from rayfl.compress.sparse import TopK
 from rayfl.determinism.addition_order import add_up
+from rayfl.errors import ClientError
 from rayfl.gather import Aggregate, Collect, ElementwiseMean, Gather, Sum, WeightedMean
-from rayfl.rounds.errors import ClientError
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.partial_sums import Added, FromClient, Packets, Sent, Summing
 from rayfl.rounds.setup import Setup

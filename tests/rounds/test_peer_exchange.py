@@ -17,13 +17,13 @@ from rayfl.compress.masks import mask_packet
 from rayfl.compress.random import RandK
 from rayfl.compress.sparse import TopK, sparse_packet
 from rayfl.determinism.seeding import FirstDraws
+from rayfl.errors import MethodError
 from rayfl.experiment.prepare import prepare
 from rayfl.gather import Aggregate, ElementwiseMean, Received, Sum, WeightedMean, WeightedSum
 from rayfl.methods.base import Context, Message, State, Traits, Upload
 from rayfl.methods.peers.dpsgd import DPSGD, DPSGDCarry, DPSGDState
 from rayfl.population.client import ClientStatus
 from rayfl.population.sampling import Participation
-from rayfl.rounds.errors import MethodError
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.ledger import Ledger
 from rayfl.rounds.mix import gather_rows, gathered

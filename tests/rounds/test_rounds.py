@@ -5,11 +5,10 @@ import torch
 
 from rayfl import tree
 from rayfl.choices.kinds import named
-from rayfl.errors import NotFinite
+from rayfl.errors import Diverged, HookError, MethodError, NotFinite, naming_round
 from rayfl.gather import Aggregate
 from rayfl.methods.base import Context, Metrics, State
 from rayfl.methods.server.fedavg import FedAvg
-from rayfl.rounds.errors import Diverged, HookError, MethodError, naming_round
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.rounds import COLLECTORS, first_run_state, play_round, server_round, simulate
 from rayfl.rounds.setup import Setup

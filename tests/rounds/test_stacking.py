@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import nn
 
+from rayfl.errors import SMALLER, ClientError
 from rayfl.methods.base import Carry, Method, Stage
 from rayfl.methods.server.fedavg import FedAvg
 from rayfl.models.base import Architecture
 from rayfl.models.convolutional import VGG11, AlexNetMCEPL, ConvNet2, ResNet18, ResNet20
 from rayfl.models.dense import MLP, Logistic
 from rayfl.rounds.engines import MOST_STACKED, choose, convolution_flops, run_loop, run_vmap, width
-from rayfl.rounds.errors import SMALLER, ClientError
 from rayfl.schedules.asynchronous import Buffered
 from rayfl.task import NetworkTask
 from rayfl.testing.executors import Shuffled, assert_same_bits, contents, play

@@ -10,6 +10,7 @@ import torch
 
 from rayfl import Experiment
 from rayfl.data.batches import Batch
+from rayfl.errors import MethodError
 from rayfl.experiment.prepare import prepare
 from rayfl.methods.base import (
     Capabilities,
@@ -27,7 +28,6 @@ from rayfl.methods.base import (
 from rayfl.methods.server.fedavg import FedAvg
 from rayfl.methods.shared.local_training import LocalCarry
 from rayfl.rounds.engines import LocalTask
-from rayfl.rounds.errors import MethodError
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.simulated_clock import cut_off_surplus
 from rayfl.rounds.worker_jobs import ClientResult

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from rayfl.determinism.addition_order import SumNode, cut
+from rayfl.errors import Diverged
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare
 from rayfl.methods.base import Context, Finished, State
@@ -15,7 +16,6 @@ from rayfl.methods.server.fedprox import FedProx
 from rayfl.methods.server.scaffold import Scaffold
 from rayfl.methods.shared.local_training import LocalCarry
 from rayfl.rounds import client_round, whole_stacks
-from rayfl.rounds.errors import Diverged
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.whole_stacks import takes_whole_stacks

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rayfl.rounds.errors import HookError, MethodError
+from rayfl.errors import HookError, MethodError
 from rayfl.testing.executors import play
 from tests.schedules.test_schedules import here
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from rayfl.choices.kinds import find, named
+from rayfl.errors import HookError, MethodError
 from rayfl.experiment.prepare import prepare
-from rayfl.rounds.errors import HookError, MethodError
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.setup import Setup
 from rayfl.run_directory import checkpoint

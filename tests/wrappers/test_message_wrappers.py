@@ -10,10 +10,10 @@ import torch
 
 from rayfl import tree
 from rayfl.determinism.seeding import LazyGenerator
+from rayfl.errors import ClientError
 from rayfl.experiment.prepare import prepare
 from rayfl.methods.base import Context, Metrics, State, Tree
 from rayfl.population.sampling import attackers
-from rayfl.rounds.errors import ClientError
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.testing.contracts import several_workers_give_the_bits_of_one
 from rayfl.testing.executors import play

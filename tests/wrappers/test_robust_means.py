@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from rayfl import tree
+from rayfl.errors import MethodError
 from rayfl.rounds import aggregation
-from rayfl.rounds.errors import MethodError
 from rayfl.testing.executors import Shuffled, play
 from rayfl.testing.executors import rows as recorded
 from rayfl.wrappers.robust import (

@@ -10,11 +10,10 @@ import torch
 from rayfl import tree
 from rayfl.choices.kinds import find
 from rayfl.data.sources.arrays import Arrays
-from rayfl.errors import RayflError
+from rayfl.errors import ClientError, HookError, MethodError, RayflError
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.prepare import prepare
 from rayfl.population.sampling import attackers
-from rayfl.rounds.errors import ClientError, HookError, MethodError
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.run_directory import checkpoint
 from rayfl.testing.executors import Shuffled, assert_same_bits, contents, play, rows

@@ -10,9 +10,9 @@ import torch
 from rayfl import tree
 from rayfl.compress.feedback import ErrorFeedback
 from rayfl.compress.sparse import TopK
+from rayfl.errors import ClientError
 from rayfl.methods.base import Context, Download, ModelState, Stage
 from rayfl.methods.server.fedavg import FedAvg
-from rayfl.rounds.errors import ClientError
 from rayfl.rounds.setup import Setup
 from tests.methods.reference import (
     SIZES,

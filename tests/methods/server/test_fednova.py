@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from rayfl.choices.kinds import find
+from rayfl.errors import ClientError
 from rayfl.methods.base import Method
 from rayfl.methods.server.fednova import FedNova
-from rayfl.rounds.errors import ClientError
 from rayfl.rounds.setup import Setup
 from rayfl.testing.executors import play
 from tests.contracts.seams.closed_form import flat, start
