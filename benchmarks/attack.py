@@ -19,7 +19,7 @@ from pathlib import Path
 from actors.errors import TRIES
 from benchmarks.local_cluster import Nodes
 from benchmarks.victims import ACTOR, COORDINATOR, DRIVER, GCS, RAYLET, Victim, pick, processes
-from rayfl.run_directory import checkpoint_folders
+from rayfl.run_directory import disk
 from rayfl.run_directory.record import read_run
 
 _ROUND_LINE = re.compile(r"\d+/\d+ rounds ")
@@ -41,7 +41,7 @@ class Calm:
 
     def left_s(self, directory: Path) -> float:
         """The expected seconds of a driver that starts or resumes the run in `directory`."""
-        done = max(checkpoint_folders.checkpoints(directory), default=0)
+        done = max(disk.checkpoints(directory), default=0)
         return self.seconds - self.rounds_s * done / self.rounds
 
 

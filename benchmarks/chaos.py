@@ -32,7 +32,7 @@ from rayfl.choices.kinds import find, named
 from rayfl.errors import RayflError
 from rayfl.experiment.experiment import Experiment
 from rayfl.methods.base import Method, PeerHalf
-from rayfl.run_directory import checkpoint_folders
+from rayfl.run_directory import disk
 from rayfl.run_directory.record import read_run
 from rayfl.schedules.base import Schedule
 from rayfl.testing.executors import fitting_graph
@@ -251,7 +251,7 @@ def bits_different(a: Path, b: Path) -> int:
         for column in (column for column in table.column_names if column != "wall_s"):
             total += _difference(_bytes(table[column]), _bytes(other_table[column]))
     # One of the runs may lack its last checkpoint, if its disk was full at that moment.
-    saved = [max(checkpoint_folders.checkpoints(directory), default=-1) for directory in (a, b)]
+    saved = [max(disk.checkpoints(directory), default=-1) for directory in (a, b)]
     if saved[0] == saved[1] == len(runs[0].rounds):
         places = [directory / "checkpoints" / f"{saved[0]:08d}" for directory in (a, b)]
         checkpoints = [{name: array.tobytes() for name, array in held(place).items()} for place in places]

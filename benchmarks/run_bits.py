@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file
 
-from rayfl.run_directory import checkpoint_folders
+from rayfl.run_directory import disk
 from rayfl.run_directory.record import read_tables
 from rayfl.run_directory.states import load_states
 from rayfl.testing.executors import leaves
@@ -53,9 +53,9 @@ def _differences(calm: Path, other: Path, same_evaluations: bool) -> Iterator[st
         yield f"models: {sorted(files[1])} for {sorted(files[0])}"
     for name in sorted(files[0]):
         yield from _arrays(f"models/{name}", *(load_file(run / "models" / name) for run in (calm, other)))
-    last = [max(checkpoint_folders.checkpoints(run), default=-1) for run in (calm, other)]
+    last = [max(disk.checkpoints(run), default=-1) for run in (calm, other)]
     if last[0] == last[1] == len(tables["rounds"]):
-        yield from _arrays("last state", *(held(checkpoint_folders.checkpoints(run)[last[0]]) for run in (calm, other)))
+        yield from _arrays("last state", *(held(disk.checkpoints(run)[last[0]]) for run in (calm, other)))
 
 
 # Any: rows and values of a table.

@@ -21,7 +21,7 @@ from benchmarks.played import Played, from_json
 from benchmarks.run_bits import difference
 from jobs.display import print_table
 from rayfl.experiment.experiment import Experiment
-from rayfl.run_directory import checkpoint_folders
+from rayfl.run_directory import disk
 from rayfl.run_directory.record import read_run
 
 MB = 10**6
@@ -232,7 +232,7 @@ def seen(directory: Path, rounds: int) -> int:
 
 def last_checkpoint(directory: Path) -> Path | None:
     """The newest checkpoint of a run."""
-    saved = list(checkpoint_folders.checkpoints(directory))
+    saved = list(disk.checkpoints(directory))
     return directory / "checkpoints" / f"{saved[0]:08d}" if saved else None
 
 

@@ -17,16 +17,15 @@ from jobs.display import say
 from rayfl.errors import RayflError
 from rayfl.report.summary import runs_below, state_of
 from rayfl.report.wording import counted
-from rayfl.run_directory.checkpoint_folders import FOLDER
 from rayfl.run_directory.description import Notes, is_run, read_notes, write_notes
-from rayfl.run_directory.disk import locked, writing
+from rayfl.run_directory.disk import CHECKPOINTS, locked, writing
 from rayfl.run_directory.outputs import OutputKind, write_output
 from rayfl.run_directory.record import read_run
 from rayfl.run_directory.run_files import own_files, require_no_links
 
 _TEXTS = {".json", ".toml", ".html"}
 """Endings of the files in which paths of this machine are replaced."""
-_LEFT_OUT = (f"{FOLDER}/", "tensorboard/", "wandb/")
+_LEFT_OUT = (f"{CHECKPOINTS}/", "tensorboard/", "wandb/")
 """What is not packed: states of unfinished work, and files of trackers, which have names of users and machines."""
 
 
@@ -34,7 +33,7 @@ def prune(folders: Sequence[Path], only_show: bool) -> None:
     """Remove the checkpoints of the finished runs in folders, and print the bytes of each run."""
     total = 0
     for directory in (run for folder in folders for run in runs_below(folder)):
-        checkpoints = directory / FOLDER
+        checkpoints = directory / CHECKPOINTS
         if not checkpoints.is_dir() or checkpoints.is_symlink():
             continue
         run = read_run(directory, leave_out=("clients", "metrics"))

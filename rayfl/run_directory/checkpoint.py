@@ -33,8 +33,17 @@ from rayfl.limits.regular_files import read_json, require_regular
 from rayfl.rounds.executor import Executor, Ref
 from rayfl.rounds.rounds import RunState
 from rayfl.rounds.run_state import Air, Clocks
-from rayfl.run_directory.checkpoint_folders import MANIFEST, STATES, DamagedFile, checkpoints, new_checkpoint
-from rayfl.run_directory.disk import Stamp, portions, stamp, write_json
+from rayfl.run_directory.disk import (
+    MANIFEST,
+    STATES,
+    DamagedFile,
+    Stamp,
+    checkpoints,
+    new_checkpoint,
+    portions,
+    stamp,
+    write_json,
+)
 from rayfl.run_directory.states import load_states, save_states
 from rayfl.settings import Settings, shown
 from rayfl.untyped import Anything, Json

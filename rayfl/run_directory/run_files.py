@@ -9,14 +9,14 @@ from os import stat_result
 from pathlib import Path
 
 from rayfl.errors import RayflError
-from rayfl.run_directory import checkpoint_folders, description, disk, outputs, record, saved_models
+from rayfl.run_directory import description, disk, outputs, record, saved_models
 from rayfl.run_directory.trackers import tracker
 
 PARTS = (
     description.PART,
     record.PART,
     saved_models.PART,
-    checkpoint_folders.PART,
+    disk.CHECKPOINT_FILES,
     description.INPUT_FILES,
     tracker.PART,
     outputs.PART,

@@ -14,9 +14,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rayfl.errors import RayflError, log
-from rayfl.run_directory.checkpoint_folders import FOLDER, MANIFEST, checkpoints, round_of
 from rayfl.run_directory.description import EXPERIMENT, is_left_over, is_run
-from rayfl.run_directory.disk import LOCK, DiskError, Stamp, locked, stamp, sync_directory, writing
+from rayfl.run_directory.disk import (
+    CHECKPOINTS,
+    LOCK,
+    MANIFEST,
+    DiskError,
+    Stamp,
+    checkpoints,
+    locked,
+    round_of,
+    stamp,
+    sync_directory,
+    writing,
+)
 from rayfl.run_directory.object_storage import Storage, StorageError, below, is_url, opened, parted
 from rayfl.run_directory.record import SCHEMAS, read_records
 from rayfl.run_directory.run_files import is_own_file, own_files, remove_entries, require_own_entries
@@ -242,7 +253,7 @@ def _step(name: str, gone: bool) -> int:
     part = MANIFEST if round_of(name) is not None else name.partition("/")[0]
     if gone:
         return {"records": 3, MANIFEST: 6}.get(part, 7)
-    return {EXPERIMENT: 1, "records": 2, FOLDER: 4, MANIFEST: 5}.get(part, 0)
+    return {EXPERIMENT: 1, "records": 2, CHECKPOINTS: 4, MANIFEST: 5}.get(part, 0)
 
 
 @contextmanager

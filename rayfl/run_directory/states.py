@@ -22,8 +22,7 @@ from rayfl.compress.base import Compressor, Packet
 from rayfl.errors import RayflError
 from rayfl.limits.regular_files import parse_json
 from rayfl.methods.base import Method
-from rayfl.run_directory.checkpoint_folders import DamagedFile
-from rayfl.run_directory.disk import safetensors_errors
+from rayfl.run_directory.disk import DamagedFile, safetensors_errors
 from rayfl.tree import ArrayTree, PackedBits
 from rayfl.untyped import Anything, Foreign, Json
 

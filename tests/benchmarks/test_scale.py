@@ -16,7 +16,7 @@ from benchmarks.played import Played
 from jobs.single import run
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.runtime import Runtime
-from rayfl.run_directory import checkpoint_folders
+from rayfl.run_directory import disk
 from rayfl.run_directory.record import read_run
 
 TINY = scale.Sizes(
@@ -90,7 +90,7 @@ def test_saving_more_often_ends_in_the_same_checkpoint(tmp_path: Path):
     rows = cells(scale.checkpoints(inline, tmp_path, TINY))
     assert [row[0] for row in rows] == ["never", "10", "1"]
     runs = [tmp_path / f"a checkpoint every {every}" for every in (0, 10, 1)]
-    assert [list(checkpoint_folders.checkpoints(each)) for each in runs] == [[], [6], [6, 5]]
+    assert [list(disk.checkpoints(each)) for each in runs] == [[], [6], [6, 5]]
     assert scale.ends_alike(runs[1], runs[2])
 
 

@@ -17,7 +17,7 @@ import pytest
 from benchmarks.memory import descendants
 from jobs.single import run
 from rayfl.experiment.experiment import read
-from rayfl.run_directory.checkpoint_folders import checkpoints
+from rayfl.run_directory.disk import checkpoints
 from rayfl.run_directory.record import read_records, read_run
 from tests.actors.heads import BIN, Head, answers, environment, started_head
 from tests.actors.toys import assert_same_run

@@ -19,7 +19,7 @@ from rayfl.rounds.rounds import RunState
 from rayfl.rounds.setup import Setup
 from rayfl.run_directory import checkpoint
 from rayfl.run_directory.checkpoint import Checkpoints
-from rayfl.run_directory.checkpoint_folders import checkpoints
+from rayfl.run_directory.disk import checkpoints
 from rayfl.run_directory.play_run import Listener, RunOutput, Stopped, play_run
 from rayfl.run_directory.states import load_states
 from tests.actors.toys import assert_same_bits, assert_same_run, experiment, logged, played, write_experiment

@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 
 from rayfl import tree
 from rayfl.compress.base import Compressor, Packet
-from rayfl.run_directory.checkpoint_folders import DamagedFile
+from rayfl.run_directory.disk import DamagedFile
 from rayfl.run_directory.states import load_states, save_states
 from tests.contracts.every_compressor import every_compressor
 from tests.refusals import refused
