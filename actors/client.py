@@ -17,7 +17,7 @@ from rayfl.limits.memory import tensor_fraction
 from rayfl.own_packages import OwnPackages
 from rayfl.rounds.resources import Meter, Use
 from rayfl.rounds.worker import Worker
-from rayfl.settings_read import read_here
+from rayfl.settings import read_here
 from rayfl.untyped import Anything
 
 Actor = Anything
@@ -75,7 +75,7 @@ class ClientActor(OwnPackages):
         """Answer, as a sign of life."""
 
     def settings_read(self) -> frozenset[tuple[str, str]]:
-        """What code has read in this process (`rayfl.settings_read`)."""
+        """What code has read in this process (`rayfl.settings.read_here`)."""
         return read_here()
 
     def used(self) -> Use:

@@ -43,7 +43,7 @@ from rayfl.rounds.executor import Job, JobResult, OnWave, Ref, Wave
 from rayfl.rounds.resources import Meter, Use
 from rayfl.rounds.worker_jobs import OBJECT_BYTES, RewriteJob, RoundInputs
 from rayfl.run_directory.disk import portions
-from rayfl.settings_read import read_here
+from rayfl.settings import read_here
 
 MOST_THIN = 64
 """If more objects than this are at most half in use, their values are packed anew; fewer of them waste little."""

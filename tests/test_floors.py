@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1] / "rayfl"
 FLOORS = (
     {"errors", "version", "own_packages"},
-    {"settings_read", "toml", "untyped"},
+    {"toml", "untyped"},
     {"settings"},
     {"determinism", "limits", "tree"},
     {"choices"},

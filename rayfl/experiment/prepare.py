@@ -33,8 +33,7 @@ from rayfl.rounds.check_hooks import checked, checked_hook
 from rayfl.rounds.check_setup import check_setup, checked_stop
 from rayfl.rounds.setup import Setup
 from rayfl.run_directory.trackers.tracker import require_installed
-from rayfl.settings import Settings, shown
-from rayfl.settings_read import ThirdPartySetting, class_id, is_ours, read_here
+from rayfl.settings import Settings, ThirdPartySetting, class_id, is_ours, read_here, shown
 from rayfl.task import NetworkTask
 from rayfl.tasks.several_targets import WithSeveralTargets
 from rayfl.tasks.supervised import task_for

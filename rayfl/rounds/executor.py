@@ -13,7 +13,7 @@ from rayfl.gather import Handle
 from rayfl.rounds.resources import Meter, Use
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.worker import Worker
-from rayfl.settings_read import read_here
+from rayfl.settings import read_here
 from rayfl.untyped import Anything
 
 Ref = Anything
@@ -96,7 +96,7 @@ class Executor(Protocol):
 
     @abstractmethod
     def settings_read(self) -> frozenset[tuple[str, str]] | None:
-        """The settings that code has read in all processes (`settings_read.Given.id`); None if one does not answer."""
+        """The settings that code has read in all processes (`ThirdPartySetting.id`); None if one does not answer."""
 
     @abstractmethod
     def used(self) -> list[Use]:

@@ -34,7 +34,7 @@ from rayfl.rounds.select_clients import ask, learn
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.train import server_participants, train
 from rayfl.rounds.worker_jobs import ReplyJob, RoundInputs
-from rayfl.settings_read import require_read
+from rayfl.settings import require_read
 
 
 def first_run_state(setup: Setup) -> RunState:

@@ -39,8 +39,7 @@ from rayfl.schedules.base import Schedule
 from rayfl.schedules.synchronous import Synchronous
 from rayfl.selections.base import Selection
 from rayfl.selections.plain import Uniform
-from rayfl.settings import Settings
-from rayfl.settings_read import ThirdPartySetting
+from rayfl.settings import Settings, ThirdPartySetting
 from rayfl.task import NetworkTask
 from rayfl.topology.graphs import Topology, link_weights
 from rayfl.topology.mixing import Exchange

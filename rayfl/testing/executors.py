@@ -28,7 +28,7 @@ from rayfl.rounds.rounds import simulate
 from rayfl.rounds.run_state import Air, RunState
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.worker import Worker
-from rayfl.settings_read import OURS
+from rayfl.settings import OURS
 from rayfl.task import NetworkTask
 from rayfl.topology.mixing import FITTING
 from rayfl.untyped import Anything, Value
