@@ -233,9 +233,9 @@ def metrics_section() -> str:
     for name in sorted({*wording.NAMES, *recorded}):
         by = recorded.get(name, [])
         few = ", ".join(f"[`{one}`](methods/{one}.md)" for one in by) if 0 < len(by) <= 8 else ""
-        title, unit, meaning = wording.metric(name)
-        unit = unit.replace("%", "share of 1")
-        rows.append([code(name), unit, escaped(f"{title}: {meaning}" if title != name else ""), few])
+        facts = wording.metric(name)
+        meaning = escaped(f"{facts.title}: {facts.meaning}" if facts.title != name else "")
+        rows.append([code(name), facts.unit.replace("%", "share of 1"), meaning, few])
     return table(["metric", "unit", "what it is", "recorded by, if by few"], rows)
 
 
