@@ -36,7 +36,6 @@ from rayfl.experiment.prepare import prepare
 from rayfl.experiment.sweep import Combination
 from rayfl.experiment.table import absolute
 from rayfl.report.pivot import check_tables
-from rayfl.rounds.setup import Setup
 from rayfl.run_directory.disk import write_json
 from rayfl.run_directory.object_storage import Storage
 from rayfl.run_directory.outputs import REPORT, require_replaceable
@@ -47,22 +46,27 @@ from rayfl.settings import Settings, shown
 PAGE = "comparison.html"
 """The page in a sweep's directory."""
 
-Status = Literal["finished", "skipped", "stopped", "failed", "refused"]
+Status = Literal["waiting", "finished", "skipped", "stopped", "failed", "refused"]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How the run of a combination ended; `error` is the sentence of a failed or refused run."""
+    """How the run of a combination ended, or that it waits for its turn.
+
+    error: the sentence of a failed or refused run. most_actors: how many actors a waiting run can use.
+    """
 
     combination: Combination
     directory: Path
     status: Status
     error: str = ""
+    most_actors: int = 0
 
 
 @dataclass(frozen=True)
 class Swept:
-    """The result of a sweep: its directory, and the outcomes of its combinations in their order."""
+    """The result of a sweep: its directory, and the outcomes of its combinations in their order; of a stopped sweep
+    without those that were not begun."""
 
     directory: Path
     outcomes: Sequence[Outcome]
@@ -141,10 +145,7 @@ def run_all(
     settings = [combination.experiment.as_dict() for combination in combinations]
     require_settings(settings, first.report.best_over)
     check_tables(first.report.tables, settings)
-    order = {combination.directory: number for number, combination in enumerate(combinations)}
-    outcomes = _play(combinations, directory, parallel, overwrite, audience)
-    outcomes.sort(key=lambda outcome: order[outcome.combination.directory])
-    swept = Swept(directory, outcomes)
+    swept = Swept(directory, _play(combinations, directory, parallel, overwrite, audience))
     if finished := [outcome.directory for outcome in swept.with_status("finished", "skipped")]:
         audience.display.stage(DRAWING)
         page = draw(directory, finished, PAGE, first.report, overwrite)
@@ -159,77 +160,49 @@ def run_all(
 def _play(
     combinations: Sequence[Combination], directory: Path, parallel: int, overwrite: bool, audience: Audience
 ) -> list[Outcome]:
-    """Check all combinations, and run those that have not finished in the order of their outcomes."""
+    """Check all combinations, and run those that have not finished.
+
+    Raise RayflError if one cannot run and its `[report]` does not list it, or if none can.
+    """
     with ExitStack() as opened:
         # A mistake of the data is reported with the first experiment that has it.
         with suppress(ValueError):
             opened.enter_context(keeping_datasets([combinations[0].experiment.data]))
-        most_actors, outcomes = _checked(combinations, directory, parallel, overwrite)
+        planned = [_planned(combination, directory, parallel, overwrite) for combination in combinations]
+        if all(outcome.status == "refused" for outcome in planned):
+            raise RayflError(f"all combinations are refused, the first one because: {planned[0].error}")
         directory.mkdir(parents=True, exist_ok=True)
-        write_json(directory / ORDER, _order([*most_actors, *read_order(directory)], outcomes))
-        outcomes += [
-            Outcome(combination, directory / combination.directory, "skipped")
-            for combination in combinations
-            if most_actors.get(combination.directory) == 0
-        ]
-        waiting = [combination for combination in combinations if most_actors.get(combination.directory)]
+        write_json(directory / ORDER, _order(planned, read_order(directory)))
+        waiting = [outcome for outcome in planned if outcome.status == "waiting"]
         if not waiting:
-            return outcomes
-        address = opened.enter_context(one_session([combination.experiment for combination in waiting], audience))
+            return planned
+        address = opened.enter_context(one_session([outcome.combination.experiment for outcome in waiting], audience))
         parallel = min(parallel, len(waiting))
-        waiting = [_sharing(combination, parallel, most_actors[combination.directory]) for combination in waiting]
+        waiting = [_sharing(outcome, parallel) for outcome in waiting]
         overall = Overall(audience.display, len(waiting))
-        if parallel == 1:
-            return [*outcomes, *_one_by_one(waiting, directory, overwrite, audience, overall)]
-        return outcomes + run_at_once(waiting, parallel, directory, overwrite, address, overall, audience)
+        ended = (
+            _one_by_one(waiting, overwrite, audience, overall)
+            if parallel == 1
+            else run_at_once(waiting, parallel, overwrite, address, overall, audience)
+        )
+        outcomes = {outcome.directory: outcome for outcome in (*planned, *ended)}
+    return [outcome for outcome in outcomes.values() if outcome.status != "waiting"]
 
 
-def _checked(
-    combinations: Sequence[Combination], directory: Path, parallel: int, overwrite: bool
-) -> tuple[dict[str, int], list[Outcome]]:
-    """`_most_actors` by the directory of each run, and the outcomes of combinations that cannot run.
-
-    Raise RayflError if one cannot run and its `[report]` does not list it, or if none can.
-    """
-    most_actors: dict[str, int] = {}
-    refused: list[Outcome] = []
-    for combination in combinations:
-        try:
-            # Some compressors report only here, as they make their memory, that they cannot encode this model.
-            setup = prepare(combination.experiment)
-            setup.uplink.init(setup.initial)
-        except ValueError as error:
-            if not combination.experiment.report.list_refused:
-                raise RayflError(f"{combination.title}: {error}") from None
-            refused.append(Outcome(combination, directory / combination.directory, "refused", str(error)))
-            continue
-        most_actors[combination.directory] = _most_actors(combination, setup, directory, parallel, overwrite)
-    if not most_actors:
-        raise RayflError(f"all combinations are refused, the first one because: {refused[0].error}")
-    return most_actors, refused
-
-
-def _order(names: Sequence[str], refused: Sequence[Outcome]) -> dict[str, list[object]]:
-    """The content of ORDER: the names of runs, and what was refused, once for all seeds."""
-    by_label: dict[str, object] = {}
-    for outcome in refused:
-        experiment = outcome.combination.experiment
-        label = experiment.label or ""
-        by_label.setdefault(label, Refused(label, experiment.swept, outcome.error)._asdict())
-    return {"runs": [*dict.fromkeys(names)], "refused": [*by_label.values()]}
-
-
-def _changed(combination: Combination, table: str, settings: Settings) -> Combination:
-    """The combination with another table of its experiment."""
-    return replace(combination, experiment=combination.experiment.model_copy(update={table: settings}))
-
-
-def _most_actors(combination: Combination, setup: Setup, home: Path, parallel: int, overwrite: bool) -> int:
-    """Return how many actors the run of a combination can use in the sweep's directory; 0 if it is finished.
+def _planned(combination: Combination, home: Path, parallel: int, overwrite: bool) -> Outcome:
+    """What becomes of a combination in the sweep's directory: refused, skipped as finished, or waiting.
 
     Raise RayflError if it cannot run there.
     """
     directory = home / combination.directory
+    try:
+        # Some compressors report only here, as they make their memory, that they cannot encode this model.
+        setup = prepare(combination.experiment)
+        setup.uplink.init(setup.initial)
+    except ValueError as error:
+        if not combination.experiment.report.list_refused:
+            raise RayflError(f"{combination.title}: {error}") from None
+        return Outcome(combination, directory, "refused", str(error))
     try:
         run = None if overwrite else earlier_run(directory, combination.experiment)
         if run is None:
@@ -247,7 +220,26 @@ def _most_actors(combination: Combination, setup: Setup, home: Path, parallel: i
             "--overwrite"
         )
         raise RayflError(f"{combination.title}: {unnamed[0]} was given from Python and cannot be imported, so {why}")
-    return 0 if run is not None and run.finished else setup.most_actors
+    is_finished = run is not None and run.finished
+    return Outcome(combination, directory, "skipped" if is_finished else "waiting", most_actors=setup.most_actors)
+
+
+def _order(planned: Sequence[Outcome], before: Sequence[str]) -> dict[str, list[object]]:
+    """The content of ORDER: the names of runs, with those that were there `before`, and what was refused, once for all
+    seeds."""
+    names = [outcome.directory.name for outcome in planned if outcome.status != "refused"]
+    by_label: dict[str, object] = {}
+    for outcome in planned:
+        if outcome.status == "refused":
+            experiment = outcome.combination.experiment
+            refused = Refused(experiment.label or "", experiment.swept, outcome.error)
+            by_label.setdefault(refused.label, refused._asdict())
+    return {"runs": [*dict.fromkeys([*names, *before])], "refused": [*by_label.values()]}
+
+
+def _changed(combination: Combination, table: str, settings: Settings) -> Combination:
+    """The combination with another table of its experiment."""
+    return replace(combination, experiment=combination.experiment.model_copy(update={table: settings}))
 
 
 @contextmanager
@@ -267,28 +259,29 @@ def one_session(experiments: Sequence[Experiment], audience: Audience) -> Iterat
         yield session.address()
 
 
-def _sharing(combination: Combination, parallel: int, most_calls: int) -> Combination:
-    """The combination with its share of the cluster. Raise RayflError if the share is too small for its actors."""
-    if combination.experiment.runtime.executor == "inline":
-        return combination
+def _sharing(outcome: Outcome, parallel: int) -> Outcome:
+    """A waiting run with its share of the cluster. Raise RayflError if the share is too small for its actors."""
+    runtime = outcome.combination.experiment.runtime
+    if runtime.executor == "inline":
+        return outcome
     from actors.placement import share
 
-    return _changed(combination, "runtime", share(combination.experiment.runtime, parallel, most_calls))
+    shared = share(runtime, parallel, outcome.most_actors)
+    return replace(outcome, combination=_changed(outcome.combination, "runtime", shared))
 
 
-def _one_by_one(
-    waiting: Sequence[Combination], directory: Path, overwrite: bool, audience: Audience, overall: Overall
-) -> Iterator[Outcome]:
+def _one_by_one(waiting: Sequence[Outcome], overwrite: bool, audience: Audience, overall: Overall) -> Iterator[Outcome]:
     """Run one combination after another. A signal ends the current one, and no later one is begun."""
     with supervision.stoppable(overall.stopping) as stopping:
-        for number, combination in enumerate(waiting):
+        for number, outcome in enumerate(waiting):
             if not audience.display.hidden:
-                say(f"[{number + 1}/{len(waiting)}] {combination.title}")
-            outcome = attempt(combination, directory / combination.directory, overwrite, audience)
+                say(f"[{number + 1}/{len(waiting)}] {outcome.combination.title}")
+            ended = attempt(outcome.combination, outcome.directory, overwrite, audience)
             overall.over()
-            yield outcome
+            yield ended
             # A signal during the last round, or the limit, leaves the run finished.
-            if outcome.status == "stopped" or stopping() or audience.is_over(combination.experiment.runtime.limit_s):
+            limit_s = outcome.combination.experiment.runtime.limit_s
+            if ended.status == "stopped" or stopping() or audience.is_over(limit_s):
                 return
 
 
@@ -316,9 +309,8 @@ def played(combination: Combination, directory: Path, overwrite: bool, audience:
 
 
 def run_at_once(
-    waiting: Sequence[Combination],
+    waiting: Sequence[Outcome],
     parallel: int,
-    directory: Path,
     overwrite: bool,
     address: str | None,
     overall: Overall,
@@ -335,40 +327,39 @@ def run_at_once(
         for process in running:
             process.send_signal(SIGINT)
 
-    def in_process(combination: Combination) -> Outcome | None:
-        """One run from start to end; None if it was not begun."""
-        if stopping() or audience.is_over(combination.experiment.runtime.limit_s):
-            return None
+    def in_process(outcome: Outcome) -> Outcome:
+        """One run from start to end; still waiting if it was not begun."""
+        experiment = outcome.combination.experiment
+        if stopping() or audience.is_over(experiment.runtime.limit_s):
+            return outcome
         with tempfile.TemporaryDirectory() as folder:
             # The limit counts from the start of the sweep.
-            left_s = audience.began + (combination.experiment.runtime.limit_s or inf) - time.monotonic()
-            process = _begun(combination, directory, Path(folder, "experiment.toml"), overwrite, left_s, address)
+            left_s = audience.began + (experiment.runtime.limit_s or inf) - time.monotonic()
+            process = _begun(outcome, Path(folder, "experiment.toml"), overwrite, left_s, address)
             running.append(process)
             # The signal may have come meanwhile.
             if stopping():
                 process.send_signal(SIGINT)
-            status, error = _end(process, combination.title)
+            status, error = _end(process, outcome.combination.title)
         # A signal ends a process that is still starting at once, with another exit code.
         status = "stopped" if stopping() and status == "failed" else status
         overall.over()
-        say(f"{combination.title}: {status}")
-        return Outcome(combination, directory / combination.directory, status, error)
+        say(f"{outcome.combination.title}: {status}")
+        return replace(outcome, status=status, error=error)
 
     with ThreadPoolExecutor(parallel) as pool, supervision.stoppable(stop) as stopping:
         try:
-            return [outcome for outcome in pool.map(in_process, waiting) if outcome is not None]
+            return [*pool.map(in_process, waiting)]
         except KeyboardInterrupt:
             for process in running:
                 process.kill()
             raise
 
 
-def _begun(
-    combination: Combination, directory: Path, file: Path, overwrite: bool, left_s: float, address: str | None
-) -> subprocess.Popen[str]:
+def _begun(outcome: Outcome, file: Path, overwrite: bool, left_s: float, address: str | None) -> subprocess.Popen[str]:
     """The process that runs an experiment, which is written to `file`, or continues its unfinished run."""
-    file.write_text(toml.dumps(absolute(combination.experiment.as_dict())), encoding="utf-8")
-    command = [sys.executable, "-m", "rayfl", "run", str(file), "--output", str(directory / combination.directory)]
+    file.write_text(toml.dumps(absolute(outcome.combination.experiment.as_dict())), encoding="utf-8")
+    command = [sys.executable, "-m", "rayfl", "run", str(file), "--output", str(outcome.directory)]
     limit = [f"runtime.limit_s={max(1.0, left_s):.0f}"] if left_s < inf else []
     return subprocess.Popen(
         [*command, "--overwrite" if overwrite else "--resume", *limit],
