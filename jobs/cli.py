@@ -16,7 +16,7 @@ from jobs import shipped_experiments
 from jobs.arguments import ABSOLUTE, EXPERIMENT, PLACE, SETTINGS, WithSettings, names_in, starting
 from jobs.display import Display, first_sentence, print_table, say, serve_any_reader
 from jobs.failures import FAILED, sentences
-from jobs.report_commands import COMMANDS, COMPARING, report_options, taking
+from jobs.report_commands import COMMANDS, COMPARING, report_options
 from rayfl.errors import RayflError
 from rayfl.untyped import Foreign, Value
 from rayfl.version import __version__
@@ -182,7 +182,6 @@ def _settings(rounds: int | None, actors: str | None, inline: bool) -> list[str]
 @click.option("--parallel", type=int, default=1, metavar="N", help="Number of runs at once, on one machine or cluster.")
 @click.option("--rounds", type=int, help="Number of rounds, instead of the file's.")
 @click.option("--actors", metavar="N", help="Number of client actors of each run, or all.")
-@taking(*COMPARING)
 @click.option("--overwrite", is_flag=True, help="Repeat the runs that finished in --dir.")
 @click.option("--inline", is_flag=True, help="Run without Ray (for debugging).")
 @click.option("--dry-run", is_flag=True, help="Print the steps, bytes and time of all runs; write nothing.")
@@ -218,6 +217,10 @@ def sweep(
         from jobs.sweep import sweep as run_all
 
         raise click.exceptions.Exit(run_all(combinations, directory, parallel, overwrite, audience))
+
+
+# Before --overwrite, as its help lists them.
+sweep.params[6:6] = COMPARING
 
 
 @main.command(cls=WithSettings)

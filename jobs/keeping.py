@@ -22,6 +22,7 @@ from rayfl.run_directory.disk import CHECKPOINTS, locked, writing
 from rayfl.run_directory.outputs import OutputKind, write_output
 from rayfl.run_directory.record import read_run
 from rayfl.run_directory.run_files import own_files, require_no_links
+from rayfl.run_directory.run_folder import LOCAL
 
 _TEXTS = {".json", ".toml", ".html"}
 """Endings of the files in which paths of this machine are replaced."""
@@ -29,10 +30,10 @@ _LEFT_OUT = (f"{CHECKPOINTS}/", "tensorboard/", "wandb/")
 """What is not packed: states of unfinished work, and files of trackers, which have names of users and machines."""
 
 
-def prune(folders: Sequence[Path], only_show: bool) -> None:
-    """Remove the checkpoints of the finished runs in folders, and print the bytes of each run."""
+def prune(folders: Sequence[Path], dry_run: bool) -> None:
+    """Remove the checkpoints of the finished runs in folders, by default in runs/, and print the bytes of each run."""
     total = 0
-    for directory in (run for folder in folders for run in runs_below(folder)):
+    for directory in (run for folder in folders or [LOCAL.absolute()] for run in runs_below(folder)):
         checkpoints = directory / CHECKPOINTS
         if not checkpoints.is_dir() or checkpoints.is_symlink():
             continue
@@ -43,12 +44,12 @@ def prune(folders: Sequence[Path], only_show: bool) -> None:
         require_no_links(directory)
         # A file that has several links there counts once.
         sizes = {path.stat().st_ino: path.stat().st_size for path in checkpoints.rglob("*") if path.is_file()}
-        if not only_show:
+        if not dry_run:
             with locked(directory), writing(directory, "prune again"):
                 shutil.rmtree(checkpoints)
         total += sum(sizes.values())
         say(f"{directory}: {decimal(sum(sizes.values()))}")
-    say(f"{decimal(total)} {'would be freed: leave out --dry-run' if only_show else 'freed'}")
+    say(f"{decimal(total)} {'would be freed: leave out --dry-run' if dry_run else 'freed'}")
 
 
 def pack(directories: Sequence[Path], output: Path | None, overwrite: bool) -> None:

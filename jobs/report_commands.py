@@ -1,17 +1,27 @@
 """The commands about runs that are there: report, compare, table, ls, show, prune, pack and note."""
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from importlib import import_module
 
 import click
 
 from jobs.arguments import ABSOLUTE, PLACE
 from jobs.display import Display
-from rayfl.errors import RayflError
-from rayfl.untyped import Foreign, Value
+from rayfl.untyped import Foreign
 
-# Each command imports what it needs, so that `rayfl --help` loads nothing else.
+
+class Later(click.Command):
+    """A command that calls the function of its name in a module, which is imported only then: `rayfl --help` loads
+    nothing else. The function gets the command's parameters by their names."""
+
+    def __init__(self, name: str, module: str, params: Sequence[click.Parameter], text: str) -> None:
+        super().__init__(name, params=[*params], help=text)
+        self._module = module
+
+    def invoke(self, ctx: click.Context) -> Foreign:
+        with Display("loading"):
+            module = import_module(self._module)
+        return getattr(module, str(self.name))(**ctx.params)
 
 
 def report_options(
@@ -27,173 +37,140 @@ def report_options(
     return {**given, "tables": [table | values]} if table else given
 
 
-def taking(*options: Callable[[Foreign], Foreign]) -> Callable[[Foreign], Foreign]:
-    """Add options to a command."""
-    return lambda command: functools.reduce(lambda taker, option: option(taker), options, command)
-
-
+_DIRECTORIES = click.Argument(["directories"], nargs=-1, required=True, type=PLACE)
+_FOLDERS = click.Argument(["folders"], nargs=-1, type=ABSOLUTE)
+_REPLACE = click.Option(["--overwrite"], is_flag=True, help="Replace the file if there is one.")
 _RANKING = (
-    click.option(
-        "--metric",
+    click.Option(
+        ["--metric"],
         help="The metric to compare by, such as own/accuracy; default: the first, own/... if a method is personal.",
     ),
-    click.option(
-        "--last", type=int, help="Number of last evaluations whose mean is the smoothed final value; default: 3."
+    click.Option(
+        ["--last"], type=int, help="Number of last evaluations whose mean is the smoothed final value; default: 3."
     ),
-    click.option("--best-over", multiple=True, metavar="KEY", help="Show only the best value of a setting."),
-    click.option(
-        "--values",
+    click.Option(["--best-over"], multiple=True, metavar="KEY", help="Show only the best value of a setting."),
+    click.Option(
+        ["--values"],
         metavar="NAME,...",
         help="Numbers to show, such as own/accuracy:best,comm/busiest_megabytes,rounds@0.8.",
     ),
 )
 COMPARING = (
     *_RANKING,
-    click.option(
-        "--target",
+    click.Option(
+        ["--target"],
         type=float,
         multiple=True,
         help="Value, such as 0.8; the rounds and megabytes to reach it are compared.",
     ),
 )
+"""The options of commands that compare runs."""
 _PIVOT = (
-    click.option("--rows", metavar="KEY", help="Swept setting of a table's rows, such as method.lr, case or label."),
-    click.option("--columns", metavar="KEY", help="Swept setting of its columns; default: a column per value."),
-    click.option("--baseline", metavar="ITEM", help="Row or column with which the others are compared, seed by seed."),
+    click.Option(["--rows"], metavar="KEY", help="Swept setting of a table's rows, such as method.lr, case or label."),
+    click.Option(["--columns"], metavar="KEY", help="Swept setting of its columns; default: a column per value."),
+    click.Option(
+        ["--baseline"], metavar="ITEM", help="Row or column with which the others are compared, seed by seed."
+    ),
 )
 
-
-@click.command()
-@click.argument("directories", nargs=-1, required=True, type=PLACE)
-@click.option(
-    "--output", type=ABSOLUTE, help="The page; default: report.html, or comparison.html, in the one directory, or here."
+COMMANDS = (
+    Later(
+        "report",
+        "jobs.reporting",
+        [
+            _DIRECTORIES,
+            click.Option(
+                ["--output"],
+                type=ABSOLUTE,
+                help="The page; default: report.html, or comparison.html, in the one directory, or here.",
+            ),
+            *COMPARING,
+            *_PIVOT,
+            click.Option(
+                ["--figures"], type=ABSOLUTE, help="Folder for the figures as SVG and PDF, and tables as CSV and LaTeX."
+            ),
+            click.Option(["--mask-clients"], multiple=True, type=int, metavar="N", help="Client whose mask is drawn."),
+            click.Option(["--overwrite"], is_flag=True, help="Replace the file even if rayfl did not write it."),
+            click.Option(
+                ["--json", "as_json"], is_flag=True, help="Print the runs' numbers as JSON instead of writing a page."
+            ),
+        ],
+        "Write a page about one run, or one that compares several. The directory of a sweep means all its runs.\n\n"
+        "DIRECTORIES may be URLs of runs, such as s3://bucket/runs/NAME; the page is written on this machine.",
+    ),
+    Later(
+        "compare",
+        "jobs.reporting",
+        [_DIRECTORIES, *COMPARING],
+        "Show runs side by side, the best first: the tables of `rayfl report` without its page.",
+    ),
+    Later(
+        "table",
+        "jobs.reporting",
+        [
+            _DIRECTORIES,
+            *_RANKING,
+            *_PIVOT,
+            click.Option(
+                ["--format", "written"],
+                type=click.Choice(["text", "csv", "md", "latex"]),
+                help="Default: as --output ends.",
+            ),
+            click.Option(["--output"], type=ABSOLUTE, help="The file; default: the table is printed."),
+            _REPLACE,
+        ],
+        "Show numbers by the items of swept settings: means over seeds, and paired differences to a baseline.\n\n"
+        "By default the tables of [report], or those that fit the sweep.",
+    ),
+    Later(
+        "ls",
+        "jobs.reporting",
+        [
+            _FOLDERS,
+            click.Option(
+                ["--where"],
+                multiple=True,
+                metavar="KEY=VALUE",
+                help="Only runs with this value: state=finished, tag=WORD, method=NAME.",
+            ),
+        ],
+        "List the runs in FOLDERS, by default in runs/, the latest first: state, rounds, metric, time, tags, note.",
+    ),
+    Later(
+        "show",
+        "jobs.reporting",
+        [click.Argument(["location"], metavar="RUN", type=PLACE)],
+        "Show a run's experiment, platform and results. RUN is its directory or URL.",
+    ),
+    Later(
+        "prune",
+        "jobs.keeping",
+        [
+            _FOLDERS,
+            click.Option(["--dry-run"], is_flag=True, help="Print what would be freed, and remove nothing."),
+        ],
+        "Remove the checkpoints of the finished runs in FOLDERS, by default in runs/; results and models stay.\n\n"
+        "Adding rounds to such a run begins with its first round again.",
+    ),
+    Later(
+        "pack",
+        "jobs.keeping",
+        [
+            click.Argument(["directories"], nargs=-1, required=True, type=ABSOLUTE),
+            click.Option(["--output"], type=ABSOLUTE, help="The file; default: NAME.tar.gz here."),
+            _REPLACE,
+        ],
+        "Pack runs or sweeps to share them: one .tar.gz file without checkpoints, and without paths of your home.",
+    ),
+    Later(
+        "note",
+        "jobs.keeping",
+        [
+            click.Argument(["directory"], metavar="RUN", type=ABSOLUTE),
+            click.Argument(["text"], required=False),
+            click.Option(["--tag", "tags"], multiple=True, metavar="WORD", help="Add a tag."),
+            click.Option(["--untag", "untagged"], multiple=True, metavar="WORD", help="Remove a tag."),
+        ],
+        "Give a run a note (TEXT) and tags, which `rayfl ls` shows and finds.",
+    ),
 )
-@taking(*COMPARING, *_PIVOT)
-@click.option("--figures", type=ABSOLUTE, help="Folder for the figures as SVG and PDF, and tables as CSV and LaTeX.")
-@click.option("--mask-clients", multiple=True, type=int, metavar="N", help="Client whose mask is drawn.")
-@click.option("--overwrite", is_flag=True, help="Replace the file even if rayfl did not write it.")
-@click.option("--json", "as_json", is_flag=True, help="Print the runs' numbers as JSON instead of writing a page.")
-def report(
-    directories: Sequence[Path | str],
-    output: Path | None,
-    figures: Path | None,
-    overwrite: bool,
-    as_json: bool,
-    **options: Value,
-) -> None:
-    """Write a page about one run, or one that compares several. The directory of a sweep means all its runs.
-
-    DIRECTORIES may be URLs of runs, such as s3://bucket/runs/NAME; the page is written on this machine.
-    """
-    with Display("loading") as display:
-        from jobs import reporting
-
-        if as_json:
-            reporting.print_json(directories, display)
-        else:
-            reporting.write_page(directories, output, figures, report_options(options), overwrite, display)
-
-
-@click.command()
-@click.argument("directories", nargs=-1, required=True, type=PLACE)
-@taking(*COMPARING)
-def compare(directories: Sequence[Path | str], **options: Value) -> None:
-    """Show runs side by side, the best first: the tables of `rayfl report` without its page."""
-    with Display("loading") as display:
-        from jobs import reporting
-
-        reporting.compare(directories, report_options(options), display)
-
-
-@click.command()
-@click.argument("directories", nargs=-1, required=True, type=PLACE)
-@taking(*_RANKING, *_PIVOT)
-@click.option(
-    "--format", "written", type=click.Choice(["text", "csv", "md", "latex"]), help="Default: as --output ends."
-)
-@click.option("--output", type=ABSOLUTE, help="The file; default: the table is printed.")
-@click.option("--overwrite", is_flag=True, help="Replace the file if there is one.")
-def table(
-    directories: Sequence[Path | str], written: str | None, output: Path | None, overwrite: bool, **options: Value
-) -> None:
-    """Show numbers by the items of swept settings: means over seeds, and paired differences to a baseline.
-
-    By default the tables of [report], or those that fit the sweep.
-    """
-    with Display("loading") as display:
-        from jobs import reporting
-
-        axes = ("rows", "columns", "baseline", "values")
-        reporting.print_tables(directories, written, output, report_options(options, axes), overwrite, display)
-
-
-@click.command()
-@click.argument("folders", nargs=-1, type=ABSOLUTE)
-@click.option(
-    "--where",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Only runs with this value: state=finished, tag=WORD, method=NAME.",
-)
-def ls(folders: Sequence[Path], where: Sequence[str]) -> None:
-    """List the runs in FOLDERS, by default in runs/, the latest first: state, rounds, metric, time, tags, note."""
-    if wrong := [word for word in where if "=" not in word]:
-        raise RayflError(f"--where {wrong[0]}: write KEY=VALUE, as in state=finished, tag=paper or method.lr=0.1")
-    with Display("loading") as display:
-        from jobs import reporting
-
-        for folder in folders or [_runs()]:
-            reporting.list_runs(folder, dict(word.split("=", 1) for word in where), display)
-
-
-def _runs() -> Path:
-    return Path("runs").absolute()
-
-
-@click.command()
-@click.argument("folders", nargs=-1, type=ABSOLUTE)
-@click.option("--dry-run", is_flag=True, help="Print what would be freed, and remove nothing.")
-def prune(folders: Sequence[Path], dry_run: bool) -> None:
-    """Remove the checkpoints of the finished runs in FOLDERS, by default in runs/; results and models stay.
-
-    Adding rounds to such a run begins with its first round again.
-    """
-    from jobs import keeping
-
-    keeping.prune(folders or [_runs()], dry_run)
-
-
-@click.command()
-@click.argument("directories", nargs=-1, required=True, type=ABSOLUTE)
-@click.option("--output", type=ABSOLUTE, help="The file; default: NAME.tar.gz here.")
-@click.option("--overwrite", is_flag=True, help="Replace the file if there is one.")
-def pack(directories: Sequence[Path], output: Path | None, overwrite: bool) -> None:
-    """Pack runs or sweeps to share them: one .tar.gz file without checkpoints, and without paths of your home."""
-    from jobs import keeping
-
-    keeping.pack(directories, output, overwrite)
-
-
-@click.command()
-@click.argument("directory", metavar="RUN", type=ABSOLUTE)
-@click.argument("text", required=False)
-@click.option("--tag", multiple=True, metavar="WORD", help="Add a tag.")
-@click.option("--untag", multiple=True, metavar="WORD", help="Remove a tag.")
-def note(directory: Path, text: str | None, tag: Sequence[str], untag: Sequence[str]) -> None:
-    """Give a run a note (TEXT) and tags, which `rayfl ls` shows and finds."""
-    from jobs import keeping
-
-    keeping.note(directory, text, tag, untag)
-
-
-@click.command()
-@click.argument("location", metavar="RUN", type=PLACE)
-def show(location: Path | str) -> None:
-    """Show a run's experiment, platform and results. RUN is its directory or URL."""
-    with Display("loading") as display:
-        from jobs import reporting
-
-        reporting.show(location, display)
-
-
-COMMANDS = (report, compare, table, ls, show, prune, pack, note)

@@ -1,4 +1,4 @@
-"""The commands `report`, `compare`, `ls` and `show`, and tables about runs. Nothing here loads torch or Ray."""
+"""The commands `report`, `compare`, `table`, `ls` and `show`. Nothing here loads torch or Ray."""
 
 import json
 import shlex
@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jobs.display import Display, line_width, print_table, say
+from jobs.report_commands import report_options
 from rayfl import toml
 from rayfl.errors import RayflError
 from rayfl.experiment.report_options import ReportOptions, agreed_options
@@ -20,66 +21,60 @@ from rayfl.report.groups import group_runs
 from rayfl.report.summary import Summary, run_list, state_of, summary
 from rayfl.run_directory.outputs import OutputKind, write_output
 from rayfl.run_directory.record import Run, read_refused, read_run, run_directories
-from rayfl.run_directory.run_folder import copy_for_reading
+from rayfl.run_directory.run_folder import LOCAL, copy_for_reading
 from rayfl.settings import dotted
+from rayfl.untyped import Value
 
 WIDTH = 150
 """Letters of a line in which a comparison is printed."""
 
 
-def print_json(locations: Sequence[Path | str], display: Display) -> None:
-    """Print the numbers of runs as JSON."""
-    runs = _runs(locations, display)
-    display.close()
-    # JSON has no infinity and no NaN.
-    say(json.dumps(json.loads(json.dumps([summary(run) for run in runs]), parse_constant=lambda name: None), indent=2))
-
-
-def write_page(
-    locations: Sequence[Path | str],
+def report(
+    directories: Sequence[Path | str],
     output: Path | None,
     figures: Path | None,
-    settings: Mapping[str, object],
     overwrite: bool,
-    display: Display,
+    as_json: bool,
+    **options: Value,
 ) -> None:
-    """Write a page about runs, and print its tables and its path. `settings`: options of `[report]`; `figures`: a
-    folder for its figures and tables as files."""
-    runs = _runs(locations, display)
-    options = _agreed(runs, settings)
-    if len(runs) == 1 and "tables" in settings:
-        raise RayflError("--rows, --columns and --baseline compare several runs; use: rayfl table")
-    display.stage("drawing the page")
-    from rayfl.report.page import report, write_figures
+    """Write a page about runs, and print its tables and its path; `as_json`: print their numbers as JSON instead.
 
+    figures: a folder for the page's figures and tables as files.
+    """
+    runs = _runs(directories)
+    if as_json:
+        numbers = json.dumps([summary(run) for run in runs])
+        # JSON has no infinity and no NaN.
+        say(json.dumps(json.loads(numbers, parse_constant=lambda name: None), indent=2))
+        return
+    agreed = _agreed(runs, options)
+    if len(runs) == 1 and any(options[axis] for axis in ("rows", "columns", "baseline")):
+        raise RayflError("--rows, --columns and --baseline compare several runs; use: rayfl table")
     # The folder of the one run or sweep, else the working directory.
-    here = locations[0] if len(locations) == 1 and isinstance(locations[0], Path) else Path().absolute()
+    here = directories[0] if len(directories) == 1 and isinstance(directories[0], Path) else Path().absolute()
     path = output or here / ("report.html" if len(runs) == 1 else "comparison.html")
-    if figures is not None:
-        write_figures(runs, figures, options, overwrite)
-    page = report([run.directory for run in runs], path, options, overwrite)
-    display.close()
+    with Display("drawing the page"):
+        from rayfl.report import page
+
+        if figures is not None:
+            page.write_figures(runs, figures, agreed, overwrite)
+        page.report([run.directory for run in runs], path, agreed, overwrite)
     if len(runs) > 1:
-        print_comparison(runs, options)
+        print_comparison(runs, agreed)
     else:
         print_table(result_table(summary(runs[0])), 100)
-    say(f"report: {page}" + f"\nfigures: {figures}" * (figures is not None))
+    say(f"report: {path}" + f"\nfigures: {figures}" * (figures is not None))
 
 
-def print_tables(
-    locations: Sequence[Path | str],
-    written: str | None,
-    output: Path | None,
-    settings: Mapping[str, object],
-    overwrite: bool,
-    display: Display,
+def table(
+    directories: Sequence[Path | str], written: str | None, output: Path | None, overwrite: bool, **options: Value
 ) -> None:
     """Print tables by swept settings, or write them to `output`. written: "text", "csv", "md" or "latex"; by default
-    what the ending of `output` says, else text. `settings`: options of `[report]`."""
+    what the ending of `output` says, else text."""
     from rayfl.report.pivot import REFUSED, Pivot, pivots
 
-    runs = _runs(locations, display)
-    tables = pivots(group_runs(runs), _agreed(runs, settings))
+    runs = _runs(directories)
+    tables = pivots(group_runs(runs), _agreed(runs, options, ("rows", "columns", "baseline", "values")))
     if not tables:
         raise RayflError("no table fits the sweep by itself: name its --rows, and its --columns")
     ways = {"csv": Pivot.to_csv, "md": Pivot.to_markdown, "latex": Pivot.to_latex, "tex": Pivot.to_latex}
@@ -87,68 +82,68 @@ def print_tables(
     content = "\n\n".join(write(table).rstrip() for table in tables)
     if write is str and (refused := read_refused(run.directory for run in runs)):
         content = "\n".join([content, "", *(f"{REFUSED}: {label}: {why}" for label, _, why in refused)])
-    display.close()
     if output is not None:
         write_output(output, f"{content}\n".encode(), OutputKind("a table"), overwrite)
     say(content if output is None else f"table: {output}")
 
 
-def compare(locations: Sequence[Path | str], settings: Mapping[str, object], display: Display) -> None:
-    """Print runs side by side. `settings`: options of `[report]`."""
-    runs = _runs(locations, display)
-    options = _agreed(runs, settings)
-    display.close()
-    print_comparison(runs, options)
+def compare(directories: Sequence[Path | str], **options: Value) -> None:
+    """Print runs side by side."""
+    runs = _runs(directories)
+    print_comparison(runs, _agreed(runs, options))
 
 
-def list_runs(folder: Path, where: Mapping[str, str], display: Display) -> None:
-    """Print a list of the runs in a folder. where: as of `run_list`."""
-    display.stage("reading the runs")
-    if not folder.is_dir():
-        raise RayflError(f"there is no folder {folder}; name the folder of your runs")
-    listing = run_list(folder, where)
-    display.close()
-    if listing.rows:
-        print_table(rich_table(None, listing), 120)
-    such = " ".join(["", "with", *(f"{key}={value}" for key, value in where.items())]) if where else ""
-    say(f"{wording.counted(len(listing.rows), 'run') if listing.rows else 'no runs'}{such} in {folder}")
+def ls(folders: Sequence[Path], where: Sequence[str]) -> None:
+    """Print a list of the runs in each folder, by default in runs/. where: KEY=VALUE, as of `run_list`."""
+    if wrong := [word for word in where if "=" not in word]:
+        raise RayflError(f"--where {wrong[0]}: write KEY=VALUE, as in state=finished, tag=paper or method.lr=0.1")
+    for folder in folders or [LOCAL.absolute()]:
+        if not folder.is_dir():
+            raise RayflError(f"there is no folder {folder}; name the folder of your runs")
+        with Display("reading the runs"):
+            listing = run_list(folder, dict(word.split("=", 1) for word in where))
+        if listing.rows:
+            print_table(rich_table(None, listing), 120)
+        such = " ".join(["", "with", *where]) if where else ""
+        say(f"{wording.counted(len(listing.rows), 'run') if listing.rows else 'no runs'}{such} in {folder}")
 
 
-def show(location: Path | str, display: Display) -> None:
+def show(location: Path | str) -> None:
     """Print the experiment, the platform and the results of a run."""
-    display.stage("reading the run")
-    run = read_run(_to_read(location))
-    tables = [
-        (result_table(summary(run)), 100),
-        *((rich_table(*titled), 150) for titled in over_clients(group_runs([run]))),
-    ]
-    display.close()
+    (run,) = _runs([location], whole_sweeps=False)
     say(description(run))
-    for table, width in tables:
-        print_table(table, width)
+    print_table(result_table(summary(run)), 100)
+    for titled in over_clients(group_runs([run])):
+        print_table(rich_table(*titled), 150)
     say(standing(run, location if isinstance(location, str) else None))
 
 
-def _runs(locations: Sequence[Path | str], display: Display) -> list[Run]:
-    """The runs in directories and at URLs; a sweep's directory stands for all its runs."""
-    display.stage("reading the runs")
-    directories = [
-        directory
-        for location in locations
-        for directory in (run_directories(location) if isinstance(location, Path) else [_to_read(location)])
-    ]
-    return [read_run(directory) for directory in directories]
+def _runs(locations: Sequence[Path | str], whole_sweeps: bool = True) -> list[Run]:
+    """The runs in directories and, as temporary copies of what is read, at URLs.
+
+    whole_sweeps: the directory of a sweep stands for all its runs.
+    """
+    with Display("reading the runs"):
+        directories = [
+            directory
+            for location in locations
+            for directory in (
+                [copy_for_reading(location, ("checkpoints/", "models/global", "tensorboard/", "wandb/"))]
+                if isinstance(location, str)
+                else run_directories(location)
+                if whole_sweeps
+                else [location]
+            )
+        ]
+        return [read_run(directory) for directory in directories]
 
 
-def _to_read(location: Path | str) -> Path:
-    """The directory of a run. For a URL, a temporary copy of what is read."""
-    if isinstance(location, Path):
-        return location
-    return copy_for_reading(location, ("checkpoints/", "models/global", "tensorboard/", "wandb/"))
-
-
-def _agreed(runs: Sequence[Run], settings: Mapping[str, object]) -> ReportOptions:
-    """The options for comparing runs. Raise RayflError for a given option that fits none of them."""
+def _agreed(
+    runs: Sequence[Run], options: Mapping[str, Value], axes: Sequence[str] = ("rows", "columns", "baseline")
+) -> ReportOptions:
+    """The options for comparing runs, those of the command first (`report_options`). Raise RayflError for one that was
+    given and fits none of the runs."""
+    settings = report_options(options, axes)
     require(runs, agreed_options([], settings))
     return agreed_options([run.experiment for run in runs], settings)
 
