@@ -101,25 +101,24 @@ class DrySetup(Setup):
         return is_dense and can.hands_over_trees and not free
 
 
-class Forecast(NamedTuple):
-    """The totals of a run, extrapolated from `simulated` of its `num_rounds` rounds; is_sized: whether the sizes of
-    messages do not depend on their values. device_name: cpu in place of a GPU that is not there. bytes: of the driver,
-    of an actor and of the object store."""
+_SUMMED = ("num_rounds", "steps", "uplink_bytes", "downlink_bytes", "simulated_s", "real_s")
+"""The totals that a sweep adds up."""
 
-    num_rounds: int
+
+class Forecast(NamedTuple):
+    """What a run will take, extrapolated from `simulated` of its rounds.
+
+    totals: those of `_SUMMED`, and flops. is_sized: whether the sizes of messages do not depend on their values.
+    device_name: cpu in place of a GPU that is not there. memory: bytes of the driver, of an actor and of the object
+    store.
+    """
+
+    totals: Mapping[str, float]
     simulated: int
     is_sized: bool
-    steps: float
-    uplink_bytes: float
-    downlink_bytes: float
-    flops: float
-    simulated_s: float
-    real_s: float
     actors: int
     device_name: str
-    driver_bytes: int
-    actor_bytes: int
-    store_bytes: int
+    memory: Mapping[str, int]
 
 
 def forecast(experiment: Experiment, runs: int = 1) -> Forecast:
@@ -158,49 +157,53 @@ def forecast(experiment: Experiment, runs: int = 1) -> Forecast:
     data = sum(
         array.nbytes for part in (setup.dataset.train, setup.dataset.test) for array in (part.inputs, part.labels)
     )
-    return Forecast(
-        num_rounds=setup.rounds,
-        simulated=len(walls),
-        is_sized=setup.has_fixed_sizes,
-        steps=scale * sums["steps"],
-        uplink_bytes=scale * sums["uplink_bits"] / 8,
-        downlink_bytes=scale * sums["downlink_bits"] / 8,
-        flops=scale * sums["flops"],
-        simulated_s=scale * sums["simulated_s"],
-        real_s=(scale * sums["examples"] * setup.engine.example_s + evaluations_s) / actors + setup.rounds * round_s,
-        actors=actors,
-        device_name=plain.device_name,
-        driver_bytes=driver,
-        actor_bytes=1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
-        store_bytes=int(data + sums["states"] + models),
-    )
+    totals = {
+        "num_rounds": setup.rounds,
+        "steps": scale * sums["steps"],
+        "uplink_bytes": scale * sums["uplink_bits"] / 8,
+        "downlink_bytes": scale * sums["downlink_bits"] / 8,
+        "flops": scale * sums["flops"],
+        "simulated_s": scale * sums["simulated_s"],
+        "real_s": (scale * sums["examples"] * setup.engine.example_s + evaluations_s) / actors + setup.rounds * round_s,
+    }
+    memory = {
+        "driver": driver,
+        "actor": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+        "store": int(data + sums["states"] + models),
+    }
+    return Forecast(totals, len(walls), setup.has_fixed_sizes, actors, plain.device_name, memory)
 
 
 def foresee(experiment: Experiment, shown: display.Display) -> None:
     """Print the predicted steps, bytes, time and memory of a run."""
     shown.stage("playing the rounds without training")
     seen = forecast(experiment)
-    is_whole = seen.simulated == seen.num_rounds
+    totals = seen.totals
+    is_whole = seen.simulated == totals["num_rounds"]
     counted = "exact" if is_whole else f"estimate from {wording.counted(seen.simulated, 'round')}"
     sized = counted if seen.is_sized or not is_whole else "estimate: the sizes of messages depend on their values"
     rows = [
-        ["steps of all clients", f"{seen.steps:,.0f}", counted],
-        ["bytes up", f"{seen.uplink_bytes:,.0f}", sized],
-        ["bytes down", f"{seen.downlink_bytes:,.0f}", sized],
-        ["operations of the training", f"{seen.flops:.4g}" if seen.flops else "not counted", sized],
-        ["simulated time", wording.seconds(seen.simulated_s), sized],
+        ["steps of all clients", f"{totals['steps']:,.0f}", counted],
+        ["bytes up", f"{totals['uplink_bytes']:,.0f}", sized],
+        ["bytes down", f"{totals['downlink_bytes']:,.0f}", sized],
+        ["operations of the training", f"{totals['flops']:.4g}" if totals["flops"] else "not counted", sized],
+        ["simulated time", wording.seconds(totals["simulated_s"]), sized],
         [
             "real time of the rounds",
-            wording.seconds(seen.real_s),
+            wording.seconds(totals["real_s"]),
             f"estimate for {wording.counted(seen.actors, 'actor')}, from one client, trained on {seen.device_name}",
         ],
-        ["memory of the driver", decimal(seen.driver_bytes), "as in this process before the rounds; Ray needs more"],
-        ["memory of an actor", decimal(seen.actor_bytes), "at most: this process, server and object store too"],
-        ["object store", decimal(seen.store_bytes), "estimate: data, clients' states, models, messages"],
+        [
+            "memory of the driver",
+            decimal(seen.memory["driver"]),
+            "as in this process before the rounds; Ray needs more",
+        ],
+        ["memory of an actor", decimal(seen.memory["actor"]), "at most: this process, server and object store too"],
+        ["object store", decimal(seen.memory["store"]), "estimate: data, clients' states, models, messages"],
     ]
     shown.close()
     most = "at most " if experiment.stop else ""
-    title = f"{experiment.name}: {most}{wording.counted(seen.num_rounds, 'round')}; nothing was written"
+    title = f"{experiment.name}: {most}{wording.counted(totals['num_rounds'], 'round')}; nothing was written"
     display.print_table(reporting.rich_table(title, comparison.TextTable(["what", "value", "how"], rows)))
 
 
@@ -224,7 +227,7 @@ def foresee_all(combinations: Sequence[Combination], shown: display.Display) -> 
             rows.append([first.title, "refused", *[""] * len(_SUMMED)])
             continue
         count = 1 + len(others)
-        sums = {name: count * getattr(seen, name) for name in _SUMMED} | {"runs": count}
+        sums = {name: count * seen.totals[name] for name in _SUMMED} | {"runs": count}
         totals.update(sums)
         most = "at most " if first.experiment.stop else ""
         rows.append(
@@ -238,9 +241,6 @@ def foresee_all(combinations: Sequence[Combination], shown: display.Display) -> 
     display.say(
         "Numbers of bytes are estimates where the sizes of messages depend on their values, and real times always."
     )
-
-
-_SUMMED = ("num_rounds", "steps", "uplink_bytes", "downlink_bytes", "simulated_s", "real_s")
 
 
 def _cells(sums: Mapping[str, float], most: str) -> list[str]:

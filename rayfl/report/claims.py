@@ -233,44 +233,31 @@ def _read(
     if claim.horizon is not None:
         table[["first", "second"]] = table[["first", "second"]].fillna(np.inf)
     axis = [*dict.fromkeys(choices.get(claim.trend or "", "") for choices, _ in planned)]
+    words = [_word(item) for item in claim.among] or axis
     seeds = [*dict.fromkeys(choices["seed"] for choices, _ in planned)]
-    row = {"claim": claim.id, "compared": claim.words(pair), "value": value, "unit": numbers["first"].facts.unit}
-    read = pd.DataFrame(
-        {name: _side(claim, side, table, name, axis) for name, side in zip(("first", "second"), pair, strict=False)},
-        index=pd.Index(seeds, name="seed"),
-    )
-    for name, side in zip(("first_runs", "second_runs"), pair, strict=False):
-        read[name] = _runs_of(claim, side, table, axis)
+    read = pd.DataFrame(index=pd.Index(seeds, name="seed"))
+    for name, side in zip(("first", "second"), pair, strict=False):
+        if isinstance(side, Mapping):
+            chosen = table.loc[[claim.choices(side).items() <= row.items() for row in table.to_dict("records")]]
+            chosen = chosen.loc[chosen[claim.trend].isin(words)] if claim.trend else chosen
+            read[name] = _by_seed(claim, chosen, name, words)
+            read[f"{name}_runs"] = chosen.groupby("seed")["run"].agg(";".join)
+        else:
+            read[name] = float(side)
+            read[f"{name}_runs"] = ""
     read["converged"] = True if not claim.converged else ~table["converged"].isna().groupby(table["seed"]).any()
+    row = {"claim": claim.id, "compared": claim.words(pair), "value": value, "unit": numbers["first"].facts.unit}
     return [{**row, **values} for values in read.reset_index().to_dict("records")]
 
 
-def _chosen(
-    claim: Claim, side: SettingsTable, table: pd.DataFrame, axis: Sequence[str]
-) -> tuple[pd.DataFrame, list[str]]:
-    """The runs of a side, and the values of its trend that count."""
-    chosen = table.loc[[claim.choices(side).items() <= row.items() for row in table.to_dict("records")]]
-    words = [_word(item) for item in claim.among] or [*axis]
-    return (chosen.loc[chosen[claim.trend].isin(words)] if claim.trend else chosen), words
-
-
-def _side(claim: Claim, side: ClaimSide, table: pd.DataFrame, column: str, axis: Sequence[str]) -> "pd.Series | float":
-    """The value of a side by seed: the number of one run, or the slope over the runs of a trend, whose values in the
-    sweep are `axis`; NaN if one of them has not finished."""
-    if not isinstance(side, Mapping):
-        return float(side)
-    chosen, words = _chosen(claim, side, table, axis)
+def _by_seed(claim: Claim, chosen: pd.DataFrame, column: str, words: Sequence[str]) -> pd.Series:
+    """The value of a side by seed: the number of one run, or the slope over the runs of a trend, whose values are
+    `words`; NaN if one of them has not finished."""
     if claim.trend is None:
-        return pd.Series(chosen.set_index("seed")[column])
+        return chosen.set_index("seed")[column]
     numbers = np.asarray(pd.to_numeric(pd.Series(words), errors="coerce"))
     # Values that are not numbers are placed at 0, 1, 2 and so on.
     positions = np.arange(len(words)) if np.isnan(numbers).any() else numbers
     centred = positions - positions.mean()
     values = chosen.pivot(index="seed", columns=claim.trend, values=column).reindex(columns=words)
     return pd.Series(values @ (centred / (centred @ centred)))
-
-
-def _runs_of(claim: Claim, side: ClaimSide, table: pd.DataFrame, axis: Sequence[str]) -> "pd.Series | str":
-    if not isinstance(side, Mapping):
-        return ""
-    return pd.Series(_chosen(claim, side, table, axis)[0].groupby("seed")["run"].agg(";".join))
