@@ -1,6 +1,7 @@
-"""How far the final models of a run's peers lie apart."""
+"""The saved personal models of a run, and how far those of peers lie apart."""
 
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -8,6 +9,30 @@ from safetensors import SafetensorError, safe_open
 from rayfl.limits.regular_files import require_regular
 from rayfl.run_directory.record import Run
 from rayfl.run_directory.saved_models import CONSTANTS, model_files
+from rayfl.untyped import Foreign
+
+UNREADABLE = (OSError, ValueError, SafetensorError)
+"""What `personal_models` raises for a damaged file."""
+
+
+@contextmanager
+def personal_models(run: Run, first_file: bool = False) -> Iterator[dict[str, Foreign]]:
+    """Context manager: the open file of each tensor of the saved personal models, by its name: CLIENT/NAME.
+
+    first_file: only those of the first clients.
+    """
+    with ExitStack() as opened:
+        files = {}
+        for path in model_files(run.directory, "personal")[: 1 if first_file else None]:
+            require_regular(path)
+            models = opened.enter_context(safe_open(path, "numpy"))
+            files |= dict.fromkeys(models.keys(), models)
+        yield files
+
+
+def shape_of(files: Mapping[str, Foreign], name: str) -> tuple[int, ...]:
+    """The shape of a tensor of `personal_models`."""
+    return tuple(files[name].get_slice(name).get_shape())
 
 
 def consensus_distance(run: Run) -> float:
@@ -16,31 +41,21 @@ def consensus_distance(run: Run) -> float:
 
     Parameters that all clients share are saved once, and add nothing. A damaged file counts as missing.
     """
-    sums: dict[str, np.ndarray] = {}
     squares = 0.0
-    clients: set[str] = set()
-    num_tensors = 0
     try:
-        with ExitStack() as opened:
-            for path in model_files(run.directory, "personal"):
-                require_regular(path)
-                models = opened.enter_context(safe_open(path, "numpy"))
-                for key in models.keys():  # noqa: SIM118 (it is no dict)
-                    client, _, name = key.partition("/")
-                    if client == CONSTANTS:
-                        continue
-                    values = models.get_tensor(key).astype(np.float64)
-                    total = sums.setdefault(name, np.zeros_like(values))
-                    if total.shape != values.shape:
-                        return np.nan
+        with personal_models(run) as files:
+            own = [key for key in files if not key.startswith(f"{CONSTANTS}/")]
+            clients = dict.fromkeys(key.partition("/")[0] for key in own)
+            shapes = dict.fromkeys((key.partition("/")[2], shape_of(files, key)) for key in own)
+            if len(clients) < 2 or len(own) != len(clients) * len(shapes):
+                return np.nan
+            for name, shape in shapes:
+                total = np.zeros(shape)
+                for client in clients:
+                    values = files[f"{client}/{name}"].get_tensor(f"{client}/{name}").astype(np.float64)
                     total += values
-                    squares += float(np.square(values).sum())
-                    clients.add(client)
-                    num_tensors += 1
-    except (OSError, ValueError, SafetensorError):
+                    squares += float(np.square(values).sum()) / len(clients)
+                squares -= float(np.square(total / len(clients)).sum())
+    except UNREADABLE:
         return np.nan
-    count = len(clients)
-    if count < 2 or num_tensors != count * len(sums):
-        return np.nan
-    mean_square = sum(float(np.square(total / count).sum()) for total in sums.values())
-    return float(np.sqrt(max(0.0, squares / count - mean_square)))
+    return float(np.sqrt(max(0.0, squares)))

@@ -4,19 +4,17 @@ clients' masks (MCE-PL, Figures 8 and 9)."""
 
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
 
-from rayfl.limits.regular_files import require_regular
 from rayfl.metrics.masks import CORRELATION, HAMMING, SIMILARITY
 from rayfl.report import wording
 from rayfl.report.charts import Figure, Line, Section, Spec, data, lines_chart, strips_chart, told
+from rayfl.report.consensus import UNREADABLE, personal_models, shape_of
 from rayfl.report.groups import Group, last_of_clients
 from rayfl.report.series import facts, metric_names, series, spread
 from rayfl.run_directory.record import Run
-from rayfl.run_directory.saved_models import CONSTANTS, model_files
+from rayfl.run_directory.saved_models import CONSTANTS
 
 LastValues = Mapping[tuple[str, ...], float]
 """The last values of a metric's parts by the words after its name; NaN where they are undefined."""
@@ -149,27 +147,20 @@ def _matrices(run: Run) -> list[Figure]:
 
 def _masks(run: Run, clients: Sequence[int]) -> dict[int, Figure]:
     """What clients keep of the first layer with a mask, read from the saved personal models."""
-    # The first file has the first clients.
-    paths = model_files(run.directory, "personal")[: None if clients else 1]
     try:
-        with ExitStack() as opened:
-            files = {}
-            for path in paths:
-                require_regular(path)
-                models = opened.enter_context(safe_open(path, "numpy"))
-                files |= dict.fromkeys(models.keys(), models)
+        # The first file has the first clients.
+        with personal_models(run, first_file=not clients) as files:
             saved = sorted(map(int, {name.partition("/")[0] for name in files} - {CONSTANTS}))
             chosen = [client for client in clients or saved[:_DRAWN_CLIENTS] if client in saved]
             prefix = f"{chosen[0]}/"
-            shapes = {name: tuple(file.get_slice(name).get_shape()) for name, file in files.items()}
             for layer in _layers(
-                {name[len(prefix) :]: shape for name, shape in shapes.items() if name.startswith(prefix)}
+                {name[len(prefix) :]: shape_of(files, name) for name in files if name.startswith(prefix)}
             ):
                 names = {client: f"{client}/{layer}" for client in chosen}
                 kept = {client: files[name].get_tensor(name) != 0 for client, name in names.items()}
                 if not all(mask.all() for mask in kept.values()):
                     return {client: _mask_figure(client, layer, mask) for client, mask in kept.items()}
-    except (OSError, ValueError, IndexError, SafetensorError):
+    except (*UNREADABLE, IndexError):
         # If there is no file or one is damaged, the page only lacks these figures.
         pass
     return {}

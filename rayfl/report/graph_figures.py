@@ -163,8 +163,9 @@ def _peer_layer(
     few: bool,
 ) -> Spec:
     """The dots, with numbers if they are few."""
+    hears, heard = (graph.last.sum(axis=axis).astype(int).tolist() for axis in (1, 0))
     peers = [
-        {"peer": peer, "x": x, "y": y, "value": values.get(peer, np.nan)} | _degrees(graph.last, peer)
+        {"peer": peer, "x": x, "y": y, "value": values.get(peer, np.nan), "hears": hears[peer], "heard": heard[peer]}
         for peer, (x, y) in enumerate(places.tolist())
     ]
     title = value_facts.title
@@ -194,10 +195,6 @@ def _places(graph: DrawnGraph) -> np.ndarray:
     places = (networkx.kamada_kawai_layout if is_known else networkx.circular_layout)(shape)
     points = np.array([places[peer] for peer in range(len(places))])
     return points / np.abs(points).max(initial=1e-9)
-
-
-def _degrees(graph: Sparse, peer: int) -> dict[str, int]:
-    return {"hears": int(graph[[peer]].sum()), "heard": int(graph[:, [peer]].sum())}
 
 
 def _links(graph: DrawnGraph, places: np.ndarray, radius: float) -> list[dict[str, object]]:
