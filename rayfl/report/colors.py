@@ -1,7 +1,6 @@
 """The colours of a page, light and dark: of its text, of its tables and, as Vega's configuration, of its charts."""
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from rayfl.untyped import Json
 
@@ -40,21 +39,6 @@ DARK = {
 }
 """The page's colours by the names of its CSS variables; c0 to c6 are those of series."""
 NUM_COLORS = 7
-_BORDERS = ("solid", "dashed", "dotted", "double")
-"""The borders in place of the four dashes of lines: CSS has no line of dashes and dots."""
-
-
-class Key(NamedTuple):
-    """A label with its colour and border, as a table shows it."""
-
-    color: str
-    dash: str
-    label: str
-
-
-def key(label: str, style: int) -> Key:
-    """The label, colour and border of the run with the number `style` on the page."""
-    return Key(f"var(--c{style % NUM_COLORS})", _BORDERS[style % len(_BORDERS)], label)
 
 
 def config(colors: Mapping[str, str]) -> dict[str, Json]:

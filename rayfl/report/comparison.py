@@ -103,7 +103,10 @@ def over_clients(
     return [
         (
             f"over clients, {described['title']}".rstrip(", "),
-            TextTable(described["head"], [[getattr(row, "label", row), *cells] for row, cells in described["rows"]]),
+            TextTable(
+                described["head"],
+                [[row if isinstance(row, str) else row[0], *cells] for row, cells in described["rows"]],
+            ),
         )
         for described in fairness_tables(groups, first, others)
     ]

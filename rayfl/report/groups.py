@@ -16,7 +16,6 @@ from rayfl.experiment.identity import determining_settings, lies_in
 from rayfl.experiment.report_options import ReportOptions
 from rayfl.metrics.facts import Facts
 from rayfl.report import wording
-from rayfl.report.colors import key
 from rayfl.report.series import (
     Cost,
     cost,
@@ -290,7 +289,7 @@ def setting(settings: Mapping[str, object], name: str) -> object:
 
 
 def tuning(choices: Sequence[TunedGroups], tuned: Sequence[str], name: str, last: int, styles: Sequence[Group]) -> dict:
-    """Return the table of the values that were tried and of the winners.
+    """Return the table of the values that were tried and of the winners; rows begin with (label, style).
 
     `styles`: all groups as the page lists them; the position decides the colour.
     """
@@ -304,7 +303,7 @@ def tuning(choices: Sequence[TunedGroups], tuned: Sequence[str], name: str, last
             for group in choice.grid
         ]
         cells = [*(_cell(choice, key) for key in tuned), "\n".join(tried)]
-        rows.append((key(choice.winner.label, position[id(choice.winner)]), cells))
+        rows.append(((choice.winner.label, position[id(choice.winner)]), cells))
     return {
         "head": ["Run", *(f"Best {key}" for key in tuned), "All that were tried (* the best)"],
         "rows": rows,

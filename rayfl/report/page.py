@@ -106,6 +106,7 @@ def _rendered(shown: Mapping[str, Anything]) -> str:
         shown,
         light=LIGHT,
         dark=DARK,
+        num_colors=NUM_COLORS,
         javascript=Markup(vega_javascript()) if charts else "",
         charts=Markup(json.dumps(drawing, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")),
         most_points=MOST_POINTS,

@@ -14,7 +14,6 @@ from rayfl.experiment.identity import NOT_DETERMINING
 from rayfl.metrics.facts import PLACES
 from rayfl.metrics.fairness import fairness
 from rayfl.report import wording
-from rayfl.report.colors import Key, key
 from rayfl.report.groups import Group, facts_of, has_seeds, in_words, over, rank_value, smoothed
 from rayfl.report.series import facts, method_of, metric_names, run_label
 from rayfl.run_directory.description import ORIGIN, read_origin
@@ -71,12 +70,13 @@ class Column(NamedTuple):
 def sortable(groups: Sequence[Group], columns: Sequence[Column], chosen: str, **more: object) -> dict[str, object]:
     """A table with a row per group that a reader can sort, in the order of the column with the heading `chosen`.
 
-    A row is (key, cells, places); places [num_columns] are the row's place in the order of each column. Rows that tie
+    A row is ((label, style), cells, places): the number `style` decides its colour and dash on the page; places
+    [num_columns] are the row's place in the order of each column. Rows that tie
     keep the order of `groups`.
     """
     orders = [_places(column.by, len(groups)) for column in columns]
     rows = [
-        (key(group.label, row), [column.cells[row] for column in columns], [order[row] for order in orders])
+        ((group.label, row), [column.cells[row] for column in columns], [order[row] for order in orders])
         for row, group in enumerate(groups)
     ]
     heads = [(column.head, column.by is not None, column.head == chosen) for column in columns]
@@ -158,7 +158,9 @@ def fairness_tables(groups: Sequence[Group], first: Sequence[str], others: bool 
     ]
 
 
-def _fairness_rows(groups: Sequence[Group], seeds: Sequence[Spreads], name: str) -> list[tuple[Key, list[str]]]:
+def _fairness_rows(
+    groups: Sequence[Group], seeds: Sequence[Spreads], name: str
+) -> list[tuple[tuple[str, int], list[str]]]:
     """A row for each group that has the value `name` for single clients, as means over seeds."""
     metric_facts = facts_of(groups, name)
     rows = []
@@ -169,7 +171,7 @@ def _fairness_rows(groups: Sequence[Group], seeds: Sequence[Spreads], name: str)
             unit = f" {metric_facts.unit}" * (metric_facts.unit not in ("", "%"))
             words = [in_words(score, metric_facts, counted=False).replace(unit, "") for score in scores[:6]]
             last = [scores[6].words(decimals=3, counted=False), f"{scores[7].mean:.3g}"]
-            rows.append((key(group.label, style), [*words, *last]))
+            rows.append(((group.label, style), [*words, *last]))
     return rows
 
 
@@ -200,7 +202,7 @@ def origins(groups: Sequence[Group]) -> dict[str, object] | None:
     """A row per run, for at most 100 runs; None if no run has recorded its origin."""
     runs = [(style, run) for style, group in enumerate(groups) for run in group.runs][:_MOST_ORIGINS]
     rows = [
-        (key(run_and_seed(run), style), [told.get(name, wording.NONE) for name in ORIGIN])
+        ((run_and_seed(run), style), [told.get(name, wording.NONE) for name in ORIGIN])
         for style, run in runs
         if (told := read_origin(run.directory))
     ]
@@ -249,5 +251,5 @@ def differences(groups: Sequence[Group]) -> dict[str, object]:
     table = [(name, cells) for name, cells in table if name.partition(".")[0] not in NOT_DETERMINING]
     if len(groups) <= _FEW:
         return {"head": ["Setting", *(group.label for group in groups)], "rows": table}
-    rows = [(key(group.label, style), [cells[style] for _, cells in table]) for style, group in enumerate(groups)]
+    rows = [((group.label, style), [cells[style] for _, cells in table]) for style, group in enumerate(groups)]
     return {"head": ["Run", *(name for name, _ in table)], "rows": rows}

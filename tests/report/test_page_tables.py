@@ -1,12 +1,13 @@
 """Runs side by side: what labels say, in which settings runs differ, and the axes of their charts."""
 
+import re
 from pathlib import Path
 
 import numpy as np
 
-from rayfl.report import wording
+from rayfl.report import page_tables, wording
 from rayfl.report.charts import Dot, Line, dots_chart, lines_chart
-from rayfl.report.colors import NUM_COLORS, key
+from rayfl.report.colors import NUM_COLORS
 from rayfl.report.groups import group_runs
 from rayfl.report.page import report
 from rayfl.report.page_tables import differences
@@ -60,11 +61,14 @@ def test_many_runs_get_a_row_each(tmp_path):
     found = group_runs([read_run(path) for path in runs])
     few, many = differences(found[:4]), differences(found)
     assert few == {"head": ["Setting", "lr=0", "lr=1", "lr=2", "lr=3"], "rows": [("lr", ["0", "1", "2", "3"])]}
-    assert many == {"head": ["Run", "lr"], "rows": [(key(f"lr={lr}", lr), [str(lr)]) for lr in range(5)]}
+    assert many == {"head": ["Run", "lr"], "rows": [((f"lr={lr}", lr), [str(lr)]) for lr in range(5)]}
 
 
 def test_no_two_of_28_runs_look_the_same():
-    assert len({(key("", style).color, key("", style).dash) for style in range(4 * NUM_COLORS)}) == 28
+    template = (Path(page_tables.__file__).parent / "page.html.j2").read_text(encoding="utf-8")
+    borders = re.findall(r'"(\w+)"', re.findall(r"set borders = (.*?) %}", template)[0])
+    looks = {(style % NUM_COLORS, borders[style % 4]) for style in range(28)}
+    assert len(looks) == 28 and "borders[style % 4]" in template
 
 
 def test_lines_that_begin_at_zero_and_lie_far_apart_are_drawn_on_a_logarithmic_axis():

@@ -86,7 +86,7 @@ def test_the_table_is_sorted_by_megabytes_and_says_who_did_not_get_there(tmp_pat
     ]  # fmt: skip
     assert [head for head, _, chosen in heads if chosen] == ["Up and down"]
     nothing = ["\u2013"] * 4
-    cells = {run.label: cells for run, cells, _ in rows}
+    cells = {run[0]: cells for run, cells, _ in rows}
     assert list(cells) == ["cheap", "dear", "lucky", "near", "far", "other"]
     assert cells["cheap"] == [
         "2 of 2 seeds",
@@ -102,7 +102,7 @@ def test_the_table_is_sorted_by_megabytes_and_says_who_did_not_get_there(tmp_pat
         assert mentions(cells[label][0], best) and cells[label][1:] == [*nothing, last]
     assert cells["other"] == ["\u2013", *nothing, "\u2013"]
     # By rounds dear (1) goes before cheap (1.5), by the final too; lucky stays behind all whose seeds all got there.
-    places = {run.label: places for run, _, places in rows}
+    places = {run[0]: places for run, _, places in rows}
     assert [places[label][1] for label in cells] == [1, 0, 2, 3, 4, 5]
     assert [places[label][3] for label in cells] == [0, 1, 2, 3, 4, 5]
     assert [places[label][5] for label in cells] == [1, 0, 2, 3, 4, 5]
@@ -129,7 +129,7 @@ def test_a_sortable_table_knows_where_each_column_puts_a_row():
     ]  # fmt: skip
     assert isinstance(table["rows"], list)
     # In the order of "pair": b, c, a, each with the colour of its place among the groups.
-    assert [(run.label, places) for run, _, places in table["rows"]] == [
+    assert [(run[0], places) for run, _, places in table["rows"]] == [
         ("b", [2, 0, 1, 1]), ("c", [0, 1, 2, 2]), ("a", [1, 2, 0, 0])
     ]  # fmt: skip
     assert [run.color for run, _, _ in table["rows"]] == [f"var(--c{place})" for place in (1, 2, 0)]

@@ -61,7 +61,7 @@ def test_the_table_says_what_won_of_what(tmp_path):
     assert mentions(best, "method.lr") and "*" in tried
     # Deviations: 0.6 / sqrt(2) and 0.2 / sqrt(2).
     grid = "0.01: 30.0 \u00b1 14.1 % (2)\n0.1: 70.0 \u00b1 0.0 % (2) *\n1: 60.0 \u00b1 42.4 % (2)"
-    assert [(run.label, cells) for run, cells in table["rows"]] == [
+    assert [(run[0], cells) for run, cells in table["rows"]] == [
         ("fedavg, lr=0.1", ["0.1", grid]),
         ("local, lr=0.1", [f"0.1{LARGEST}", "0.01: 40.0 % (1)\n0.1: 50.0 % (1) *"]),
         ("lag, lr=0.5", ["0.5", "0.5: 30.0 % (1) *"]),
