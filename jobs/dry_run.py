@@ -30,7 +30,7 @@ from rayfl.experiment.identity import determining_settings
 from rayfl.experiment.prepare import prepare
 from rayfl.experiment.sweep import Combination
 from rayfl.methods.base import Carry, Method, Work
-from rayfl.report import comparison, wording
+from rayfl.report import summary, wording
 from rayfl.rounds import engines, executor, ledger, rounds
 from rayfl.rounds.setup import Setup
 from rayfl.run_directory.play_run import Stopped
@@ -204,7 +204,7 @@ def foresee(experiment: Experiment, shown: display.Display) -> None:
     shown.close()
     most = "at most " if experiment.stop else ""
     title = f"{experiment.name}: {most}{wording.counted(totals['num_rounds'], 'round')}; nothing was written"
-    display.print_table(reporting.rich_table(title, comparison.TextTable(["what", "value", "how"], rows)))
+    display.print_table(reporting.rich_table(title, summary.TextTable(["what", "value", "how"], rows)))
 
 
 def foresee_all(combinations: Sequence[Combination], shown: display.Display) -> None:
@@ -236,7 +236,7 @@ def foresee_all(combinations: Sequence[Combination], shown: display.Display) -> 
     shown.close()
     title = f"{wording.counted(len(combinations), 'run')}, one after another; nothing was written"
     heads = ["runs", "number", "rounds", "steps", "bytes up", "bytes down", "simulated time", "real time"]
-    table = comparison.TextTable(heads, [*rows, ["all", *_cells(totals, "")]])
+    table = summary.TextTable(heads, [*rows, ["all", *_cells(totals, "")]])
     display.print_table(reporting.rich_table(title, table), 150)
     display.say(
         "Numbers of bytes are estimates where the sizes of messages depend on their values, and real times always."

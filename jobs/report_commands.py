@@ -1,7 +1,6 @@
 """The commands about runs that are there: report, compare, table, ls, show, prune, pack and note."""
 
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 
 import click
 
@@ -11,17 +10,18 @@ from rayfl.untyped import Foreign
 
 
 class Later(click.Command):
-    """A command that calls the function of its name in a module, which is imported only then: `rayfl --help` loads
-    nothing else. The function gets the command's parameters by their names."""
+    """A command that calls the function of its name in jobs/reporting.py with its parameters by their names.
 
-    def __init__(self, name: str, module: str, params: Sequence[click.Parameter], text: str) -> None:
+    The file is imported only then: `rayfl --help` loads nothing else.
+    """
+
+    def __init__(self, name: str, params: Sequence[click.Parameter], text: str) -> None:
         super().__init__(name, params=[*params], help=text)
-        self._module = module
 
     def invoke(self, ctx: click.Context) -> Foreign:
         with Display("loading"):
-            module = import_module(self._module)
-        return getattr(module, str(self.name))(**ctx.params)
+            from jobs import reporting
+        return getattr(reporting, str(self.name))(**ctx.params)
 
 
 def report_options(
@@ -76,7 +76,6 @@ _PIVOT = (
 COMMANDS = (
     Later(
         "report",
-        "jobs.reporting",
         [
             _DIRECTORIES,
             click.Option(
@@ -100,13 +99,11 @@ COMMANDS = (
     ),
     Later(
         "compare",
-        "jobs.reporting",
         [_DIRECTORIES, *COMPARING],
         "Show runs side by side, the best first: the tables of `rayfl report` without its page.",
     ),
     Later(
         "table",
-        "jobs.reporting",
         [
             _DIRECTORIES,
             *_RANKING,
@@ -124,7 +121,6 @@ COMMANDS = (
     ),
     Later(
         "ls",
-        "jobs.reporting",
         [
             _FOLDERS,
             click.Option(
@@ -138,13 +134,11 @@ COMMANDS = (
     ),
     Later(
         "show",
-        "jobs.reporting",
         [click.Argument(["location"], metavar="RUN", type=PLACE)],
         "Show a run's experiment, platform and results. RUN is its directory or URL.",
     ),
     Later(
         "prune",
-        "jobs.keeping",
         [
             _FOLDERS,
             click.Option(["--dry-run"], is_flag=True, help="Print what would be freed, and remove nothing."),
@@ -154,7 +148,6 @@ COMMANDS = (
     ),
     Later(
         "pack",
-        "jobs.keeping",
         [
             click.Argument(["directories"], nargs=-1, required=True, type=ABSOLUTE),
             click.Option(["--output"], type=ABSOLUTE, help="The file; default: NAME.tar.gz here."),
@@ -164,7 +157,6 @@ COMMANDS = (
     ),
     Later(
         "note",
-        "jobs.keeping",
         [
             click.Argument(["directory"], metavar="RUN", type=ABSOLUTE),
             click.Argument(["text"], required=False),

@@ -10,9 +10,8 @@ import numpy as np
 from rayfl.metrics.masks import CORRELATION, HAMMING, SIMILARITY
 from rayfl.report import wording
 from rayfl.report.charts import Figure, Line, Section, Spec, data, lines_chart, strips_chart, told
-from rayfl.report.consensus import UNREADABLE, personal_models, shape_of
 from rayfl.report.groups import Group, last_of_clients
-from rayfl.report.series import facts, metric_names, series, spread
+from rayfl.report.series import UNREADABLE, facts, metric_names, personal_models, series, shape_of, spread
 from rayfl.run_directory.record import Run
 from rayfl.run_directory.saved_models import CONSTANTS
 

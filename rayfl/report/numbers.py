@@ -17,10 +17,19 @@ from rayfl.errors import RayflError, did_you_mean
 from rayfl.experiment.report_options import ReportOptions
 from rayfl.metrics.facts import Facts
 from rayfl.report import wording
-from rayfl.report.consensus import consensus_distance
 from rayfl.report.groups import Group, Score, facts_of, has_seeds, in_words, over, rank_value
 from rayfl.report.page_tables import Column, metric_column, run_columns, sortable
-from rayfl.report.series import MEGABYTE_BITS, Series, cost, mean_over, metric_names, series, total, workers
+from rayfl.report.series import (
+    MEGABYTE_BITS,
+    Series,
+    consensus_distance,
+    cost,
+    mean_over,
+    metric_names,
+    series,
+    total,
+    workers,
+)
 from rayfl.run_directory.record import Run
 
 

@@ -29,7 +29,6 @@ from rayfl.limits.regular_files import expanded, read_text
 from rayfl.report import wording
 from rayfl.report.charts import MOST_POINTS, Figure, Spec
 from rayfl.report.colors import DARK, LIGHT, NUM_COLORS, config
-from rayfl.report.comparison import comparison
 from rayfl.report.figures import sections
 from rayfl.report.groups import Group, compared, group_runs, has_seeds, tuning
 from rayfl.report.numbers import WORKED, cost_columns, further_columns, ranking, targets
@@ -44,7 +43,7 @@ from rayfl.report.page_tables import (
 )
 from rayfl.report.pivot import latex, tables_or_problems
 from rayfl.report.series import facts, run_label, run_name, table_name
-from rayfl.report.summary import summary
+from rayfl.report.summary import comparison, summary
 from rayfl.run_directory.disk import write_text
 from rayfl.run_directory.outputs import REPORT, OutputKind, require_replaceable, write_output
 from rayfl.run_directory.record import Run, read_refused, read_run
@@ -75,7 +74,7 @@ def report(
 
     Raise RayflError if a directory is not a run, if none is given, or if `output` is a file other than a report and
     `overwrite` is false. The page says so if no run has a setting or an accuracy in `options`, because the runs that
-    have it may have failed; `comparison.require` refuses such options.
+    have it may have failed; `summary.require` refuses such options.
     """
     if not directories:
         raise RayflError("a report needs at least one run directory: name one")

@@ -13,8 +13,8 @@ from rich.console import Console
 from jobs.reporting import parts, rich_table
 from rayfl.errors import printable
 from rayfl.metrics.facts import Facts
-from rayfl.report.comparison import TextTable
 from rayfl.report.results import RunResults, load
+from rayfl.report.summary import TextTable
 from rayfl.rounds.ledger import MetricRow, RoundRow
 from rayfl.run_directory.description import Description, write_metric_facts
 from rayfl.run_directory.disk import locked

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from rayfl.report.consensus import consensus_distance
 from rayfl.report.groups import group_runs
 from rayfl.report.numbers import number
+from rayfl.report.series import consensus_distance
 from rayfl.rounds.ledger import ClientRow, RoundRow
 from rayfl.run_directory.description import Description
 from rayfl.run_directory.record import Recorder, Run, read_run

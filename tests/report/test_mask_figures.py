@@ -9,10 +9,10 @@ from safetensors.numpy import load_file, save_file
 
 from rayfl.experiment.prepare import prepare
 from rayfl.experiment.report_options import ReportOptions
-from rayfl.report.comparison import require
 from rayfl.report.drawn_figures import _picture, mask_section
 from rayfl.report.figures import _by_retention, sections
 from rayfl.report.groups import group_runs
+from rayfl.report.summary import require
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.run_directory.description import Description
 from rayfl.run_directory.play_run import RunOutput, play_run

@@ -5,11 +5,11 @@ import math
 import pytest
 
 from rayfl.experiment.report_options import ReportOptions
-from rayfl.report.comparison import comparison, require
 from rayfl.report.groups import group_runs
 from rayfl.report.numbers import further_columns, number
 from rayfl.report.page import report
 from rayfl.report.results import SweepResults, load
+from rayfl.report.summary import comparison, require
 from rayfl.run_directory.record import Run
 from tests.hand_written import ACCURACY, heading, run_of
 from tests.refusals import mentions, refused

@@ -132,4 +132,4 @@ def test_a_sortable_table_knows_where_each_column_puts_a_row():
     assert [(run[0], places) for run, _, places in table["rows"]] == [
         ("b", [2, 0, 1, 1]), ("c", [0, 1, 2, 2]), ("a", [1, 2, 0, 0])
     ]  # fmt: skip
-    assert [run.color for run, _, _ in table["rows"]] == [f"var(--c{place})" for place in (1, 2, 0)]
+    assert [style for (_, style), _, _ in table["rows"]] == [1, 2, 0]

@@ -15,10 +15,10 @@ from rayfl.methods.personal.ditto import DittoHyper
 from rayfl.methods.personal.fedavg_ft import FedAvgFTHyper
 from rayfl.methods.personal.perfedavg import PerFedAvgHyper
 from rayfl.methods.shared.local_training import LocalTraining
-from rayfl.report.comparison import comparison
 from rayfl.report.groups import group_runs
 from rayfl.report.page_tables import differing
 from rayfl.report.series import mean_over
+from rayfl.report.summary import comparison
 from rayfl.run_directory.record import Run, read_run
 from tests.jobs.commands import rayfl as command
 
