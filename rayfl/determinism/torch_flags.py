@@ -1,5 +1,7 @@
 """Settings of torch with which a process computes the same bits every time."""
 
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
@@ -20,7 +22,9 @@ def fix(threads: int, device: torch.device, precision: ArithmeticPrecision = "fp
     """
     torch.set_num_threads(threads)
     if device.type == "cuda":
-        torch.use_deterministic_algorithms(True)
+        # What a model compiles later is deterministic, too.
+        os.environ["TORCHINDUCTOR_DETERMINISTIC"] = "1"
+        _use_deterministic_algorithms(True, warn_only=False)
         _filling.fill_uninitialized_memory = False
         torch.backends.cudnn.benchmark = False
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
@@ -35,12 +39,11 @@ def _precisions() -> list[Foreign]:
 
 
 def _use_deterministic_algorithms(on: bool, warn_only: bool) -> None:
-    """Switch them only if they are not so already: torch's switch loads its compiler, which takes over a second."""
-    if (on, warn_only) != (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-    ):
+    """As torch's function, which loads torch's compiler and so takes seconds; here only if the compiler is loaded."""
+    if "torch._inductor.config" in sys.modules:
         torch.use_deterministic_algorithms(on, warn_only=warn_only)
+    else:
+        torch.set_deterministic_debug_mode(("warn" if warn_only else "error") if on else "default")
 
 
 @contextmanager
