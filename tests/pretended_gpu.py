@@ -12,7 +12,7 @@ torch's CPU build has no streams of a GPU, so there is no autograd for these ten
 import importlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -130,12 +130,51 @@ class OnGpu(Tensor):
         raise RuntimeError(f"{func} on a pretended GPU outside `with PretendedGpu()`")
 
 
+class Streams:
+    """torch's streams and graphs, by names: work runs on "0", captures on "side". `calls` has what graphs are asked."""
+
+    def __init__(self) -> None:
+        self.current, self.calls = "0", list[str]()
+
+    def set(self, stream: str) -> None:
+        """Work on a stream from now on."""
+        self.current = stream
+
+    @contextmanager
+    def using(self, stream: str) -> Iterator[None]:
+        """Work on a stream. As torch does, an error leaves it in place."""
+        self.current = stream
+        yield
+        self.current = "0"
+
+    def graph(self) -> SimpleNamespace:
+        """A graph, which does nothing when it is replayed."""
+        return SimpleNamespace(
+            capture_begin=lambda *pool, **options: self.calls.append(f"begin in pool {pool[0]}"),
+            capture_end=lambda: self.calls.append("end"),
+            replay=lambda: self.calls.append("replay"),
+        )
+
+    # Any: functions of all kinds.
+    def functions(self) -> dict[str, Any]:
+        """By their names in torch.cuda."""
+        return {
+            "CUDAGraph": self.graph,
+            "Stream": lambda: "side",
+            "stream": self.using,
+            "current_stream": lambda device=None: self.current,
+            "set_stream": self.set,
+            "graph_pool_handle": lambda: 7,
+        }
+
+
 class Driver:
     """The C functions below torch's Python, with `count` GPUs, of which CUDA_VISIBLE_DEVICES shows some, by number."""
 
     def __init__(self, count: int, synchronized: Callable[[], None]) -> None:
         self.count, self.synchronized = count, synchronized
         self.current, self.fractions = 0, dict.fromkeys(range(count), 1.0)
+        self.streams = Streams()
 
     @property
     def visible(self) -> list[int]:
@@ -191,6 +230,7 @@ class Driver:
             "_cuda_emptyCache": lambda: None,
             "_cuda_resetPeakMemoryStats": lambda index: None,
             "_cuda_synchronize": self.synchronized,
+            "_host_emptyCache": lambda: None,
         }
 
     def installed(self) -> ExitStack:
@@ -209,8 +249,9 @@ class Driver:
             "default_generators": (),
             "_get_device_properties": None,
         }
-        for name, value in fresh.items():
+        for name, value in {**fresh, **self.streams.functions()}.items():
             patched.enter_context(patch.object(torch.cuda, name, value, create=True))
+        patched.enter_context(patch.object(torch.cuda.graph, "default_capture_stream", None))
         return patched
 
 
@@ -247,7 +288,7 @@ class PretendedGpu(TorchDispatchMode):
         self._pinned = dict[int, Tensor]()
 
     def __enter__(self) -> "PretendedGpu":
-        # torch's compiler, which deterministic algorithms load, looks for drivers of its own where it finds a GPU.
+        # torch's compiler, which some modules load, looks for drivers of its own where it finds a GPU.
         importlib.import_module("torch._inductor.config")
         self._before = torch.are_deterministic_algorithms_enabled()
         self._installed = self.driver.installed()

@@ -42,7 +42,7 @@ COPIES = ("_to_copy", "copy_")
 """Operators of aten that copy between devices."""
 
 
-class Recorder(Protocol):
+class StepRecorder(Protocol):
     """Records operations on a device."""
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
@@ -57,7 +57,7 @@ class CudaRecorder:
         self._pool = torch.cuda.graph_pool_handle()
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """See `Recorder`."""
+        """See `StepRecorder`."""
         stream = torch.cuda.current_stream()
         graph = torch.cuda.CUDAGraph()
         try:
@@ -87,7 +87,8 @@ class Watching(TorchDispatchMode):
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        given, returned = ([leaf for leaf in tree_leaves(x) if isinstance(leaf, torch.Tensor)] for x in (args, result))
+        nested = (args, kwargs), result
+        given, returned = ([leaf for leaf in tree_leaves(x) if isinstance(leaf, torch.Tensor)] for x in nested)
         name = func.overloadpacket.__name__
         if torch.Tag.nondeterministic_seeded in func.tags:
             self.reason = f"it draws random numbers ({name})"
@@ -131,6 +132,11 @@ def is_aligned(tensor: torch.Tensor) -> bool:
     return tensor.data_ptr() % ALIGNED == 0
 
 
+def same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors are the same entries of the same memory."""
+    return (a.data_ptr(), a.shape, a.stride()) == (b.data_ptr(), b.shape, b.stride())
+
+
 def memory_like(tensor: torch.Tensor) -> torch.Tensor:
     """New memory with the shape and the strides of a tensor."""
     return tensor.new_empty_strided(tensor.shape, tensor.stride())
@@ -145,41 +151,46 @@ def _unrepeated(tensor: torch.Tensor) -> torch.Tensor:
     return tensor[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())]
 
 
-class Buffers:
-    """The memory of a carry that graphs update in place."""
+class CarryBuffers:
+    """The memory in which graphs have a carry of one layout."""
 
-    def __init__(self, carry: Carry) -> None:
-        """`carry`: any carry of the same layout."""
+    def __init__(self, carry: Carry, layout: int) -> None:
+        """`carry`: any carry of the layout, which has a number."""
         tensors, self._spec = tree_flatten(carry)
-        self._own = [*map(memory_like, tensors)]
+        self.layout = layout
+        self._tensors = [*map(memory_like, tensors)]
         self._loaded: list[torch.Tensor] = []
-        self.carry = tree_unflatten(self._own, self._spec)
-        self.changed: set[int] = set()
-        """Which tensors steps have changed since `load`."""
+        self._changed: set[int] = set()
+        self.carry = tree_unflatten(self._tensors, self._spec)
 
     def load(self, carry: Carry) -> None:
         """Copy a carry to the buffers."""
-        self._loaded, self.changed = tree_leaves(carry), set()
-        copy(self._own, self._loaded)
+        self._loaded, self._changed = tree_leaves(carry), set()
+        copy(self._tensors, self._loaded)
 
-    def update(self, carry: Carry) -> set[int]:
-        """Copy to the buffers what a step has made of `self.carry`; returns which tensors those are."""
-        memory = {tensor.untyped_storage().data_ptr() for tensor in self._own}
-        made = {
-            index: tensor
-            for index, (own, tensor) in enumerate(zip(self._own, tree_leaves(carry), strict=True))
-            if (own.data_ptr(), own.shape) != (tensor.data_ptr(), tensor.shape)
-        }
+    def update(self, carry: Carry, source: "CarryBuffers") -> set[int]:
+        """Copy to the buffers what a step has made of `source.carry`; returns which tensors it has changed."""
+        memory = {tensor.untyped_storage().data_ptr() for tensor in self._tensors}
+        made = tree_leaves(carry)
+        changed = {index for index, tensor in enumerate(made) if not same_memory(tensor, source._tensors[index])}
+        copied = sorted(changed) if self is source else range(len(made))
         # A new tensor may lie in another buffer, which would be overwritten before it is read.
-        safe = [x.clone() if x.untyped_storage().data_ptr() in memory else x for x in made.values()]
-        if made:
-            copy([self._own[index] for index in made], safe)
-        return {*made}
+        safe = [x.clone() if x.untyped_storage().data_ptr() in memory else x for x in (made[index] for index in copied)]
+        if safe:
+            copy([self._tensors[index] for index in copied], safe)
+        return changed
+
+    def note(self, changed: set[int], source: "CarryBuffers") -> None:
+        """Note that a replay has changed tensors of `source.carry`, and that the new carry is here."""
+        self._changed, self._loaded = source._changed | changed, source._loaded
+        if source is not self:
+            source._loaded = []
 
     def taken(self) -> Carry:
         """The carry, in memory that nothing overwrites."""
-        tensors = [memory_like(x) if index in self.changed else x for index, x in enumerate(self._loaded)]
-        copy([tensors[index] for index in self.changed], [self._own[index] for index in self.changed])
+        pairs = enumerate(zip(self._loaded, self._tensors, strict=True))
+        tensors = [memory_like(buffer) if index in self._changed else x for index, (x, buffer) in pairs]
+        copy([tensors[index] for index in self._changed], [self._tensors[index] for index in self._changed])
         self._loaded = []
         return tree_unflatten(tensors, self._spec)
 
@@ -187,50 +198,49 @@ class Buffers:
 class StepGraph:
     """A step of one stage and one set of shapes.
 
-    steps: how often it ran as it is; buffers: None until its capture.
+    steps: how often it ran as it is. source, target: where its carries lie before and after it, once it is captured;
+    these are the same buffers unless the step changes strides, as the first one may.
     """
 
     def __init__(self) -> None:
         self.steps = 0
-        self.buffers: Buffers | None = None
-        self._changed: set[int] = set()
+        self.source: CarryBuffers | None = None
+        self.kept: Mapping[int, torch.UntypedStorage] = {}
+        """Other memory that the step reads, which must not be freed."""
 
     def capture(
-        self,
-        recorder: Recorder,
-        buffers: Buffers,
-        step: Step,
-        numbers: Numbers,
-        kept: Mapping[int, torch.UntypedStorage],
+        self, recorder: StepRecorder, source: CarryBuffers, target: CarryBuffers, step: Step, numbers: Numbers
     ) -> None:
-        """Record the step on `buffers`. `numbers`: any of the same shapes; `kept`: other memory that the step reads."""
+        """Record the step. `numbers`: any of the same shapes."""
         inputs: Numbers = tuple(None if number is None else number.clone() for number in numbers)
         self._inputs = [number for number in inputs if number is not None]
+        changed: set[int] = set()
 
         @torch.no_grad()
         def work() -> None:
-            self._changed = buffers.update(step(buffers.carry, inputs))
+            changed.update(target.update(step(source.carry, inputs), source))
 
-        self._replay, self._kept = recorder.record(work), kept
-        self.buffers = buffers
+        self._replay, self._changed = recorder.record(work), changed
+        self.source, self.target = source, target
 
-    def advance(self, numbers: Numbers) -> None:
-        """Replay the step with other numbers."""
-        assert self.buffers is not None
+    def advance(self, numbers: Numbers) -> CarryBuffers:
+        """Replay the step with other numbers; returns where the carry is."""
+        assert self.source is not None
         private._foreach_copy_(self._inputs, [number for number in numbers if number is not None])
         self._replay()
-        self.buffers.changed |= self._changed
+        self.target.note(self._changed, self.source)
+        return self.target
 
 
 class StepGraphs:
     """Captures and replays the steps of a process, which are those of one method."""
 
-    def __init__(self, recorder: Recorder, device: torch.device, steps_before: int = STEPS_BEFORE) -> None:
-        self._recorder: Recorder | None = recorder
+    def __init__(self, recorder: StepRecorder, device: torch.device, steps_before: int = STEPS_BEFORE) -> None:
+        self._recorder: StepRecorder | None = recorder
         self._device, self._steps_before = device, steps_before
         self._layouts: dict[Hashable, int] = {}
         self._graphs: OrderedDict[Hashable, StepGraph] = OrderedDict()
-        self._buffers: WeakValueDictionary[int, Buffers] = WeakValueDictionary()
+        self._buffers: WeakValueDictionary[int, CarryBuffers] = WeakValueDictionary()
         self.reasons: dict[str, str] = {}
         """Why steps run as they are, by the name of their stage."""
         self.num_replays = 0
@@ -249,16 +259,16 @@ class StepGraphs:
         layout, inside = self._layout(carry), None
         for given in numbers:
             graph = self._graph((stage, width, layout, tuple(None if x is None else x.shape for x in given)))
-            if inside is not None and graph.buffers is not inside:
+            if inside is not None and graph.source is not inside:
                 carry, inside = inside.taken(), None
-            if graph.buffers is None:
+            if graph.source is None:
                 carry = self._run_eager(graph, stage, step, carry, given)
                 layout = self._layout(carry)
                 continue
             if inside is None:
-                inside = graph.buffers
-                inside.load(carry)
-            graph.advance(given)
+                graph.source.load(carry)
+            inside = graph.advance(given)
+            layout = inside.layout
             self.num_replays += 1
         return carry if inside is None else inside.taken()
 
@@ -294,22 +304,22 @@ class StepGraphs:
                 return step(carry, numbers)
 
         advanced, drawn = drawn_by(watched)
-        layout = self._layout(carry)
-        # A step that changes strides is followed by one of another layout, which has graphs of its own.
-        if layout != self._layout(advanced):
-            return advanced
         reason = "it draws random numbers" if drawn else watching.reason
         if not all(map(is_aligned, tensors)):
             reason = reason or "its carry has tensors that begin inside of others"
         if reason:
             self.refuse(stage, reason)
             return advanced
-        buffers = self._buffers.get(layout) or Buffers(carry)
-        self._buffers[layout] = buffers
+        graph.kept = watching.kept
         try:
-            graph.capture(self._recorder, buffers, step, numbers, watching.kept)
+            graph.capture(self._recorder, self._buffers_of(carry), self._buffers_of(advanced), step, numbers)
         # A driver may refuse for any reason, and a step is then still possible.
         except Exception as error:  # noqa: BLE001
             self._recorder = None
             self.refuse(stage, f"its capture failed ({error_text(error)}); no other stage is captured either")
         return advanced
+
+    def _buffers_of(self, carry: Carry) -> CarryBuffers:
+        layout = self._layout(carry)
+        buffers = self._buffers[layout] = self._buffers.get(layout) or CarryBuffers(carry, layout)
+        return buffers

@@ -18,6 +18,7 @@ from rayfl.experiment.prepare import prepare
 from rayfl.experiment.runtime import Runtime
 from rayfl.limits.memory import tensor_fraction
 from rayfl.rounds.executor import InlineExecutor
+from rayfl.rounds.step_graphs import CudaRecorder
 from tests.actors.quarter_of_gpu import OnAQuarter
 from tests.actors.toys import assert_same_bits, experiment, played
 from tests.pretended_gpu import MEMORY, PretendedGpu
@@ -45,6 +46,11 @@ CALLS: Mapping[str, Callable[[Device], object]] = {
     "reset_peak_memory_stats": lambda device: torch.cuda.reset_peak_memory_stats(),
     "set_per_process_memory_fraction": lambda device: torch.cuda.set_per_process_memory_fraction(0.5),
     "synchronize": lambda device: torch.cuda.synchronize(device),
+    "graph_pool_handle": lambda device: torch.cuda.graph_pool_handle(),
+    "current_stream": lambda device: torch.cuda.current_stream(),
+    "set_stream": lambda device: torch.cuda.set_stream(torch.cuda.current_stream()),
+    "CUDAGraph": lambda device: torch.cuda.CUDAGraph(),
+    "graph": lambda device: CudaRecorder().record(lambda: None)(),
 }
 """Every function of torch.cuda that rayfl calls, as it calls it."""
 

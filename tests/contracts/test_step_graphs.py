@@ -1,17 +1,17 @@
 """Steps that are captured and replayed leave what steps leave that run as they are, to the bit, for every method. The
-graphs are played on a CPU (tests/recorded.py)."""
+graphs are played on a CPU (benchmarks/played_graphs.py)."""
 
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from benchmarks.played_graphs import CpuRecorder
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.step_graphs import StepGraphs
 from rayfl.testing.executors import assert_same_bits, contents, play, rows
 from tests.contracts.every_method import CASES, Case, on_digits
-from tests.recorded import CpuRecorder
 
 ENGINES = pytest.mark.parametrize("engine", ["loop", "vmap"])
 ALWAYS = ("fedavg", "fedpse", "ditto", "perfedavg", "heterofl", "dispfl", "fedpac", "seam Elastic")

@@ -1,9 +1,9 @@
 """Captured steps: their carries are updated in place, their numbers come from buffers, and what cannot be captured runs
-as it is and says why. The graphs are played on a CPU (tests/recorded.py)."""
+as it is and says why. The graphs are played on a CPU (benchmarks/played_graphs.py)."""
 
 import logging
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,12 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.played_graphs import CpuRecorder
 from rayfl.determinism.global_draws import watched
 from rayfl.experiment.experiment import Experiment
 from rayfl.methods.base import Carry, Stage
 from rayfl.rounds import step_graphs
 from rayfl.rounds.step_graphs import CudaRecorder, Numbers, Step, StepGraphs
-from tests.recorded import CpuRecorder
+from tests.pretended_gpu import PretendedGpu
 from tests.refusals import refused
 
 CPU = torch.device("cpu")
@@ -184,7 +185,7 @@ def test_a_method_that_replaces_what_it_reads_keeps_the_memory_of_the_capture(gr
     place = constants[0].untyped_storage().data_ptr()
     run(graphs, step, pair_of_one(), numbers(1, 2))
     (graph,) = graphs._graphs.values()
-    assert place in graph._kept
+    assert place in graph.kept
 
 
 def test_numbers_and_memory_are_frozen_by_the_recorder_of_these_tests():
@@ -203,78 +204,29 @@ def test_numbers_and_memory_are_frozen_by_the_recorder_of_these_tests():
         CpuRecorder().record(lambda: y.copy_(x * x.sum().item()))  # type: ignore[arg-type, return-value]
 
 
-class PretendedGraph:
-    """torch's C class of a graph, which notes its calls."""
-
-    calls: list[str]
-
-    def capture_begin(self, *pool: object, **options: object) -> None:
-        self.calls.append(f"begin in pool {pool[0]}")
-
-    def capture_end(self) -> None:
-        self.calls.append("end")
-
-    def replay(self) -> None:
-        self.calls.append("replay")
+def test_a_graph_is_captured_in_the_common_pool_and_replayed():
+    with PretendedGpu() as gpu:
+        streams = gpu.driver.streams
+        replay = CudaRecorder().record(lambda: streams.calls.append(f"work on {torch.cuda.current_stream()}"))
+        replay()
+    assert streams.calls == ["begin in pool 7", "work on side", "end", "replay"]
 
 
-@pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """What torch's C code is asked for; the current stream is "0", and captures run on "side"."""
-    calls: list[str] = []
-    current = ["0"]
+def test_a_capture_that_fails_leaves_the_stream_as_it_was():
+    def fails() -> None:
+        raise RuntimeError("operation not permitted when stream is capturing")
 
-    class Streams:
-        def __init__(self, stream: str) -> None:
-            self.stream = stream
-
-        def __enter__(self) -> None:
-            current[0] = self.stream
-
-        def __exit__(self, *raised: object) -> None:
-            current[0] = "0"
-
-    def set_stream(stream: str) -> None:
-        current[0] = stream
-        calls.append(f"stream {stream}")
-
-    fakes: dict[str, Any] = {
-        "graph_pool_handle": lambda: 7,
-        "current_stream": lambda: current[0],
-        "set_stream": set_stream,
-        "Stream": lambda: "side",
-        "stream": Streams,
-        "synchronize": lambda: None,
-        "empty_cache": lambda: None,
-        "CUDAGraph": type("Graph", (PretendedGraph,), {"calls": calls}),
-    }
-    for name, fake in fakes.items():
-        monkeypatch.setattr(torch.cuda, name, fake)
-    monkeypatch.setattr(torch.cuda.graph, "default_capture_stream", None)
-    monkeypatch.setattr(torch._C, "_host_emptyCache", lambda: None, raising=False)
-    yield calls
-
-
-def test_a_graph_is_captured_in_the_common_pool_and_replayed(calls: list[str]):
-    recorder = CudaRecorder()
-    replay = recorder.record(lambda: calls.append(f"work on stream {torch.cuda.current_stream()}"))
-    replay()
-    assert calls == ["begin in pool 7", "work on stream side", "end", "stream 0", "replay"]
-
-
-def test_a_capture_that_fails_leaves_the_stream_as_it_was(calls: list[str], monkeypatch: pytest.MonkeyPatch):
-    def fails(self: object) -> None:
-        raise RuntimeError("capture was invalidated")
-
-    monkeypatch.setattr(torch.cuda.CUDAGraph, "capture_end", fails)
-    with pytest.raises(RuntimeError, match="invalidated"):
-        CudaRecorder().record(lambda: None)
-    assert torch.cuda.current_stream() == "0"
+    # torch leaves its own stream in place where the end of a capture fails.
+    with PretendedGpu():
+        with pytest.raises(RuntimeError, match="not permitted"):
+            CudaRecorder().record(fails)
+        assert torch.cuda.current_stream() == "0"
 
 
 @pytest.mark.parametrize("runtime", [{}, {"executor": "inline"}, {"device": "cpu", "num_gpus": 0.5}])
 def test_graphs_without_a_gpu_are_refused(runtime: dict[str, Any]):
-    tables = {"rounds": 1, "data": "digits", "model": "mlp", "method": "fedavg", "clients": {"count": 2}}
+    tables: dict[str, Any] = {"rounds": 1, "data": "digits", "partition": "iid", "model": "mlp", "method": "fedavg"}
+    tables["clients"] = {"count": 2}
     with refused(names=["runtime.graphs", "auto", "cpu", "num_gpus"]):
         Experiment(**tables, runtime={**runtime, "graphs": "auto"})
     assert Experiment(**tables, runtime={**runtime, "graphs": False}).runtime.graphs is False

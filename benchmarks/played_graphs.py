@@ -70,13 +70,13 @@ class Recording(TorchDispatchMode):
 
 
 class CpuRecorder:
-    """See `rayfl.rounds.step_graphs.Recorder`. `captured`: how many recordings there are."""
+    """See `rayfl.rounds.step_graphs.StepRecorder`. `captured`: how many recordings there are."""
 
     def __init__(self) -> None:
         self.captured = 0
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """See `Recorder`."""
+        """See `StepRecorder`."""
         recording = Recording()
         try:
             with recording:
