@@ -302,6 +302,40 @@ def gpu(
     return bench_gpu(workloads, results, **given, python=peers_python, limit_s=limit_s)
 
 
+@_benchmark
+@click.argument("groups", nargs=-1, metavar="[GROUP]...")
+@click.option(
+    "--device", type=click.Choice(["auto", "cuda", "cpu"]), default="auto", show_default=True, help="The device."
+)
+@click.option("--rounds", type=int, help="Number of measured rounds; by default each group's own.")
+@click.option("--scale", type=float, default=1.0, show_default=True, help="Share of the workloads' examples.")
+@click.option("--peers-python", "python", metavar="PATH", help="Run pfl-research with this Python; default: this one.")
+@click.option("--root", metavar="FOLDER", help="Folder of Fashion-MNIST's four files; default: Debian's package.")
+@click.option("--limit", "limit_s", type=float, default=60.0, show_default=True, help="Seconds for a row.")
+@click.option("--budget", "budget_s", type=float, default=570.0, show_default=True, help="Seconds for all rows.")
+def graphs(
+    results: Results,
+    groups: Sequence[str],
+    device: str,
+    rounds: int | None,
+    scale: float,
+    python: str | None,
+    root: str | None,
+    limit_s: float,
+    budget_s: float,
+) -> int:
+    """Prove CUDA graphs and a server on the GPU on one card, within ten minutes.
+
+    GROUPs are methods (the bits of every method with and without graphs), W1, W2, W3, R18, ray, fashion, models, codecs
+    and peer (pfl-research); by default all run, the most important first. Run it again with the same --json to measure
+    what was left out. To try it on a CPU: --device cpu --scale 0.01 --rounds 1.
+    """
+    from benchmarks.graphs import bench_graphs
+
+    given = {"device": device, "rounds": rounds, "scale": scale, "root": root, "python": python}
+    return bench_graphs(groups, results, **given, limit_s=limit_s, budget_s=budget_s)
+
+
 if __name__ == "__main__":
     serve_any_reader()
     main(prog_name="python -m benchmarks")

@@ -76,10 +76,10 @@ Run = Callable[[Sequence[Together], float], Iterator[list[dict[str, Any]] | None
 
 
 class Process:
-    """A process of `benchmarks.gpu_program`, whose lines a thread reads; leaving the block ends it."""
+    """A process of `module`, whose lines a thread reads; leaving the block ends it."""
 
-    def __init__(self, tasks: Sequence[Task]) -> None:
-        command = [sys.executable, "-m", "benchmarks.gpu_program", json.dumps([asdict(task) for task in tasks])]
+    def __init__(self, tasks: Sequence[Task], module: str = "benchmarks.gpu_program") -> None:
+        command = [sys.executable, "-m", module, json.dumps([asdict(task) for task in tasks])]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         self._lines = queue.SimpleQueue[str]()
         threading.Thread(target=self._read, daemon=True).start()

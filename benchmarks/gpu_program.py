@@ -327,7 +327,7 @@ def digest(arrays: Mapping[str, np.ndarray]) -> str:
 
 
 def measured(task: Task, rounds: Callable[[Callable[[], None]], None], warmup: int) -> dict[str, Any]:
-    """Time, memory, utilisation and energy of the rounds after the first `warmup`."""
+    """Time, memory, utilisation and energy of the rounds after the first `warmup`; first_s: of the very first one."""
     begun: list[float] = []
     on_gpu = task.device == "cuda"
 
@@ -341,7 +341,8 @@ def measured(task: Task, rounds: Callable[[Callable[[], None]], None], warmup: i
         rounds(finished)
     seconds = np.diff(begun)[warmup:].tolist()
     peak = torch.cuda.max_memory_reserved() if on_gpu else 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return {**asdict(task), "seconds": seconds, "peak_bytes": peak, **watched.figures(sum(seconds))}
+    first_s = begun[1] - begun[0]
+    return {**asdict(task), "seconds": seconds, "first_s": first_s, "peak_bytes": peak, **watched.figures(sum(seconds))}
 
 
 PROGRAMS: dict[str, Callable[[Task], dict[str, Any]]] = {"rayfl": play, "bare": bare, "codec": codec}
