@@ -21,8 +21,6 @@ from rayfl.determinism.process import prepare_process
 
 prepare_process()
 
-from rayfl.testing.graphs import fitting_graph  # noqa: E402
-
 from benchmarks import gpu_program  # noqa: E402
 from benchmarks.gpu_program import GPU_WORKLOADS, MODELS, Task, bare, codec, digest, measured, warmup  # noqa: E402
 from benchmarks.played_graphs import CpuRecorder  # noqa: E402
@@ -36,7 +34,7 @@ from rayfl.rounds.ledger import RoundRecord  # noqa: E402
 from rayfl.rounds.rounds import RunState, simulate  # noqa: E402
 from rayfl.rounds.setup import Setup  # noqa: E402
 from rayfl.rounds.step_graphs import STEPS_BEFORE, CudaRecorder, StepGraphs  # noqa: E402
-from rayfl.testing.executors import contents, leaves, rows  # noqa: E402
+from rayfl.testing.executors import contents, fitting_graph, leaves, rows  # noqa: E402
 
 FASHION = "fashion"
 """ResNet-18 with GroupNorm on Fashion-MNIST at 32x32, 100 clients, 10 a round: a model that readers use."""

@@ -1,7 +1,7 @@
 """The seeded batch schedule of one client, and the batches themselves."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -211,7 +211,7 @@ class ClientData:
         alone = len(order.positions) == 1 or sum(order.sizes) < len(order.indices)
         if order.crops or size > NORMALISED_BYTES or alone:
             # For augmentation, for large splits, and for steps that use few examples.
-            singles = (self.batch_of(split, *numbers) for numbers in self.numbers(split, order))
+            singles = (self.batch_of(split, numbers) for numbers in self.numbers(split, order))
         else:
             singles = self._normalised_once(self.store.split(split), order)
         if batches_per_step == 1:
@@ -242,8 +242,10 @@ class ClientData:
         crops = upload(np.concatenate(order.crops, axis=1), self.store.device)
         return zip(rows, crops.split(order.sizes, dim=1), strict=True)
 
-    def batch_of(self, split: str, rows: torch.Tensor, crops: torch.Tensor | None = None) -> Batch:
-        """A batch of a split's examples, cropped and normalised."""
+    def batch_of(self, split: str, numbers: Sequence[torch.Tensor | None]) -> Batch:
+        """A batch of a split's examples, cropped and normalised, from its `numbers`."""
+        rows, crops = numbers
+        assert rows is not None
         inputs, labels = self.store.split(split).take(rows)
         if crops is not None:
             inputs = cropped(inputs, crops)

@@ -128,7 +128,7 @@ def _looped(one_step: Callable[..., Carry], carry: Carry, task: LocalTask, stage
     batch_of, group = task.data.batch_of, stage.batches_per_step
 
     def step(carry: Carry, numbers: Numbers) -> Carry:
-        batches = tuple(batch_of(stage.split, *numbers[first : first + 2]) for first in range(0, 2 * group, 2))
+        batches = tuple(batch_of(stage.split, numbers[first : first + 2]) for first in range(0, 2 * group, 2))
         return one_step(carry, batches[0] if group == 1 else batches, stage=stage)
 
     singles = task.data.numbers(stage.split, task.order(stage))

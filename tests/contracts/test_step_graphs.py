@@ -18,6 +18,8 @@ ALWAYS = ("fedavg", "fedpse", "ditto", "perfedavg", "heterofl", "dispfl", "fedpa
 """Played in every test run: whole stacks, masks, widths, peers, several stages and batches a step, a wrapper."""
 NOT_CAPTURED = {("fjord", "loop"): "_local_scalar_dense"}
 """Methods whose steps a graph cannot repeat, and the operator that is the reason."""
+RARE = ("l2gd", "lag_ps")
+"""Methods of which hardly a step comes again within three rounds."""
 CALLED = [pytest.param(case, marks=[] if case.name in ALWAYS else pytest.mark.slow, id=case.name) for case in CASES]
 
 
@@ -47,7 +49,7 @@ def test_captured_steps_give_the_bits_of_steps(case: Case, engine: str):
     graphs = captured(setup)
     operator = NOT_CAPTURED.get((case.name, engine))
     assert all(operator and operator in reason for reason in graphs.reasons.values()), graphs.reasons
-    assert graphs.num_replays > 0 or operator or not setup.plan(0).stages
+    assert graphs.num_replays > 0 or operator or case.name in RARE or not setup.plan(0).stages
 
 
 FAULTS = {"per_round": 5, "dropout_after_download": 0.2, "dropout_after_training": 0.2, "work": "capacity"}
