@@ -14,6 +14,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch.utils._pytree import tree_map
 
@@ -56,9 +57,15 @@ class LocalTask:
         """The amount of work in a stage; none in a free one."""
         return Work() if stage.free else Work(*self._amount(stage))
 
-    def order(self, stage: Stage) -> Order:
-        """The order of the stage's batches for this (seed, round, client); only the first if `share` is below 1."""
-        return self.data.order(stage.split, **self._drawn(stage))
+    def order(self, stage: Stage, draws: np.random.Generator | None = None) -> Order:
+        """The order of the stage's batches for this (seed, round, client); only the first if `share` is below 1.
+
+        `draws`: the generator of `draws_key`; None: make it."""
+        return self.data.order(stage.split, **self._drawn(stage, draws))
+
+    def draws_key(self, stage: Stage) -> str:
+        """The purpose for which the order of a stage's batches is drawn."""
+        return f"{self.purpose}/{stage.name}/batches"
 
     def batches(self, stage: Stage) -> Iterator[Batch | tuple[Batch, ...]]:
         """Yield the batches of `order`."""
@@ -84,13 +91,13 @@ class LocalTask:
         return self.graphs is not None and self.graphs.takes(stage, is_resident)
 
     # Any: arguments of `ClientData.order`.
-    def _drawn(self, stage: Stage) -> dict[str, Any]:
+    def _drawn(self, stage: Stage, draws: np.random.Generator | None = None) -> dict[str, Any]:
         return {
             "epochs": stage.epochs,
             "steps": stage.steps,
             "batch_size": stage.batch_size,
             "batches_per_step": stage.batches_per_step,
-            "generator": seeding.generator(self.seed, self.round, self.client, f"{self.purpose}/{stage.name}/batches"),
+            "generator": draws or seeding.generator(self.seed, self.round, self.client, self.draws_key(stage)),
             "num_steps": self._amount(stage)[0] if self._share(stage) < 1 else None,
             "num_examples": stage.num_examples(self.data.num_examples(stage.split)),
         }
@@ -194,7 +201,9 @@ def _together(
 def advanced(method: Method, tasks: Sequence[LocalTask], carry: Carry, stage: Stage, width: int) -> Carry:
     """The stacked carry [width, ...] of `tasks` after all steps of a stage; `method` has the functional form of its
     task."""
-    orders = [task.order(stage) for task in tasks]
+    rounds, clients = zip(*((task.round, task.client) for task in tasks), strict=True)
+    draws = seeding.generators(tasks[0].seed, rounds, clients, tasks[0].draws_key(stage))
+    orders = [task.order(stage, own_draws) for task, own_draws in zip(tasks, draws, strict=True)]
     batches, graphs = stage_batches(tasks, stage, orders, width), tasks[0].graphs
 
     def run() -> Carry:

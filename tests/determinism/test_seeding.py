@@ -49,6 +49,15 @@ def test_the_numbers_are_those_of_numpy_everywhere():
     )
 
 
+@pytest.mark.parametrize("seed", [0, 7, 2**32 - 1, 2**32, 2**70])
+def test_generators_made_together_are_those_made_alone(seed: int):
+    rounds, clients = [0, 3, -1, 2**31, 1000], [0, 5, -1, 2**32 - 2, 64]
+    together = seeding.generators(seed, rounds, clients, "train/batches")
+    for round_number, client, drawn in zip(rounds, clients, together, strict=True):
+        alone = seeding.generator(seed, round_number, client, "train/batches")
+        assert drawn.bit_generator.state == alone.bit_generator.state
+
+
 def test_nothing_global_is_drawn_from_or_changed():
     before = str(np.random.get_state()), torch.random.get_rng_state().tolist(), random.getstate()  # noqa: NPY002
     seeding.generator(1, 2, 3, "x").random(100)
