@@ -18,7 +18,7 @@ from rayfl.rounds.check_hooks import A_STATE, checked, checked_hook
 from rayfl.rounds.run_state import CurrentRound
 from rayfl.rounds.simulated_clock import arrival_s
 from rayfl.rounds.worker_jobs import ClientResult, Missed, PollJob, Slots, num_values
-from rayfl.selections.base import Answer, Seen
+from rayfl.selections.base import Answer, Seen, Selection
 
 REPORT_BITS = 32
 """A loss, as float32."""
@@ -78,6 +78,8 @@ def learn(current: CurrentRound) -> None:
         asked = client in ledger.results
         traits = setup.population.traits(client)
         ledger.results[client] = _with_poll(ledger.result(client), asked, polled, traits)
+    if type(selection).observe is Selection.observe and not selection.hears_losses:
+        return
     answers: list[Answer] = []
     for client in ledger.participation.selected:
         result = ledger.result(client)

@@ -8,6 +8,7 @@ in which nobody needs a single client's message.
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 
 import torch
 
@@ -21,7 +22,7 @@ from rayfl.determinism.global_draws import key
 from rayfl.determinism.seeding import NOBODY
 from rayfl.errors import naming_round_and_client
 from rayfl.gather import Aggregate, Sum, WeightedMean, WeightedSum
-from rayfl.methods.base import Carry, Method, Metrics, Plan, StackRows, State, Tree
+from rayfl.methods.base import Carry, Method, Metrics, Plan, StackRows, State, Tree, Work
 from rayfl.population.client import ClientStatus
 from rayfl.rounds.check_hooks import checked_hook
 from rayfl.rounds.client_round import CallInputs, ClientRound, Ended, Participant, operations
@@ -114,12 +115,18 @@ class StackRound:
         states = unstack(to_memory(self.finished.state, setup.device), len(self.clients))
         costs = example_costs(setup, self.ctx.but(work=self.work[0]), self.states[0])
         evaluated = self._evaluated()
+
+        @cache
+        def operations_of(*work: Work) -> Metrics:
+            """`operations` of a client with this work in the stages: no state changes it (`ONE_BY_ONE`)."""
+            done = {stage.name: amount for stage, amount in zip(self.plan.stages, work, strict=True)}
+            return operations(setup, self.states[0], self.ctx.but(work=done))
+
         for row, (client, status) in enumerate(self.statuses.items()):
             missed = inputs.missed.get(client, Missed())
             metrics: Metrics = {}
             if status.keeps_state:
-                done = operations(setup, self.states[row], self.ctx.but(work=self.work[row]))
-                metrics = {**done, **self.finished.metrics[row]}
+                metrics = {**operations_of(*self.work[row].values()), **self.finished.metrics[row]}
             result = ClientResult(
                 client,
                 status,
