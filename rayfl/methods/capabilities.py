@@ -49,6 +49,10 @@ class Capabilities(Settings):
     needs_features: Annotated[bool, Rule.INNER] = False
     """Whether steps call `BoundTask.loss_and_features`: the task must be a classifier with a linear head that is
     trained, with its bias, and with layers before it."""
+    label_counts: Annotated[bool, Rule.INNER] = False
+    """Whether the server needs how many train examples of each class a client has (`Traits.label_counts`). A client
+    tells it once, when the server first reaches it: 32 bits a class, before its download. The task must be
+    classification."""
     honours_retention: Annotated[bool, Rule.INNER] = False
     """Whether a client's retention ratio (`clients.retention_ratio`) changes what it keeps or sends."""
     own_retention: Annotated[tuple[str, ...], Rule.INNER] = ()

@@ -110,6 +110,7 @@ class Context:
     `generator` belongs to this (seed, round, client, call) and to nothing else. `num_selected` is `clients.per_round`.
     `neighbours_in` and `neighbours_out` are the peers that this one receives from, and that receive from it, in this
     round's exchange, ascending; () before it is known who is present, when peers begin and finish.
+    `traits_of` gives the traits of a client that has delivered, for the server's update.
     `outgoing` applies the wrappers to the trees of a message; a method that encodes trees itself calls it once on all
     of them before it encodes (`compressed` does so).
     """
@@ -124,6 +125,7 @@ class Context:
     downlink: Compressor
     draws: LazyGenerator
     coin: Callable[[int], float]
+    traits_of: Callable[[int], Traits]
     links: np.ndarray | None = None
     retention_given: bool = False
     least_ratio: float = 1.0

@@ -10,6 +10,7 @@ class Traits:
 
     `work_share`: the share of a plan's training steps that it does.
     `retention_given`: whether the experiment sets `retention_ratio`; if not, a method's own default applies.
+    `label_counts`: its train examples of each class, for methods whose capabilities have `label_counts`; else ().
     """
 
     id: int
@@ -20,6 +21,7 @@ class Traits:
     downlink_bps: float = 50e6
     retention_given: bool = False
     work_share: float = 1.0
+    label_counts: tuple[int, ...] = ()
 
 
 class ClientStatus(StrEnum):

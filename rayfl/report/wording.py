@@ -204,6 +204,11 @@ _METRICS: Mapping[str, tuple[str, str, str]] = {
         "norm",
         "The norm of FedMGDA's combination of unit updates; if it is near 0, no direction helps all clients.",
     ),
+    "feddisco/largest_weight": (
+        "Largest weight of a client",
+        "0 to 1",
+        "The largest weight that FedDisco gave to a client of the round.",
+    ),
     "fedexp/server_lr": (
         "Learning rate of FedExP's server",
         "",

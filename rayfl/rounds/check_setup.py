@@ -26,12 +26,17 @@ def check_setup(setup: Setup) -> None:
     check_splits(method, setup.partition)
     check_retention(method, setup.uplink, clients)
     check_feedback(setup)
+    classifier = method.task if isinstance(method.task, NetworkTask) else None
+    if classifier is not None and not isinstance(classifier.task, Classification):
+        classifier = None
+    if method.capabilities.label_counts and (setup.is_peer or classifier is None):
+        cause = "it has no server" if setup.is_peer else "there are classes only with task 'classification'; take it"
+        raise RayflError(f"{name} needs clients to tell the server their label counts, and {cause}, or another method")
     if method.capabilities.needs_features and not (
-        isinstance(task := method.task, NetworkTask)
-        and isinstance(task.task, Classification)
+        classifier is not None
         # A method may have parameters beside the network.
-        and {f"{task.head}.weight", f"{task.head}.bias"}
-        < setup.initial.keys() & {slot[-1] for slot in task.network.slots}
+        and {f"{classifier.head}.weight", f"{classifier.head}.bias"}
+        < setup.initial.keys() & {slot[-1] for slot in classifier.network.slots}
     ):
         raise RayflError(
             f"{name} uses representations, the input of a classifier's last linear layer; take task "

@@ -38,6 +38,7 @@ from rayfl.methods.base import Plan
 from rayfl.population.availability import available
 from rayfl.population.client import ClientStatus
 from rayfl.population.sampling import Participation
+from rayfl.rounds import label_counts
 from rayfl.rounds.aggregation import add_messages, merge_sums
 from rayfl.rounds.check_hooks import checked
 from rayfl.rounds.downlinks import broadcast
@@ -267,10 +268,12 @@ class Window(UnderWay):
         flight = Flight(number, client, self.current.number, self.second, self.second, self.second)
         if status is ClientStatus.DROPPED_BEFORE_DOWNLOAD:
             return flight._replace(result=ClientResult(client, status))
+        began_s = self.second + label_counts.telling_s(self.current, [client]).get(client, 0.0)
+        flight = flight._replace(began_s=began_s)
         bits = message_bits(self.current.inputs.message)
         result = self.planned(flight, self.current.inputs.plan, ClientResult(client, status, downlink_bits=bits))
         most_s = setup.population.settings.deadline_s or NOT_YET
-        earliest_s = moment(self.second + min(most_s, arrival_s(setup.population.traits(client), result)))
+        earliest_s = moment(began_s + min(most_s, arrival_s(setup.population.traits(client), result)))
         return flight._replace(earliest_s=earliest_s, ends_s=earliest_s)
 
     def _server(self, version: int) -> tree.State:

@@ -21,7 +21,7 @@ from rayfl.gather import Aggregate
 from rayfl.methods.base import Context
 from rayfl.population.client import ClientStatus
 from rayfl.population.sampling import Participation
-from rayfl.rounds import downlinks, flights
+from rayfl.rounds import downlinks, flights, label_counts
 from rayfl.rounds.check_hooks import A_STATE, HookInputs, checked, checked_hook
 from rayfl.rounds.early_stop import StopRule
 from rayfl.rounds.evaluate_round import compare_masks, evaluate
@@ -109,7 +109,11 @@ def ask_and_wait(current: CurrentRound) -> dict[str, Aggregate]:
     ask(current)
     participants = server_participants(current.setup, current.inputs.plan, current.ledger.participation)
     downloading = {*participants, *current.ledger.polled}
-    current.change_inputs(missed=downlinks.missed(current.run_state.downlink, current.inputs.message, downloading))
+    begins = dict(current.inputs.begins)
+    for client, telling_s in label_counts.telling_s(current, participants).items():
+        begins[client] = begins.get(client, 0.0) + telling_s
+    missed = downlinks.missed(current.run_state.downlink, current.inputs.message, downloading)
+    current.change_inputs(missed=missed, begins=begins)
     received, _ = train(current, participants)
     return received
 
@@ -128,6 +132,7 @@ def server_round(setup: Setup, executor: Executor, run_state: RunState) -> Curre
     current = broadcast(setup, executor, run_state, ctx)
     received = COLLECTORS[setup.schedule.collects](current)
     learn(current)
+    label_counts.bill(current)
     note_downloads(current)
     delivered = update(current, received, ctx)
     reply(current, delivered)

@@ -192,8 +192,8 @@ def _flights(arrays: tree.ArrayTree) -> Iterator[Flight]:
 @dataclass(frozen=True)
 class RunState:
     """What is kept from one round to the next: the next round's number, the states of the server, the selection, a
-    compressed downlink and the early stop, references to clients' states and to the server's memories of them, the
-    flights under way, and those of peers on their own clocks.
+    compressed downlink and the early stop, who has told its label counts, references to clients' states and to the
+    server's memories of them, the flights under way, and those of peers on their own clocks.
 
     A client that has not taken part yet is in neither `states` nor `server_memories`. `changed`: by client, the round
     in which they last changed; clients that have not changed since the run was started or resumed may be missing.
@@ -203,6 +203,7 @@ class RunState:
     server: State = field(default_factory=dict)
     selection: State = field(default_factory=dict)
     downlink: State = field(default_factory=dict)
+    told: State = field(default_factory=dict)
     stop: tree.ArrayTree = field(default_factory=dict)
     states: Mapping[int, Ref] = field(default_factory=dict)
     server_memories: Mapping[int, Ref] = field(default_factory=dict)

@@ -1,7 +1,7 @@
 """Setup: everything in an experiment that is the same in all rounds. Every worker has it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Annotated, Literal
 
@@ -332,12 +332,12 @@ class Setup:
         """A client's state before its first round."""
         draws = seeding.FirstDraws(self.seed, client)
         with keyed(self.seed, client=client, purpose="first state"):
-            return checked_hook(self.method.init_client)(self.population.traits(client), self.initial, draws)
+            return checked_hook(self.method.init_client)(self.traits(client), self.initial, draws)
 
     def first_server_memory(self, client: int) -> tree.State:
         """The server's memory of a client before the client's first round."""
         with keyed(self.seed, client=client, purpose="first server memory"):
-            return checked_hook(self.server_half.init_server_memory)(self.population.traits(client), self.initial)
+            return checked_hook(self.server_half.init_server_memory)(self.traits(client), self.initial)
 
     def data(self, client: int) -> ClientData:
         """The client's examples."""
@@ -350,7 +350,7 @@ class Setup:
 
         key: the number of the client's flight, by which it draws instead of by the round.
         """
-        traits: Traits | None = None if client == seeding.NOBODY else self.population.traits(client)
+        traits: Traits | None = None if client == seeding.NOBODY else self.traits(client)
         sees_graph = client == seeding.NOBODY and self.method.capabilities.uses_graph
         return Context(
             round=round_number,
@@ -365,11 +365,20 @@ class Setup:
             downlink=self.downlink,
             draws=seeding.LazyGenerator(self.seed, round_number if key is None else key, client, purpose),
             coin=partial(seeding.coin, self.seed),
+            traits_of=self.traits,
             links=self.links(round_number) if sees_graph else None,
             retention_given=self.population.settings.retention_ratio is not None,
             least_ratio=min(self.population.retention_groups, default=1.0),
             num_selected=self.population.settings.num_selected,
         )
+
+    def traits(self, client: int) -> Traits:
+        """The client's traits, with its label counts if the method needs them."""
+        traits = self.population.traits(client)
+        if not self.method.capabilities.label_counts:
+            return traits
+        labels = self.dataset.train.labels[self.partition.train[client]]
+        return replace(traits, label_counts=tuple(np.bincount(labels, minlength=self.dataset.num_classes).tolist()))
 
     def uplink_of(self, client: Traits) -> Compressor:
         """The client's uplink; it keeps the client's own retention ratio, unless the method itself uses that ratio."""

@@ -52,7 +52,7 @@ from rayfl.version import __version__
 SERVER = "server.safetensors"
 FORMAT = 5
 _CHECKSUM = "sha256"
-_BESIDE_SERVER = ("selection", "downlink")
+_BESIDE_SERVER = ("selection", "downlink", "told")
 """Fields of `RunState` that lie in the server's file if they are not empty."""
 VERSION = "version "
 """Beginning of the names of the server's earlier states."""
@@ -339,6 +339,7 @@ def _read(folder: Path, about: Manifest, executor: Executor) -> RunState:
         server=tree.to_tensors(with_handles(server_states["server"])),
         selection=tree.to_tensors(server_states.get("selection", {})),
         downlink=tree.to_tensors(server_states.get("downlink", {})),
+        told=tree.to_tensors(server_states.get("told", {})),
         stop=server_states.get("stop", {}),
         air=Air.from_arrays(server_states["air"], versions) if "air" in server_states else Air(),
         clocks=clocks,

@@ -22,7 +22,7 @@ from rayfl.determinism.seeding import NOBODY, FirstDraws
 from rayfl.methods.base import Batch, Method, PeerHalf, RayflError
 from rayfl.methods.shared.own_parts import OwnParts
 from rayfl.population.sampling import Population
-from rayfl.rounds import downlinks
+from rayfl.rounds import downlinks, label_counts
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.ledger import RoundRecord
 from rayfl.rounds.rounds import RunState
@@ -184,6 +184,8 @@ def the_bill_is_the_size_of_the_buffers(make: Make, num_clients: int) -> tuple[S
         assert all(isinstance(part, np.ndarray) and part.ndim == 1 for part in packet.parts.values())
     statuses = {client.status for record in records for client in record.clients}
     assert not clients or {"dropped_after_training", "dropped_before_download"} <= statuses
+    counts_bits = label_counts.COUNT_BITS * here.dataset.num_classes if here.method.capabilities.label_counts else 0
+    told = set[int]()
     for round_number, record in enumerate(records):
         late = owed(run_states, round_number, log.broadcasts.get(round_number, {}))
         for row in record.clients:
@@ -196,8 +198,10 @@ def the_bill_is_the_size_of_the_buffers(make: Make, num_clients: int) -> tuple[S
                 expected = peer_bits(here, log, record, round_number, row.client) if sent else [0, 0]
             elif row.status != "dropped_before_download":
                 down = [log.broadcasts.get(round_number, {}), *log.down.get((round_number, row.client), [])]
+                first = 0 if row.client in told else counts_bits
+                told.add(row.client)
                 expected = [
-                    buffer_bits(log.up[round_number, row.client]) if sent else 0,
+                    first + (buffer_bits(log.up[round_number, row.client]) if sent else 0),
                     sum(map(buffer_bits, down)) + late.get(row.client, Missed()).bits,
                 ]
             assert [row.uplink_bits, row.downlink_bits] == expected, (round_number, row)

@@ -98,6 +98,7 @@ def contents(executor: Executor, run_state: RunState) -> dict[str, np.ndarray]:
     """Every array that outlives a round, by its place: the states of the server and of the selection, the flights under
     way, and the states and memories of clients."""
     arrays = leaves("server", run_state.server) | leaves("selection", run_state.selection)
+    arrays |= leaves("told", run_state.told)
     arrays |= leaves("air", run_state.air.to_arrays()) if run_state.air != Air() else {}
     for version, ref in run_state.air.versions.items():
         arrays |= leaves(f"version {version}", executor.get(ref))

@@ -109,6 +109,12 @@ class MessageWrapper(Wrapper):
                     "some rounds, or a part of what the server gathers; take another method, fedavg for example",
                 ),
                 (
+                    self.sees_all and can.label_counts,
+                    "wrap",
+                    f": {self.name!r} must see all that clients send, and in {name} they tell their label counts "
+                    "beside their messages; take another method, fedavg for example",
+                ),
+                (
                     not has_server and (self.needs_server or self.gather()),
                     "wrap",
                     f": {self.name!r} needs a server, and {name} has none; remove it",

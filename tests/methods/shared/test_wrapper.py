@@ -9,7 +9,7 @@ import pytest
 
 from rayfl.compress.dense import Dense
 from rayfl.determinism.seeding import LazyGenerator
-from rayfl.methods.base import Context, Method, PeerHalf, Plan, ServerHalf, Stage, Work
+from rayfl.methods.base import Context, Method, PeerHalf, Plan, ServerHalf, Stage, Traits, Work
 from rayfl.methods.personal.local import Local
 from rayfl.methods.server.fedavg import FedAvg
 from rayfl.methods.shared.wrapper import Wrapping, WrappingClients, WrappingPeers
@@ -118,6 +118,7 @@ def test_the_inner_method_sees_its_own_stages_and_work_alone():
         downlink=Dense(),
         draws=LazyGenerator(0),
         coin=lambda round: 0.5,
+        traits_of=lambda client: Traits(client, 4),
         work={"measure": Work(1, 4), "train": Work(2, 8)},
     )
     assert wrapper.inside(ctx) == replace(ctx, plan=Plan((inner,), up=False), work={"train": Work(2, 8)})
