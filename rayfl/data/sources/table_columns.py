@@ -1,6 +1,5 @@
 """The columns of a table as arrays: labels, owners, numbers and categories, with sentences for what cannot be used."""
 
-import json
 from collections.abc import Mapping, Sequence
 from logging import WARNING
 from pathlib import Path
@@ -13,7 +12,7 @@ from pyarrow import compute
 from rayfl.data.datasets import Field, Source
 from rayfl.data.sources.csv_files import GAPS, Dialect, Separator
 from rayfl.data.sources.splits import FileSplit, chosen, split_of
-from rayfl.data.sources.table_files import FILE, form, read_tables
+from rayfl.data.sources.table_files import FILE, class_names, form, read_tables, require_class_names
 from rayfl.errors import RayflError, did_you_mean, log_once
 from rayfl.limits import memory
 from rayfl.limits.regular_files import expanded
@@ -234,14 +233,7 @@ class TableColumns:
 
     def class_names(self, name: str) -> tuple[str, ...]:
         """The names that Hugging Face's datasets gives the numbers of a column; () if it gives none."""
-        try:
-            # Any: what a file's JSON says.
-            noted: Any = json.loads((self.table.schema.metadata or {}).get(b"huggingface", b"{}"))
-            feature = noted["info"]["features"][name]
-            names = feature.get("names") or feature.get("feature", {}).get("names") or ()
-        except (ValueError, KeyError, TypeError, AttributeError):
-            return ()
-        return tuple(map(str, names)) if isinstance(names, list) else ()
+        return class_names(self.table.schema, name)
 
     def label_lists(self, name: str, train: "TableColumns") -> tuple[np.ndarray, tuple[str, ...]] | None:
         """Lists of classes as 0 and 1, int64 [rows, labels], and the names of labels; None for a column of numbers.
@@ -370,6 +362,12 @@ class TableSource(Source):
         if empty := [split for split, table in tables.items() if not table.num_rows]:
             raise RayflError(f"{test_path if empty == ['test'] else self.path} has no rows to {empty[0]} with")
         train = TableColumns(self.path, tables["train"], missing)
+        for name in train.kinds if "test" in tables else ():
+            # Single labels of test are numbered as those of train (table_labels.py).
+            if name != self.labels or self.named_labels:
+                require_class_names(
+                    f"the test split of {test_path}", tables["test"].schema, "train", train.table.schema, name
+                )
         return train, TableColumns(test_path, tables["test"], missing) if "test" in tables else None
 
     def _divided(self, table: pa.Table, name: str) -> dict[FileSplit, pa.Table]:

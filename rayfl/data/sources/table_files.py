@@ -6,6 +6,7 @@ A folder is one table, or one for each split: its files and folders are splits i
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from logging import WARNING
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from pyarrow import parquet
 
 from rayfl.data.sources.csv_files import Dialect, read_csv, unpacked
 from rayfl.data.sources.splits import FileSplit, chosen, leave_out, split_files, split_folders, split_of
-from rayfl.errors import RayflError
+from rayfl.errors import RayflError, log_once
 from rayfl.limits import memory
 from rayfl.limits.regular_files import expanded, files_below, read_bytes, reading, require_regular
 from rayfl.settings import listed, shown
@@ -80,22 +81,62 @@ def read_tables(path: str, setting: str, dialect: Dialect, with_file: bool = Fal
     splits = folder_splits(file, _is_table)
     if not splits:
         raise RayflError(f"{path} has no files of tables: {_KNOWN}; give {setting} another folder")
-    parts: dict[FileSplit, list[pa.Table]] = {}
+    parts: dict[FileSplit, list[tuple[Path, pa.Table]]] = {}
     for split, files in splits.items():
         for owner, inner in files:
             tables = _of_folder(file, inner, owner if with_file else None, setting, dialect)
             if len(tables) > 1 and len(splits) > 1:
                 raise RayflError(f"{inner} has splits of its own, and is one itself; give {setting} a single file")
             for inner_split, table in tables.items():
-                parts.setdefault(split if len(tables) == 1 else inner_split, []).append(table)
-    if dialect.header == "numbered" and len({table.num_columns for tables in parts.values() for table in tables}) > 1:
+                parts.setdefault(split if len(tables) == 1 else inner_split, []).append((inner, table))
+    widths = {table.num_columns for tables in parts.values() for _, table in tables}
+    if dialect.header == "numbered" and len(widths) > 1:
         names = listed([inner.name for files in splits.values() for _, inner in files][:4], "and")
         raise RayflError(
             f"{path} has files of unlike numbers of columns ({names}), which data.header='numbered' cannot name; put "
             f"what belongs together into one file, or give {setting} one file"
         )
-    with reading(file, "give all files of a folder the same columns", pa.ArrowException):
-        return {split: pa.concat_tables(tables, promote_options="permissive") for split, tables in parts.items()}
+    return {split: _joined(path, tables) for split, tables in parts.items()}
+
+
+def _joined(folder: str, parts: Sequence[tuple[Path, pa.Table]]) -> pa.Table:
+    """The rows of several files, columns by their names. Raise RayflError if types or the names of classes differ."""
+    first, schema = parts[0][0], parts[0][1].schema
+    names = dict.fromkeys(name for _, table in parts for name in table.column_names)
+    for file, table in parts:
+        for name in (name for name in names if name in schema.names and name in table.column_names):
+            require_class_names(file, table.schema, first, schema, name)
+        if lacking := [name for name in names if name not in table.column_names]:
+            log_once(
+                WARNING,
+                f"{file} has no column {listed([*map(repr, lacking)], 'and')}, as other files of {folder} do; its rows "
+                "have gaps there",
+            )
+        with reading(file, f"write its columns as {first.name} has them", pa.ArrowException):
+            schema = pa.unify_schemas([schema, table.schema], promote_options="permissive")
+    return pa.concat_tables([table for _, table in parts], promote_options="permissive")
+
+
+def class_names(schema: pa.Schema, name: str) -> tuple[str, ...]:
+    """The names that Hugging Face's datasets gives the numbers of a column; () if it gives none."""
+    try:
+        # Any: what a file's JSON says.
+        noted: Any = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+        feature = noted["info"]["features"][name]
+        names = feature.get("names") or feature.get("feature", {}).get("names") or ()
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return ()
+    return tuple(map(str, names)) if isinstance(names, list) else ()
+
+
+def require_class_names(file: Path | str, schema: pa.Schema, other: Path | str, before: pa.Schema, name: str) -> None:
+    """Raise RayflError if both files name the classes of a column, and not in one order: their numbers differ."""
+    names, others = class_names(schema, name), class_names(before, name)
+    if names and others and names != others:
+        raise RayflError(
+            f"{file} numbers the classes of column {name!r} as {shown([*names])}, and {other} as {shown([*others])}; "
+            "write both with the same class names in one order"
+        )
 
 
 def _is_table(file: Path) -> bool:
