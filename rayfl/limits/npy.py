@@ -47,6 +47,12 @@ def _refusing() -> Iterator[None]:
         yield
     except (RayflError, PermissionError):
         raise
+    except ValueError as error:
+        if "Object arrays" not in str(error):
+            raise ValueError(f"it is damaged, or no array of numpy's: {error}") from None
+        raise ValueError(
+            "it holds Python objects, and rayfl reads nothing pickled: save numbers, or texts as labels.astype(str)"
+        ) from None
     # A damaged file ends in SyntaxError, TypeError, RecursionError, MemoryError, BadZipFile and others.
     except Exception:  # noqa: BLE001
         raise ValueError(

@@ -136,13 +136,15 @@ def is_folder(path: Path, around: Sequence[Path] = ()) -> bool:
 def files_below(folder: Path, lenient: bool = False, around: tuple[Path, ...] = ()) -> Iterator[Path]:
     """The files in `folder` at any depth, links followed: those of each folder before those of its folders, by name.
 
-    Raise RayflError as `is_folder` does, and for a folder that cannot be read. `lenient`: these are left out, and so is
-    what is hidden. `around`: as of `is_folder`.
+    What archives made on a Mac have beside the files (._NAME, __MACOSX) is left out. Raise RayflError as `is_folder`
+    does, and for a folder that cannot be read. `lenient`: these are left out, and so is what is hidden. `around`: as of
+    `is_folder`.
     """
     inside: list[Path] = []
+    left_out = (".", "__MACOSX") if lenient else ("._", "__MACOSX")
     with suppress(RayflError) if lenient else nullcontext(), reading(folder, "repair or remove it"):
         is_folder(folder, around)
-        inside = sorted(path for path in folder.iterdir() if not (lenient and path.name.startswith(".")))
+        inside = sorted(path for path in folder.iterdir() if not path.name.startswith(left_out))
     folders = [path for path in inside if path.is_dir()]
     yield from sorted({*inside} - {*folders})
     for path in folders:

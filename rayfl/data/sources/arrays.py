@@ -15,7 +15,7 @@ from rayfl.choices import plugins
 from rayfl.data.datasets import Dataset, Examples, Field, RayflError, Source
 from rayfl.data.sources.conversion import InputKind, dataset, next_tokens
 from rayfl.data.sources.several_inputs import InputLayout, are_several
-from rayfl.data.sources.table_files import OTHER_FORMATS
+from rayfl.data.sources.table_files import OTHER_FORMATS, form
 from rayfl.limits.npy import read_npy, read_npz
 from rayfl.limits.regular_files import expanded, reading
 from rayfl.settings import listed, shown
@@ -141,8 +141,10 @@ def _read(path: Path) -> dict[str, np.ndarray]:
     if not path.is_dir():
         if path.suffix == ".npy":
             raise RayflError(f"{path} is one array, and labels are another; {_GIVE}, with inputs and labels")
-        if path.suffix == ".mat":
-            raise RayflError(f"data.path='{path}' is {OTHER_FORMATS['.mat']}")
+        if path.suffix != ".npz" and (cure := OTHER_FORMATS.get(path.suffix)):
+            raise RayflError(f"data.path='{path}' is {cure}")
+        if form(path) is not None:
+            raise RayflError(f"data.path='{path}' is a table; set data.name='table', or {_GIVE}")
         with reading(path, _GIVE):
             arrays = read_npz(path, PATTERNS)
             is_given = {name for name in _OTHER_NAMES if any(given.startswith(name) for given in arrays)}

@@ -31,7 +31,8 @@ _PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\x28\xb5\x2f\xfd": "zstd"}
 _NOT_UNPACKED = {b"PK\x03\x04": "zip", b"\xfd7zXZ": "xz", b"7z\xbc\xaf": "7z"}
 _NUMERAL = r"[-+]?(\d+[.,]?\d*|[.,]\d+)([eE][-+]?\d+)?"
 _MARKS = "#|%"
-"""The first characters of lines of comment above a table."""
+_MARKS_ALONE = ";/!"
+"""The first characters of lines of comment above a table; after one of the second there is no separator."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,12 @@ def read_csv(path: Path, dialect: Dialect) -> pa.Table:
         if not any(row[-1] for row in cells[1:]):
             # Each row but the header ends in a separator.
             names = [*cells[0], ""]
+        elif len({row[0] for row in cells[1:]}) < len(cells) - 1:
+            raise RayflError(
+                f"{path} has {len(cells[0])} names in its header and {len(cells[1])} fields in its rows, and the first "
+                "ones are no names of rows, which all differ; if a comma is also the decimal mark, or separates "
+                "thousands, give data.separator, or write such fields in quotes"
+            )
         skipped += 1
     convert = pyarrow.csv.ConvertOptions(
         null_values=GAPS,
@@ -168,7 +175,8 @@ def _refuse_utf_16(path: Path, head: bytes) -> None:
 def _comments(lines: Sequence[str]) -> int:
     """The number of lines above the table: blank ones, and comments that have fewer fields than the line after them."""
     for row, line in enumerate(lines[:-1]):
-        if line.strip() and (line[0] not in _MARKS or _width(line) >= _width(lines[row + 1])):
+        most = {**dict.fromkeys(_MARKS, _width(lines[row + 1])), **dict.fromkeys(_MARKS_ALONE, 1)}
+        if line.strip() and _width(line) >= min(most.get(line[0], 0), _width(lines[row + 1])):
             return row
     return 0
 

@@ -127,7 +127,7 @@ def leave_out(folder: Path, others: Sequence[str], split: Path) -> None:
 
 
 def folders(folder: Path) -> list[Path]:
-    """The folders in `folder` that are not hidden, in the order of their names.
+    """The folders in `folder` that are not hidden, nor a Mac's (__MACOSX), in the order of their names.
 
     Raise RayflError for a link to a folder around it.
     """
@@ -136,6 +136,8 @@ def folders(folder: Path) -> list[Path]:
     # Unlike Path.is_dir, an entry knows without a system call that a file is no folder: there may be a million images.
     with os.scandir(folder) as entries:
         subfolders = sorted(
-            (entry.name, entry.is_symlink()) for entry in entries if entry.is_dir() and entry.name[0] != "."
+            (entry.name, entry.is_symlink())
+            for entry in entries
+            if entry.is_dir() and not entry.name.startswith((".", "__MACOSX"))
         )
     return [folder / name for name, is_link in subfolders if not is_link or is_folder(folder / name)]

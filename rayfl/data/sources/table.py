@@ -105,6 +105,7 @@ class Table(TableSource):
                 columns.setdefault(self._use(train, field, field.name in index), []).append(field.name)
         if not columns["inputs"]:
             columns["inputs"] = columns.pop(IDENTIFIERS, [])
+        note_texts(train, columns.get(TEXT, []), self.split)
         if not columns["inputs"]:
             raise RayflError(
                 f"{self.path} has no column of numbers beside {listed([*map(repr, self._predicted)], 'and')}; give "
@@ -112,7 +113,6 @@ class Table(TableSource):
             )
         if not self.features:
             note_inputs(train, columns["inputs"])
-        note_texts(train, columns.get(TEXT, []), self.split)
         return columns
 
     def _use(self, train: TableColumns, field: pa.Field, is_index: bool) -> str:

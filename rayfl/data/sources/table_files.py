@@ -40,6 +40,7 @@ OTHER_FORMATS = {
     ),
     ".arff": "a file of Weka's; write its rows as CSV, with a first row of the attributes' names",
     **dict.fromkeys((".h5", ".hdf5"), "an HDF5 file; write its arrays with numpy.savez, and set data.name='arrays'"),
+    **dict.fromkeys((".zip", ".7z", ".xz", ".tar", ".tgz", ".rar"), "packed; unpack it, and give what is in it"),
     **dict.fromkeys(
         (".pkl", ".pickle"), "a pickle, which is a program that rayfl does not run; write it as Parquet or CSV"
     ),
@@ -220,6 +221,8 @@ def _read_file(file: Path, path: str, setting: str, dialect: Dialect) -> Tables:
             f"{setting}={path!r} is no CSV file, so that data.separator, header, encoding and decimal do nothing"
         )
     advice = f"give {setting} the path of a .csv, .json, .jsonl, .parquet or .feather file"
+    if kind == "csv":
+        advice = "give each row as many fields as its header has, without lines of titles, notes or sums"
     # pyarrow takes no whole numbers of more than 64 bits, and fails in several ways at damaged files.
     with reading(file, advice, pa.ArrowException, OverflowError, LookupError):
         require_regular(file)

@@ -4,6 +4,7 @@ from logging import WARNING
 
 import numpy as np
 
+from rayfl.data.sources.csv_files import GAPS
 from rayfl.data.sources.table_columns import TableColumns, TableSource
 from rayfl.errors import RayflError, log_once
 from rayfl.settings import shown
@@ -28,6 +29,12 @@ def labels_of(source: TableSource, columns: TableColumns, train: TableColumns, o
     if source.named_labels:
         return labels.astype(str).astype(object)
     if labels.dtype.kind not in "iuf":
+        for word in sorted({*GAPS} & {*labels.tolist()}):
+            log_once(
+                WARNING,
+                f"{columns.path} has the class {word!r} in column {source.labels!r}; if it says that there is no "
+                "label, leave these rows out (of a table: data.missing='drop')",
+            )
         return labels
     targets = ""
     if hasattr(source, "targets"):

@@ -44,7 +44,8 @@ class TextFiles(Source):
         """The file, or the folder's .txt files, and .txt.gz where they are packed, in the order of their names."""
         path = expanded(self.path)
         packed = [file for file in path.glob("*.txt.gz") if not file.with_suffix("").exists()]
-        return sorted([*path.glob("*.txt"), *packed]) if path.is_dir() else [path]
+        files = [file for file in (*path.glob("*.txt"), *packed) if not file.name.startswith(".")]
+        return sorted(files) if path.is_dir() else [path]
 
     def load(self) -> Dataset:
         """Load the dataset. Raise RayflError if there is no text, or too little of it."""
