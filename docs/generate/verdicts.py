@@ -1,10 +1,8 @@
 """Counts the verdicts on each page of results: `python -m docs.generate.verdicts` writes their tables and figures.
 
 A page begins with a table of its verdicts by part of the paper and a figure of the same numbers; the rows follow at its
-end. They are made from the page's file of values, docs/results/NAME.csv, by the rule of rayfl.report.verdicts and the
-claims that come with rayfl. A file with a column `seed` has the paired values of `rayfl reproduce` (pairs.csv). One
-without it has the intervals that the page printed under the old rule: of these, only rows whose sides are at one moment
-can be decided.
+end. They are made from the page's file of values, docs/results/NAME.csv, which is pairs.csv of `rayfl reproduce`, by the
+rule of rayfl.report.verdicts and the claims that come with rayfl. Rows that the file lacks are "not run".
 """
 
 from collections import Counter
@@ -12,14 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import pandas as pd
 import vl_convert
 
 from docs.generate.markdown import table
 from jobs.reproduce import PAPERS, read_claims
-from rayfl.report.claims import Claim
-from rayfl.report.statistics import LEVEL, Paired
 from rayfl.report.verdicts import SHORT, ClaimRows, decide, estimates, markdown_table, short_rows
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
@@ -52,7 +47,6 @@ PARTS: Mapping[str, Mapping[str, str]] = {
         "section3": "Section 3: boosted entries",
         "figure2": "Figure 2: heterogeneity, participation, epochs",
         "figure3": "Figure 3: speed",
-        "section4": "Section 4: schedule",
         "table3": "Table 3: models",
     },
     "fedpse": {
@@ -72,6 +66,7 @@ PARTS: Mapping[str, Mapping[str, str]] = {
         "table3": "Table III: topologies",
         "figure5": "Figure 5: LotteryDSGD",
         "figure6": "Figure 6: convergence",
+        "figure7": "Figure 7: accuracy at equal bytes",
         "figure9": "Figure 9: masks",
         "section5": "Section V: number of labels",
         "dslth": "Section V-A: lottery tickets",
@@ -81,6 +76,7 @@ PARTS: Mapping[str, Mapping[str, str]] = {
         "diana": "DIANA",
         "marina": "MARINA",
         "adiana": "ADIANA",
+        "fedavg": "FedAvg and FedSGD",
         "personal": "Personal models",
         "mixture": "One problem, three methods",
     },
@@ -89,52 +85,18 @@ PARTS: Mapping[str, Mapping[str, str]] = {
 
 
 class Page(NamedTuple):
-    """A paper's rows and their verdicts. digest: the hash of its claims; fresh: whether they are from paired values."""
+    """A paper's rows, their verdicts, and the hash of its claims."""
 
     rows: ClaimRows
     verdicts: pd.DataFrame
     digest: str
-    fresh: bool
 
 
 def page(name: str) -> Page:
     """The verdicts on a paper by its file of values."""
     rows = read_claims(PAPERS / name).rows
     values = pd.read_csv(RESULTS / f"{name}.csv", keep_default_na=False, na_values={"first": "", "second": ""})
-    if "seed" in values:
-        return Page(rows, decide(rows, estimates(rows, values)), rows.digest, True)
-    printed = rows._replace(claims=[_at_printed_moments(claim, values) for claim in rows.claims])
-    return Page(printed, decide(printed, _printed(printed, values)), rows.digest, False)
-
-
-def _at_printed_moments(claim: Claim, values: pd.DataFrame) -> Claim:
-    """The claim about those of its moments that the page has printed, if there are any."""
-    known = {*values[values["claim"] == claim.id]["value"]}
-    return claim.model_copy(update={"value": tuple(value for value in claim.values if value in known) or claim.value})
-
-
-def _printed(rows: ClaimRows, values: pd.DataFrame) -> pd.DataFrame:
-    """The printed intervals as `estimates` gives them."""
-    from scipy.special import stdtr, stdtrit
-
-    by_id = {claim.id: claim for claim in rows.claims if claim.horizon is None}
-    records = []
-    for row in values.loc[values["claim"].isin(by_id)].to_dict("records"):
-        claim = by_id[row["claim"]]
-        if row["value"] not in claim.values:
-            continue
-        degrees = row["n"] - 1
-        # Rounded ends: the interval is as wide as the wider side says.
-        half = max(row["high"] - row["mean"], row["mean"] - row["low"])
-        error = half / stdtrit(degrees, 1 - LEVEL / 2)
-        p = 2 * stdtr(degrees, -abs(row["mean"]) / error) if half else float(row["mean"] == 0)
-        seen = Paired(row["mean"], row["mean"] - half, row["mean"] + half, float(p), np.nan, row["n"])
-        unit = "%" if "accuracy" in row["value"] and "@" not in row["value"] else ""
-        records.append(
-            {"claim": claim.id, "compared": claim.words(claim.pairs[0]), "value": row["value"], "unit": unit}
-            | {**seen._asdict(), "complete": True, "converged": row["converged"]}
-        )
-    return pd.DataFrame(records)
+    return Page(rows, decide(rows, estimates(rows, values)), rows.digest)
 
 
 def counted(name: str) -> dict[str, Counter[str]]:
