@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from rayfl import tree
 from rayfl.determinism import seeding
@@ -82,7 +83,7 @@ class Paper:
         self.dense = np.divide(total, each, out=np.zeros_like(total), where=each > 0)
         self.support = self.top_k(self.dense) & (self.dense != 0)
         for i in delivered:
-            self.distance[i] = distance(self.dense * self.support, self.uplink[i])
+            self.distance[i] = distance(self.dense * self.support, self.uplink[i], self.hyper.correlation)
             self.downlink[i] = self.support if self.hyper.downstream == "broadcast_topk" else self.dps(round, i)
             self.base[i] = self.base[i] + self.downlink[i] * self.dense
 
@@ -104,7 +105,12 @@ class Paper:
         return chosen
 
 
-def distance(a: np.ndarray, b: np.ndarray) -> float:
+def distance(a: np.ndarray, b: np.ndarray, correlation: str = "cosine") -> float:
+    """0.5 - 0.5 times the correlation, by scipy but for the cosine."""
+    if correlation != "cosine":
+        function = stats.pearsonr if correlation == "pearson" else stats.spearmanr
+        # Equal numbers of float32 must be equal here, too.
+        return 0.5 - 0.5 * float(function(a.astype(np.float32), b.astype(np.float32)).statistic)
     norms = float(np.linalg.norm(a) * np.linalg.norm(b))
     return 0.5 - 0.5 * float(a @ b) / norms if norms else 0.5
 

@@ -4,6 +4,12 @@ UPS: the client trains from its base weights W_i and sends the top k of its upda
 averages every entry over those who sent it. DPS: each client gets k entries of the average, chosen between the server's
 top k and its own uplink by the correlation distance d_i = 0.5 - 0.5 cos(global, own).
 
+- `correlation`: the paper says that other correlation functions may take the cosine's place, and names none. Pearson's
+  is the cosine of the vectors less their means; Spearman's is Pearson's of their ranks, where equal entries share the
+  mean of theirs, so that sizes do not count.
+- `keep_optimizer`: clients keep the state of their optimizer (Adam's moments and step count, the velocity of momentum)
+  from round to round, as an optimizer that is made once does; by default it begins anew, as in the other methods.
+
 Where the paper is silent or contradicts itself:
 - Sign matrices are supports (their absolute value), so that denominators cannot cancel; EWA takes the sparse updates.
 - The distance is over the flattened model. Top k and the random draws are per tensor, each with that tensor's k;
@@ -51,6 +57,7 @@ from rayfl.methods.base import (
     Reply,
     ServerHalf,
     ServerHook,
+    State,
     Traits,
     Tree,
     WeightedMean,
@@ -60,6 +67,8 @@ from rayfl.methods.base import (
 from rayfl.methods.shared import masks
 from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, LocalWork, weighed
 from rayfl.methods.shared.stored_packets import buffers, packet_of
+
+Correlation = Literal["cosine", "pearson", "spearman"]
 
 
 class FedPSEHyper(LocalWork):
@@ -86,6 +95,15 @@ class FedPSEHyper(LocalWork):
     downstream: Literal["dps", "broadcast_topk"] = Field(
         default="dps", description="personal, or the same for all (ablation)"
     )
+    correlation: Correlation = Field(default="cosine", description="correlation in the distance d_i")
+    keep_optimizer: bool = Field(
+        default=False, description="clients keep their optimizer's state from round to round, Adam's for example"
+    )
+
+    def unused(self) -> dict[str, str]:
+        plain = self.optimizer == "sgd" and not self.momentum
+        why = {"keep_optimizer": "as plain SGD has no state; set optimizer or momentum"} if plain else {}
+        return {**super().unused(), **why}
 
 
 class FedPSEState(TypedDict):
@@ -95,6 +113,7 @@ class FedPSEState(TypedDict):
     residual: Tree  # e_i
     trained: NotRequired[Tree]  # after the last round, W_i^{r,T}
     round: NotRequired[torch.Tensor]  # that round
+    optimizer: NotRequired[State]  # with keep_optimizer, after the last round
 
 
 class FedPSEServer(TypedDict):
@@ -143,7 +162,8 @@ class FedPSE(GradientMethod, ServerHalf):
 
     def begin(self, state: FedPSEState, received: Message, ctx: Context) -> LocalCarry:
         base = state["base"]
-        return self.start(tree.sub(base, received["missed"].decode()) if received else base)
+        carry = self.start(tree.sub(base, received["missed"].decode()) if received else base)
+        return {**carry, "optimizer": state["optimizer"]} if "optimizer" in state else carry
 
     def finish(self, state: FedPSEState, carry: LocalCarry, ctx: Context) -> Finished:
         update = tree.add(self.progress(carry), state["residual"])
@@ -151,6 +171,8 @@ class FedPSE(GradientMethod, ServerHalf):
         packet, _ = top_k.encode(update, {}, ctx.generator)
         residual = tree.sub(update, packet.decode_beside(update))
         state = {"base": carry["received"], "residual": residual}
+        if self.hyper.keep_optimizer:
+            state["optimizer"] = carry["optimizer"]
         if ctx.may_be_last:
             state["trained"], state["round"] = carry["params"], torch.tensor(ctx.round)
         num_seen = sum(work.num_examples for work in ctx.work.values())
@@ -234,7 +256,7 @@ class FedPSE(GradientMethod, ServerHalf):
         if ctx.traits.retention_given:
             support = self._top(dense, self.keep_ratio(ctx.traits))
         top = {name: torch.where(support[name], dense[name], 0.0) for name in dense}
-        distance = correlation_distance(top, last_uplink)
+        distance = correlation_distance(top, last_uplink, self.hyper.correlation)
         if self.hyper.downstream == "dps":
             sent = tree.map(lambda update: update != 0, last_uplink)
             if self.hyper.scope == "tensor":
@@ -249,17 +271,28 @@ class FedPSE(GradientMethod, ServerHalf):
         return Reply({"update": sparse_packet(dense, support)}, server_memory, {"correlation_distance": distance})
 
 
-def correlation_distance(a: Tree, b: Tree) -> float:
-    """0.5 - 0.5 cos(a, b) in [0, 1] over the flattened trees; 0.5 where either is zero.
+def correlation_distance(a: Tree, b: Tree, correlation: Correlation = "cosine") -> float:
+    """0.5 - 0.5 cos(a, b) in [0, 1] over the flattened trees, or with another correlation; 0.5 where it is undefined,
+    as either is zero (or constant).
 
     In float64, and with one square root, so that equal trees are at distance 0 exactly and opposite ones at 1: the
     distance decides how an entry more or less is rounded.
     """
     a, b = tree.map(torch.Tensor.double, a), tree.map(torch.Tensor.double, b)
+    if correlation != "cosine":
+        a, b = ({"": centred(tree.vector(vector), correlation == "spearman")} for vector in (a, b))
     squares = tree.dot(a, a) * tree.dot(b, b)
     if squares == 0:
         return 0.5
     return min(1.0, max(0.0, 0.5 - 0.5 * tree.dot(a, b) / math.sqrt(squares)))
+
+
+def centred(vector: torch.Tensor, ranked: bool) -> torch.Tensor:
+    """The entries, or their ranks, less their mean; equal entries share the mean of their ranks."""
+    if ranked:
+        _, order, counts = torch.unique(vector, return_inverse=True, return_counts=True)
+        vector = (counts.cumsum(0) - (counts - 1) / 2).double()[order]
+    return vector - vector.mean()
 
 
 def personal_support(

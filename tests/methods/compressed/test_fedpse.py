@@ -10,9 +10,23 @@ from torch import nn
 from rayfl.methods.base import Context, Finished
 from rayfl.methods.compressed.fedpse import FedPSE
 from rayfl.methods.server.fedavg import FedAvg
+from rayfl.rounds.setup import Setup
 from tests.methods.fedpse_paper import close, compare, flat, uplink_of
-from tests.methods.reference import SIZES, TinyCNN, images, initial, played, setup_of, trained_by_torch, vectors
+from tests.methods.reference import (
+    SIZES,
+    TinyCNN,
+    Vectors,
+    batches,
+    images,
+    initial,
+    played,
+    setup_of,
+    softmax_gradient,
+    trained_by_torch,
+    vectors,
+)
 from tests.population.statuses import with_status
+from tests.refusals import refused
 
 BASE = {"lr": 0.3, "batch_size": 0, "steps": 3, "keep_ratio": 0.4, "absent": "nothing"}
 
@@ -169,3 +183,47 @@ def test_samples_are_those_that_a_client_holds_in_every_method():
     # Algorithm 1's n_i: three batches of two, of which the last one of 9 examples would be smaller.
     assert weights(FedPSE, {}) == weights(FedPSE, {"weighting": "seen"}) == dict.fromkeys(held, 6.0)
     assert weights(FedPSE, {"weighting": "uniform"}) == dict.fromkeys(held, 1.0)
+
+
+class Keeping:
+    """Local training by Adam or momentum SGD in numpy, whose state a client keeps from one round to the next."""
+
+    def __init__(self) -> None:
+        self.moments: dict[int, tuple[Vectors, Vectors, int]] = {}
+
+    def __call__(self, setup: Setup, round: int, client: int, start: Vectors) -> tuple[Vectors, int]:
+        hyper, examples, params = setup.method.hyper.model_dump(), setup.dataset.train, dict(start)
+        zeros = {name: np.zeros_like(value) for name, value in start.items()}
+        m, v, t = self.moments.get(client, (zeros, zeros, 0))
+        m, v, num_seen = dict(m), dict(v), 0
+        for rows in batches(setup, round, client):
+            t, num_seen = t + 1, num_seen + len(rows)
+            gradient = softmax_gradient(params, examples.inputs[rows].astype(np.float64), examples.labels[rows])
+            for name, g in gradient.items():
+                if hyper["optimizer"] == "sgd":
+                    m[name] = hyper["momentum"] * m[name] + g
+                    params[name] = params[name] - hyper["lr"] * m[name]
+                    continue
+                m[name], v[name] = 0.9 * m[name] + 0.1 * g, 0.999 * v[name] + 0.001 * g**2
+                size = np.sqrt(v[name] / (1 - 0.999**t)) + 1e-8
+                params[name] = params[name] - hyper["lr"] * m[name] / (1 - 0.9**t) / size
+        self.moments[client] = m, v, t
+        return params, num_seen
+
+
+@pytest.mark.parametrize("correlation", ["pearson", "spearman"])
+@pytest.mark.parametrize(
+    "hyper", [{"optimizer": "adam", "lr": 0.01, "batch_size": 3}, {"momentum": 0.8, "weighting": "samples"}], ids=str
+)
+def test_clients_may_keep_their_optimizer(hyper: dict[str, Any], correlation: str):
+    more = {"keep_optimizer": True, "correlation": correlation}
+    setup = setup_of("fedpse", BASE | hyper | more, clients={"per_round": 4}, rounds=5)
+    compare(setup, Keeping())
+    forgets = setup_of("fedpse", BASE | hyper | more | {"keep_optimizer": False}, clients={"per_round": 4}, rounds=5)
+    bases = [played(each)[-1][1].states for each in (setup, forgets)]
+    assert any(not np.array_equal(bases[0][i]["base"]["1.bias"], bases[1][i]["base"]["1.bias"]) for i in bases[0])
+
+
+def test_plain_sgd_has_no_state_to_keep():
+    with refused(names=["keep_optimizer", "momentum"]):
+        FedPSE.Hyper(keep_optimizer=True)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 
 from rayfl.compress.sparse import TopK, sparse_packet
 from rayfl.determinism.seeding import NOBODY
@@ -119,6 +120,17 @@ def test_correlation_distance(a: list[float], b: list[float], expected: float):
     assert distance == pytest.approx(expected, abs=1e-15)
     if expected in (0.0, 0.25, 0.5, 0.75, 1.0):
         assert distance == expected, "exactly, or a half is rounded the wrong way"
+
+
+@pytest.mark.parametrize("correlation", ["pearson", "spearman"])
+def test_other_correlations_are_those_of_scipy(correlation: Literal["pearson", "spearman"]):
+    function = stats.pearsonr if correlation == "pearson" else stats.spearmanr
+    for zeros in (0.0, 0.7):
+        a, b = (np.where(RNG.random(60) < zeros, 0, RNG.standard_normal(60)).astype(np.float32) for _ in range(2))
+        ours = correlation_distance({"w": torch.from_numpy(a)}, {"w": torch.from_numpy(b)}, correlation)
+        assert ours == pytest.approx(0.5 - 0.5 * function(a.astype(float), b.astype(float)).statistic, abs=1e-12)
+    constant = torch.ones(4)
+    assert correlation_distance({"w": constant}, {"w": torch.arange(4.0)}, correlation) == 0.5
 
 
 def test_the_distance_is_over_the_flattened_model():
