@@ -12,7 +12,6 @@ from pathlib import Path
 
 from rayfl.errors import RayflError, reason
 from rayfl.limits.memory import in_words, machine_bytes
-from rayfl.settings import check_plain
 from rayfl.untyped import Anything, Json
 
 _LONGEST_PART = 255
@@ -166,6 +165,9 @@ def read_json(path: Path) -> Mapping[str, Json]:
 def parse_json(text: bytes | str) -> Json:
     """The value of a JSON text. Raise RayflError, whose text is the reason, if it is invalid, or no setting
     could hold it (`settings.check_plain`)."""
+    # The command line begins without pydantic.
+    from rayfl.settings import check_plain
+
     try:
         value = json.loads(text)
     except RecursionError:
