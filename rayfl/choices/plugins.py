@@ -149,16 +149,12 @@ def load(name: str) -> Anything:
             "given it can run it; put it into a file or a module, and start a new run"
         )
     if (leads := file_of(name)) is not None:
-        return _member(_run(read_file(Path(leads[0]))), leads[1], leads[0])
+        with reading(Path(leads[0]), "give the path of a Python file", SyntaxError):
+            file = PluginFile.read(Path(leads[0]))
+        return _member(_run(file), leads[1], leads[0])
     match = _MODULE.fullmatch(name)
     assert match is not None, f"{name!r} is not a reference"
     return _member(_imported(match["module"], name), match["name"], match["module"])
-
-
-def read_file(path: Path) -> PluginFile:
-    """The plugin file at a path. Raise RayflError if there is none, or if it is not Python."""
-    with reading(path, "give the path of a Python file", SyntaxError):
-        return PluginFile.read(path)
 
 
 def _run(file: PluginFile) -> ModuleType:
@@ -289,8 +285,3 @@ def place_of(component: Anything) -> str:
 def short(name: str) -> str:
     """The name for legends and titles: only the class if the name contains a place."""
     return name.rpartition(":")[2].strip() if is_reference(name) else name
-
-
-def is_loaded(file_digest: str) -> bool:
-    """Whether this process has run a plugin file with this digest."""
-    return f"{PLUGIN_MODULES}{file_digest}" in _files

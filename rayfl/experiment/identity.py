@@ -147,7 +147,8 @@ def kept_files(table: SettingsTable) -> Description:
         with reading(Path(path), f"give {'.'.join(key)}=FILE with the file of the experiment", SyntaxError):
             copies = _copies(key, Path(path))
         name = next(iter(copies))
-        if key not in KINDS and not plugins.is_loaded(Path(name).parent.name.removeprefix("plugin-")):
+        loaded = {f"plugin-{file.digest}" for file in plugins.loaded_files()}
+        if key not in KINDS and Path(name).parent.name not in loaded:
             raise RayflError(f"{path} has changed since the experiment was read; start again")
         contents.update(copies)
         return name

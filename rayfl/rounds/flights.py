@@ -339,19 +339,16 @@ class Window(UnderWay):
 
     def _evaluate(self, ended: Sequence[Flight]) -> None:
         """If this round evaluates, evaluate the models that stayed with the flights that have ended."""
-        current = self.current
-        models = dict[int, Ref]()
-        began = dict[int, tuple[int, int]]()
-        for flight in ended if current.inputs.evaluated else ():
-            if (
-                flight.result
-                and flight.result.status.keeps_state
-                and flight.outputs
-                and flight.outputs.model is not None
-            ):
-                models[flight.client] = flight.outputs.model
-                began[flight.client] = (flight.version, flight.number)
-        self.evaluate(models, began)
+        models = {
+            flight.client: flight.outputs.model
+            for flight in ended
+            if flight.result
+            and flight.result.status.keeps_state
+            and flight.outputs
+            and flight.outputs.model is not None
+        }
+        if self.current.inputs.evaluated:
+            self.evaluate(models, {flight.client: (flight.version, flight.number) for flight in ended})
 
     def _received(self) -> dict[str, Aggregate]:
         """The aggregates of the messages, by name, with each message scaled by its staleness."""

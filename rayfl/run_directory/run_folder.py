@@ -10,7 +10,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rayfl.errors import RayflError, log
@@ -191,14 +191,16 @@ def reached(names: Collection[str]) -> tuple[int, bool] | None:
     return saved, all(f"records/{name}.parquet" in names for name in SCHEMAS)
 
 
+@dataclass
 class Copies:
-    """Copies the changed files of a run directory to a storage."""
+    """Copies the changed files of a run directory to a storage.
 
-    def __init__(self, directory: Path, storage: Storage) -> None:
-        self.directory = directory
-        self.storage = storage
-        self._copied: dict[str, Stamp] = {}
-        """The stamps of the files that this process has copied."""
+    `copied`: the stamps of the files that this process has copied.
+    """
+
+    directory: Path
+    storage: Storage
+    copied: dict[str, Stamp] = field(default_factory=dict)
 
     def update(self) -> None:
         """Copy what has changed, and remove from the copy what the directory no longer has.
@@ -217,14 +219,14 @@ class Copies:
             elif not (name.endswith(MANIFEST) and name.rpartition("/")[0] in lost):
                 try:
                     current = stamp(self.directory / name)
-                    if name not in copied or self._copied.get(name) != current:
+                    if name not in copied or self.copied.get(name) != current:
                         # Checkpoints share files.
-                        same = next((other for other in copied if self._copied.get(other) == current), None)
+                        same = next((other for other in copied if self.copied.get(other) == current), None)
                         if same is None:
                             self.storage.put(name, self.directory / name)
                         else:
                             self.storage.copy(same, name)
-                        self._copied[name] = current
+                        self.copied[name] = current
                 except FileNotFoundError:
                     lost.add(name.rpartition("/")[0])
 
