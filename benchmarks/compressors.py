@@ -28,7 +28,7 @@ from rayfl.determinism.process import prepare_process
 from rayfl.determinism.torch_flags import fixed
 from rayfl.errors import RayflError
 from rayfl.limits import memory
-from rayfl.run_directory.outputs import OutputKind, require_replaceable, write_output
+from rayfl.run_directory.run_files import OutputKind, require_replaceable, write_output
 from rayfl.tree import Tree
 
 MARK = 'data-written-by="python -m benchmarks compressors"'

@@ -9,7 +9,7 @@ from typing import Any
 from rich.table import Table
 
 from rayfl.errors import RayflError
-from rayfl.run_directory.outputs import OutputKind, require_replaceable, write_output
+from rayfl.run_directory.run_files import OutputKind, require_replaceable, write_output
 
 
 def gigabytes(size: float) -> str:

@@ -37,9 +37,8 @@ from rayfl.report.summary import (
 )
 from rayfl.run_directory.description import Notes, is_run, read_notes, write_notes
 from rayfl.run_directory.disk import CHECKPOINTS, locked, writing
-from rayfl.run_directory.outputs import OutputKind, write_output
 from rayfl.run_directory.record import Run, read_refused, read_run, run_directories
-from rayfl.run_directory.run_files import own_files, require_no_links
+from rayfl.run_directory.run_files import OutputKind, own_files, require_no_links, write_output
 from rayfl.run_directory.run_folder import LOCAL, copy_for_reading
 from rayfl.settings import dotted
 from rayfl.untyped import Value

@@ -28,10 +28,9 @@ from rayfl.rounds.setup import Setup
 from rayfl.run_directory.description import Description, origin_stamp, write_origin
 from rayfl.run_directory.disk import writing
 from rayfl.run_directory.object_storage import is_url
-from rayfl.run_directory.outputs import REPORT, require_replaceable
 from rayfl.run_directory.play_run import Listener, RunOutput, Stopped, play_run
 from rayfl.run_directory.record import Run, read_records, read_run
-from rayfl.run_directory.run_files import require_no_links
+from rayfl.run_directory.run_files import REPORT, require_no_links, require_replaceable
 from rayfl.run_directory.run_folder import RunFolder
 from rayfl.settings import dotted
 

@@ -38,8 +38,8 @@ from rayfl.experiment.table import absolute
 from rayfl.report.pivot import check_tables
 from rayfl.run_directory.disk import write_json
 from rayfl.run_directory.object_storage import Storage
-from rayfl.run_directory.outputs import REPORT, require_replaceable
 from rayfl.run_directory.record import ORDER, Refused, Run, read_order, read_run
+from rayfl.run_directory.run_files import REPORT, require_replaceable
 from rayfl.run_directory.run_folder import RunFolder, require_free
 from rayfl.settings import Settings, shown
 

@@ -45,8 +45,8 @@ from rayfl.report.pivot import latex, tables_or_problems
 from rayfl.report.series import facts, run_label, run_name, table_name
 from rayfl.report.summary import comparison, summary
 from rayfl.run_directory.disk import write_text
-from rayfl.run_directory.outputs import REPORT, OutputKind, require_replaceable, write_output
 from rayfl.run_directory.record import Run, read_refused, read_run
+from rayfl.run_directory.run_files import REPORT, OutputKind, require_replaceable, write_output
 from rayfl.settings import dotted
 from rayfl.untyped import Anything
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rayfl.run_directory.outputs import REPORT, OutputKind, write_output
+from rayfl.run_directory.run_files import REPORT, OutputKind, write_output
 from tests.refusals import refused
 
 MARK = b" - rayfl report</title>"
