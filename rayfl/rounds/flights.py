@@ -44,10 +44,9 @@ from rayfl.rounds.check_hooks import checked
 from rayfl.rounds.downlinks import broadcast
 from rayfl.rounds.engines import LocalTask
 from rayfl.rounds.executor import Job, Ref
+from rayfl.rounds.participants import clients_named, train_jobs
 from rayfl.rounds.run_state import Air, CurrentRound, Flight, RunState, server_inputs
-from rayfl.rounds.select_clients import clients_named
 from rayfl.rounds.simulated_clock import arrival_s, example_costs, moment, reply_s
-from rayfl.rounds.train import train_jobs
 from rayfl.rounds.worker_jobs import ClientOutputs, ClientResult, EvaluateTrainedJob
 from rayfl.schedules.base import AT_ONCE, NOT_YET, Now
 

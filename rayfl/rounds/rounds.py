@@ -28,11 +28,10 @@ from rayfl.rounds.evaluate_round import compare_masks, evaluate
 from rayfl.rounds.executor import Executor
 from rayfl.rounds.ledger import Ledger, RoundRecord, record, server_comm
 from rayfl.rounds.own_clocks import Inboxes, Meetings
+from rayfl.rounds.participants import ask, learn, server_participants, train
 from rayfl.rounds.peer_exchange import mix
 from rayfl.rounds.run_state import CurrentRound, RunState, server_inputs
-from rayfl.rounds.select_clients import ask, learn
 from rayfl.rounds.setup import Setup
-from rayfl.rounds.train import server_participants, train
 from rayfl.rounds.worker_jobs import ReplyJob, RoundInputs
 from rayfl.settings import require_read
 

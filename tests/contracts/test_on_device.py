@@ -185,7 +185,7 @@ def test_messages_go_up_and_sums_come_down_once_a_call(
     make, up: dict[int, int], down: dict[int, int], monkeypatch: pytest.MonkeyPatch
 ):
     """However many clients a call has: here all four."""
-    monkeypatch.setattr("rayfl.rounds.train.cut", lambda count, *rest: [(0, count)])
+    monkeypatch.setattr("rayfl.rounds.participants.cut", lambda count, *rest: [(0, count)])
     _, gpu = assert_same_there(make, monkeypatch)
     # Beside single numbers.
     assert {size: gpu.downloads.count(size) for size in gpu.downloads if size >= PAGE} == down

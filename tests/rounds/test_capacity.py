@@ -5,7 +5,7 @@ import pytest
 from rayfl.data.batches import amount
 from rayfl.experiment.prepare import prepare
 from rayfl.population.client import ClientStatus
-from rayfl.rounds.train import planned_examples
+from rayfl.rounds.participants import planned_examples
 from rayfl.testing.executors import play
 from tests.contracts.every_method import experiment
 

@@ -14,10 +14,10 @@ from rayfl.rounds import downlinks
 from rayfl.rounds.executor import InlineExecutor, Job, JobResult, Ref
 from rayfl.rounds.ledger import Ledger
 from rayfl.rounds.partial_sums import Added
+from rayfl.rounds.participants import cut_into_calls
 from rayfl.rounds.rounds import first_run_state
 from rayfl.rounds.run_state import CurrentRound
 from rayfl.rounds.setup import Setup
-from rayfl.rounds.train import cut_into_calls
 from rayfl.rounds.worker import Worker
 from rayfl.rounds.worker_jobs import RoundInputs, TrainJob
 from rayfl.testing.executors import assert_same_bits, contents, play

@@ -81,7 +81,7 @@ def test_whole_stacks_leave_the_bits_of_one_by_one(
     def into_calls(number: int, _: int, stack_width: int = 1, at_most: bool = False) -> list[SumNode]:
         return cut(number, calls, stack_width, at_most)
 
-    monkeypatch.setattr("rayfl.rounds.train.cut", into_calls)
+    monkeypatch.setattr("rayfl.rounds.participants.cut", into_calls)
     setup = made(method, count, width, clients, **settings)
     assert takes_whole_stacks(setup)
     records, bits = left_by(setup)
