@@ -148,7 +148,8 @@ def copy(into: Iterable[torch.Tensor], tensors: Iterable[torch.Tensor]) -> None:
 
 
 def _unrepeated(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())]
+    strides = tensor.stride()
+    return tensor[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in strides)] if 0 in strides else tensor
 
 
 class CarryBuffers:
