@@ -46,13 +46,13 @@ def run(graphs: StepGraphs, step: Step, carry: Carry, given: Sequence[Numbers], 
 
 
 def pair() -> Carry:
-    return {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([3.0, 5.0])}
+    return {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([3.0, 5.0]), "sum": torch.zeros(2)}
 
 
 def exchanging(carry: Carry, given: Numbers) -> Carry:
     """Each tensor becomes the other one, which lies in a buffer that is overwritten, too."""
     assert given[0] is not None
-    return {"a": carry["b"], "b": carry["a"] + given[0]}
+    return {"a": carry["b"], "b": carry["a"], "sum": carry["sum"] + carry["a"] * given[0]}
 
 
 def test_a_carry_whose_tensors_change_places_is_not_overwritten_before_it_is_read(graphs: StepGraphs):
@@ -63,7 +63,7 @@ def test_a_carry_whose_tensors_change_places_is_not_overwritten_before_it_is_rea
 def test_a_carry_that_was_given_back_is_never_overwritten(graphs: StepGraphs):
     def adding(carry: Carry, given: Numbers) -> Carry:
         assert given[0] is not None
-        return {"a": carry["a"] + given[0], "b": carry["b"]}
+        return {**carry, "a": carry["a"] + given[0]}
 
     run(graphs, adding, pair(), numbers(1))
     begun = pair()
@@ -78,12 +78,24 @@ def test_a_carry_that_was_given_back_is_never_overwritten(graphs: StepGraphs):
 def test_steps_of_other_shapes_take_turns_on_one_carry(graphs: StepGraphs):
     def summing(carry: Carry, given: Numbers) -> Carry:
         assert given[0] is not None
-        return {"a": carry["a"] * 0.5 + given[0].sum(), "b": carry["b"]}
+        name = "a" if len(given[0]) == 4 else "b"
+        return {**carry, name: carry[name] * 0.5 + given[0].sum()}
 
     long, short = torch.arange(4.0), torch.arange(3.0)
     given: list[Numbers] = [(long,), (short,), (long + 1,), (short + 1,), (long + 2,), (long + 3,), (short + 2,)]
     run(graphs, summing, pair(), given)
     assert graphs.num_replays == 5
+
+
+def test_a_step_that_changes_strides_is_captured_before_and_after_it_does(graphs: StepGraphs):
+    def turning(carry: Carry, given: Numbers) -> Carry:
+        assert given[0] is not None
+        return {"a": (carry["a"].t() * 0.5 + given[0].sum()).contiguous().t(), "b": carry["b"]}
+
+    begun = {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(2)}
+    run(graphs, turning, begun, numbers(1, 2, 3))
+    assert run(graphs, turning, begun, numbers(4, 5, 6))["b"] is begun["b"]
+    assert graphs.num_replays == 1 + 3
 
 
 def test_a_number_of_the_stage_is_not_that_of_another_round(graphs: StepGraphs):
