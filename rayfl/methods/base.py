@@ -4,13 +4,11 @@ A method is pure: every function takes states and returns new ones, keeps nothin
 from `ctx.generator` alone. One class implements `Method` and exactly one of `ServerHalf` and `PeerHalf`.
 Sign everywhere: `delta = x_received - x_trained`, a descent direction.
 
-A plug-in's author imports from here what nearly every method needs, from other modules too, so as to know one place:
-what hooks take and return, ways to gather, trees, settings, and packets of a number or a count. A codec, or a packet
-that only a few methods make, comes from its own module.
+A plug-in's author imports from here what nearly every method needs: what hooks take and return, ways to gather, trees,
+settings, and packets of a number or a count. A codec, or a packet that only a few methods make, has its own module.
 
-States and carries are dictionaries of tensors. A method declares each of its own as a `TypedDict`, which is a plain
-dictionary when it runs, and annotates its hooks with it: pyright then finds a misspelt key. A method that extends
-another's state or carry inherits from its `TypedDict`.
+States and carries are dictionaries of tensors. A method declares each of its own as a `TypedDict`, a plain dictionary
+at run time, and annotates its hooks with it: pyright then finds a misspelt key. One that extends another inherits it.
 """
 
 import copy

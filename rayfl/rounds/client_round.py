@@ -13,12 +13,12 @@ from rayfl.compress.dense import Dense, OpenedDense
 from rayfl.data.transfer import to_device, to_memory
 from rayfl.determinism import global_draws
 from rayfl.determinism.seeding import LazyGenerator
-from rayfl.errors import naming_round_and_client
+from rayfl.errors import HookError, MethodError, naming_round_and_client
 from rayfl.methods.base import Carry, Context, Reply, State, Upload, Work
 from rayfl.models import flops
 from rayfl.population.client import ClientStatus
 from rayfl.rounds import evaluation
-from rayfl.rounds.check_hooks import checked_hook
+from rayfl.rounds.check_hooks import HookInputs, checked_hook
 from rayfl.rounds.engines import LocalTask
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.simulated_clock import cut_off_if_late, example_costs
@@ -65,6 +65,52 @@ class CallInputs(NamedTuple):
     round_inputs: RoundInputs
     message: Message
     server: State | None
+
+
+class JobInputs:
+    """What the hooks in a worker's jobs get: tensors over the objects of a call, noted as what no hook may write to."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        self.method = setup.method
+        self._given = HookInputs(setup.method)
+
+    def _require_unchanged(self, round_number: int, since: int = 0) -> None:
+        try:
+            self._given.require_unchanged(since)
+        except HookError as error:
+            raise MethodError(f"round {round_number}: {error}") from None
+
+    def _call_inputs(self, round_inputs: RoundInputs) -> CallInputs:
+        """What all clients of a call read. Each packet is decoded at most once, even if several clients read it."""
+        message = for_hooks(self.setup, {name: packet.opened() for name, packet in round_inputs.message.items()})
+        self._given.note_message(message)
+        return CallInputs(round_inputs, message, self._shared("the server's state", round_inputs.server))
+
+    def _keyed(self, round_inputs: RoundInputs, client: int, purpose: str, number: int | None = None) -> Context:
+        """A client's context, with whose key the global generators draw from now on."""
+        ctx = self.setup.context(round_inputs.round, round_inputs.plan, client, purpose, number)
+        global_draws.key(*ctx.draws.key)
+        return ctx
+
+    # Any: a state's tensors, or a model's.
+    def _shared(self, what: str, arrays: tree.ArrayTree | None) -> dict[str, Any] | None:
+        """Tensors over arrays that all clients of the call read."""
+        return None if arrays is None else self._given.note(what, tree.to_tensors(arrays))
+
+    def _state(self, client: int, kept: ClientOutputs) -> tree.State:
+        """A client's state; before the client's first round, the method's initial state."""
+        if not self.setup.stateful:
+            return {}
+        stored = self._shared(f"the state of client {client}", kept.state)
+        return self.setup.first_state(client) if stored is None else stored
+
+    def _server_memory(self, client: int, kept: ClientOutputs) -> tree.State:
+        """The server's memory of a client; before the client's first round, the method's initial one."""
+        if not self.setup.has_server_memory:
+            return {}
+        stored = self._shared(f"the server's memory of client {client}", kept.memory)
+        return self.setup.first_server_memory(client) if stored is None else stored
 
 
 class Participant(NamedTuple):

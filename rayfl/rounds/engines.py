@@ -60,12 +60,8 @@ class LocalTask:
     def order(self, stage: Stage, draws: np.random.Generator | None = None) -> Order:
         """The order of the stage's batches for this (seed, round, client); only the first if `share` is below 1.
 
-        `draws`: the generator of `draws_key`; None: make it."""
+        `draws`: the generator of their draws; None: make it."""
         return self.data.order(stage.split, **self._drawn(stage, draws))
-
-    def draws_key(self, stage: Stage) -> str:
-        """The purpose for which the order of a stage's batches is drawn."""
-        return f"{self.purpose}/{stage.name}/batches"
 
     def batches(self, stage: Stage) -> Iterator[Batch | tuple[Batch, ...]]:
         """Yield the batches of `order`."""
@@ -97,7 +93,8 @@ class LocalTask:
             "steps": stage.steps,
             "batch_size": stage.batch_size,
             "batches_per_step": stage.batches_per_step,
-            "generator": draws or seeding.generator(self.seed, self.round, self.client, self.draws_key(stage)),
+            "generator": draws
+            or seeding.generator(self.seed, self.round, self.client, f"{self.purpose}/{stage.name}/batches"),
             "num_steps": self._amount(stage)[0] if self._share(stage) < 1 else None,
             "num_examples": stage.num_examples(self.data.num_examples(stage.split)),
         }
@@ -202,7 +199,7 @@ def advanced(method: Method, tasks: Sequence[LocalTask], carry: Carry, stage: St
     """The stacked carry [width, ...] of `tasks` after all steps of a stage; `method` has the functional form of its
     task."""
     rounds, clients = zip(*((task.round, task.client) for task in tasks), strict=True)
-    draws = seeding.generators(tasks[0].seed, rounds, clients, tasks[0].draws_key(stage))
+    draws = seeding.generators(tasks[0].seed, rounds, clients, f"{tasks[0].purpose}/{stage.name}/batches")
     orders = [task.order(stage, own_draws) for task, own_draws in zip(tasks, draws, strict=True)]
     batches, graphs = stage_batches(tasks, stage, orders, width), tasks[0].graphs
 

@@ -1,4 +1,4 @@
-"""Computes what the receivers of an exchange gather: weighted sums or robust means of their neighbours' messages.
+"""A worker's jobs of peers, and what receivers gather: weighted sums or robust means of their neighbours' messages.
 
 Messages are read in pieces. A piece is decoded once, and added for all receivers while it is in the processor's cache.
 Only the results of the sums are kept. Additions follow the senders' order and are made entry by entry, so that neither
@@ -7,19 +7,103 @@ the pieces nor the other receivers of a call can change a bit. Rules that use di
 
 import math
 import mmap
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from rayfl.compress.base import LARGE, Divisible, Message, Packet, Shapes, cuts
+from rayfl.compress.base import LARGE, Divisible, Message, Packet, Shapes, cuts, message_bits
+from rayfl.determinism.seeding import NOBODY
+from rayfl.errors import naming_round_and_client
 from rayfl.gather import Aggregate, Gather, RobustMean
-from rayfl.rounds.worker_jobs import MixJob
+from rayfl.methods.base import uncompressed
+from rayfl.rounds.check_hooks import checked_hook
+from rayfl.rounds.client_round import JobInputs, encode_upload, with_memory, without_memory
+from rayfl.rounds.worker_jobs import ClientOutputs, RoundInputs, WorkerJob, num_values
 from rayfl.tree import Tree
 
 Row = Mapping[int, float]
 """A receiver's weights by sender."""
+
+
+@dataclass(frozen=True)
+class MixJob(WorkerJob):
+    """Mixes messages into receivers, by rows {sender: weight}. Inputs: the receivers' states, then the messages.
+
+    `listeners`: by receiver, the peers that receive from it. `by_link`: whether the inputs after the states are
+    outputs of a `SendJob` instead. `numbers`: by receiver, the number that keys its random draws instead of the
+    round's; {} in rounds. Outputs: the receivers' new states.
+    """
+
+    rows: Mapping[int, Mapping[int, float]]
+    senders: tuple[int, ...]
+    listeners: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    by_link: bool = False
+    numbers: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def clients(self) -> tuple[int, ...]:
+        """The receivers."""
+        return tuple(self.rows)
+
+
+class LinkSize(NamedTuple):
+    """The size of the message on a link: bits, and numbers."""
+
+    sender: int
+    receiver: int
+    num_bits: int
+    num_values: int
+
+
+@dataclass(frozen=True)
+class SendJob(WorkerJob):
+    """Makes a message for each listener of each client. Inputs: the clients' states.
+
+    `heard`: by client, the peers that it receives from. `calls`: the receivers of each mixing call. Result: a
+    `LinkSize` for each message. Outputs: for each mixing call, {sender: {receiver: message}}.
+    """
+
+    listeners: Mapping[int, tuple[int, ...]]
+    heard: Mapping[int, tuple[int, ...]]
+    calls: tuple[tuple[int, ...], ...]
+
+    @property
+    def clients(self) -> tuple[int, ...]:
+        """The senders."""
+        return tuple(self.listeners)
+
+
+class Meeting(NamedTuple):
+    """A peer that has trained, the neighbour with which it averages models (`NOBODY`: it is alone), and the number that
+    keys the random draws of both."""
+
+    client: int
+    partner: int
+    number: int
+
+    @property
+    def pair(self) -> tuple[int, ...]:
+        """Those who take part."""
+        return (self.client,) if self.partner == NOBODY else (self.client, self.partner)
+
+
+@dataclass(frozen=True)
+class MeetJob(WorkerJob):
+    """Lets pairs of peers average their models.
+
+    Inputs of each meeting: the first peer's state after its training, then the present states of the pair. Outputs: the
+    pair's new states.
+    """
+
+    meetings: tuple[Meeting, ...]
+
+    @property
+    def clients(self) -> tuple[int, ...]:
+        """All who take part; no peer is in two meetings of a job."""
+        return tuple(client for meeting in self.meetings for client in meeting.pair)
 
 
 def gather_rows(
@@ -38,8 +122,8 @@ def gather_rows(
             totals = robust_rows(rule, packets, list(rows.values()), [key[0] or 0 for key in rows])
         else:
             totals = gathered(rule, packets, list(rows.values()))
-        for key, total in zip(rows, totals, strict=True):
-            shares[key][name] = total
+        for row, total in zip(rows, totals, strict=True):
+            shares[row][name] = total
     return {client: shares[key] for client, key in keys.items()}
 
 
@@ -161,3 +245,84 @@ def blank(shape: tuple[int, ...]) -> torch.Tensor:
         return torch.empty(shape)
     pages = mmap.mmap(-1, 4 * size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     return torch.frombuffer(pages, dtype=torch.float32).view(shape)
+
+
+class PeerWork(JobInputs):
+    """A worker's jobs of peers: they make messages, and mix those that they receive."""
+
+    def mix(self, job: MixJob, round_inputs: RoundInputs, inputs: Sequence[Any]) -> tuple[None, Iterable[Any]]:
+        """Let every receiver gather its neighbours' messages. Outputs: the receivers' new states."""
+        return None, self._mixed(round_inputs, job, inputs) if self.setup.stateful else ()
+
+    def send(
+        self, job: SendJob, round_inputs: RoundInputs, inputs: Sequence[Any]
+    ) -> tuple[tuple[LinkSize, ...], list[Any]]:
+        """Let every sender make a message for each of its listeners."""
+        calls = {receiver: index for index, receivers in enumerate(job.calls) for receiver in receivers}
+        outputs: list[dict[int, dict[int, Message]]] = [{} for _ in job.calls]
+        sizes: list[LinkSize] = []
+        for client, kept in ClientOutputs.unpack(self.setup.state_slots, job.clients, inputs).items():
+            with naming_round_and_client(round_inputs.round, client):
+                ctx = self._keyed(round_inputs, client, "message to")
+                ctx = replace(ctx, neighbours_in=job.heard[client], neighbours_out=job.listeners[client])
+                state, _ = without_memory(self._state(client, kept))
+                for receiver in ctx.neighbours_out:
+                    upload = checked_hook(self.setup.peer_half.message_to)(state, receiver, ctx)
+                    message, _ = encode_upload(upload, {}, ctx)
+                    written = {name: packet.written() for name, packet in message.items()}
+                    outputs[calls[receiver]].setdefault(client, {})[receiver] = written
+                    sizes.append(LinkSize(client, receiver, message_bits(message), num_values(message)))
+        return tuple(sizes), outputs
+
+    def _mixed(self, round_inputs: RoundInputs, job: MixJob, inputs: Sequence[Any]) -> Iterator[Any]:
+        slots, receivers = self.setup.state_slots, tuple(job.rows)
+        sent = inputs[len(receivers) :]
+        if job.by_link:
+            links = {sender: messages for part in sent for sender, messages in part.items()}
+            gathered = {c: gather_links(self.method.gather, row, c, links) for c, row in job.rows.items()}
+        else:
+            gathered = gather_rows(self.method.gather, job, dict(zip(job.senders, sent, strict=True)))
+        shared = self._given.num_noted
+        for client, kept in ClientOutputs.unpack(slots, receivers, inputs).items():
+            with naming_round_and_client(round_inputs.round, client):
+                # By now `do` has returned, so nothing watches.
+                ctx = self._keyed(round_inputs, client, "mix", job.numbers.get(client))
+                heard = tuple(sender for sender in job.rows[client] if sender != client)
+                ctx = replace(ctx, neighbours_in=heard, neighbours_out=job.listeners.get(client, ()))
+                state, uplink_memory = without_memory(self._state(client, kept))
+                # Removed here, so that sums of this receiver alone are freed.
+                state = checked_hook(self.setup.peer_half.mix)(state, self._noted(gathered.pop(client)), ctx)
+            # After each receiver, so that no sums are kept for the check.
+            self._require_unchanged(round_inputs.round, shared)
+            yield from ClientOutputs.of(slots, with_memory(state, uplink_memory), {}).pack(slots)
+
+    def _noted(self, aggregates: dict[str, Aggregate]) -> dict[str, Aggregate]:
+        """What has arrived at a receiver, noted as what `mix` must not write to."""
+        for name, aggregate in aggregates.items():
+            self._given.note(f"what arrived as {name!r}", aggregate.known or {})
+        return aggregates
+
+    def meet(self, job: MeetJob, round_inputs: RoundInputs, inputs: Sequence[Any]) -> tuple[list[int], list[Any]]:
+        """Let every pair send each other their present models, and mix them. Result: the bits of each message."""
+        left, bits = iter(inputs), list[int]()
+        outputs: list[Any] = []
+        for meeting in job.meetings:
+            trained, *present = (next(left) for _ in range(1 + len(meeting.pair)))
+            messages = [
+                self._partner_message(round_inputs, client, meeting.number, ClientOutputs(state))
+                for client, state in zip(meeting.pair, present, strict=True)
+            ]
+            bits += map(message_bits, messages)
+            row = dict.fromkeys(meeting.pair, 1 / len(meeting.pair))
+            numbers = dict.fromkeys(meeting.pair, meeting.number)
+            others = {client: tuple(peer for peer in meeting.pair if peer != client) for client in meeting.pair}
+            mixing = MixJob(dict.fromkeys(meeting.pair, row), meeting.pair, others, numbers=numbers)
+            outputs += self._mixed(round_inputs, mixing, (trained, *present[1:], *messages))
+        return bits, outputs
+
+    def _partner_message(self, round_inputs: RoundInputs, client: int, number: int, kept: ClientOutputs) -> Message:
+        """What a peer sends a neighbour that it meets."""
+        with naming_round_and_client(round_inputs.round, client):
+            ctx = self._keyed(round_inputs, client, "meet", number)
+            state, _ = without_memory(self._state(client, kept))
+            return uncompressed(checked_hook(self.setup.peer_half.message_to_partner)(state, ctx), ctx)

@@ -26,11 +26,12 @@ from rayfl.methods.base import uncompressed
 from rayfl.population.client import ClientStatus
 from rayfl.rounds.check_hooks import checked, checked_hook
 from rayfl.rounds.executor import Job, Ref
+from rayfl.rounds.mix import Meeting, MeetJob
 from rayfl.rounds.peer_exchange import graph_among, in_calls, mix_job, row, weighted_graph
 from rayfl.rounds.run_state import Flight, Mail, RunState
 from rayfl.rounds.simulated_clock import moment
 from rayfl.rounds.wakes import Wakes
-from rayfl.rounds.worker_jobs import ClientOutputs, Meeting, MeetJob, num_values
+from rayfl.rounds.worker_jobs import ClientOutputs, num_values
 
 
 @dataclass

@@ -12,9 +12,9 @@ from rayfl.gather import ElementwiseMean, RobustMean
 from rayfl.rounds.check_hooks import checked
 from rayfl.rounds.executor import Job, JobResult, Ref
 from rayfl.rounds.ledger import Ledger, paper_comm
+from rayfl.rounds.mix import MixJob, SendJob
 from rayfl.rounds.run_state import CurrentRound
 from rayfl.rounds.setup import Setup
-from rayfl.rounds.worker_jobs import MixJob, SendJob
 from rayfl.topology.graphs import graph_of, link_weights
 from rayfl.topology.mixing import Exchange, Sparse, check_weights, without_diagonal
 from rayfl.topology.statistics import round_metrics

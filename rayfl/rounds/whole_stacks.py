@@ -119,8 +119,7 @@ class StackRound:
         @cache
         def operations_of(*work: Work) -> Metrics:
             """`operations` of a client with this work in the stages: no state changes it (`ONE_BY_ONE`)."""
-            done = {stage.name: amount for stage, amount in zip(self.plan.stages, work, strict=True)}
-            return operations(setup, self.states[0], self.ctx.but(work=done))
+            return operations(setup, self.states[0], self.ctx.but(work=dict(zip(self.work[0], work, strict=True))))
 
         for row, (client, status) in enumerate(self.statuses.items()):
             missed = inputs.missed.get(client, Missed())
@@ -283,16 +282,14 @@ class WholeStacks:
         """Add the messages of a stack, whose clients and those that do not train are `leaves`."""
         span = (leaves[0], leaves[-1] + 1)
         roots = {node: root for root in self._parts for node in nodes_within(span, root)}
-        sums = stacked.sums(self.leaves, [*roots]) if stacked else {node: self._nothing() for node in roots}
+        sums = stacked.sums(self.leaves, [*roots]) if stacked else {}
         for node, root in roots.items():
-            self._parts[root][node] = sums[node]
+            nothing = {name: rule.empty() for name, rule in self.setup.method.gather.items()}
+            self._parts[root][node] = sums.get(node, nothing)
         for root, parts in self._parts.items():
             while ready := ready_nodes(root, parts):
                 for node, (left, right) in ready.items():
                     parts[node] = merged(parts.pop(left), parts.pop(right))
-
-    def _nothing(self) -> NodeAggregates:
-        return {name: rule.empty() for name, rule in self.setup.method.gather.items()}
 
     def sent(self) -> list[Sent]:
         """The sums of the job's nodes, once all clients have ended."""

@@ -1,4 +1,4 @@
-"""Worker: does the jobs of worker_jobs.py, as pure functions. Each Ray actor has one, and so has InlineExecutor.
+"""Worker: does the jobs of worker_jobs.py and mix.py, as pure functions. Ray actors and InlineExecutor have one each.
 
 A job names clients and comes with their states. It returns one small result, and one object for each thing that is kept
 after the call: a client's state, the server's memory of the client, or a message that others will read. A worker keeps
@@ -7,7 +7,6 @@ nothing but the setup between calls.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import cached_property, singledispatchmethod
 from typing import Any
 
@@ -15,29 +14,20 @@ import numpy as np
 import torch
 
 from rayfl import tree
-from rayfl.compress.base import Message, message_bits
+from rayfl.compress.base import message_bits
 from rayfl.data.transfer import to_device
 from rayfl.determinism.global_draws import UnkeyedDraw, key, watched
 from rayfl.determinism.process import trim
 from rayfl.determinism.seeding import generator
-from rayfl.errors import HookError, MethodError, naming_round_and_client
-from rayfl.gather import Aggregate, RobustMean
-from rayfl.methods.base import Carry, Work, uncompressed
+from rayfl.errors import naming_round_and_client
+from rayfl.gather import RobustMean
+from rayfl.methods.base import Carry, Work
 from rayfl.metrics.masks import mask_bits
 from rayfl.population.client import ClientStatus
 from rayfl.rounds import evaluation
 from rayfl.rounds.check_hooks import HookInputs, checked_hook
-from rayfl.rounds.client_round import (
-    CallInputs,
-    ClientRound,
-    Ended,
-    Participant,
-    encode_upload,
-    for_hooks,
-    with_memory,
-    without_memory,
-)
-from rayfl.rounds.mix import gather_links, gather_rows
+from rayfl.rounds.client_round import ClientRound, Ended, Participant, with_memory, without_memory
+from rayfl.rounds.mix import MeetJob, MixJob, PeerWork, SendJob
 from rayfl.rounds.model_sums import ModelSums, mean_loss, pooled_sums
 from rayfl.rounds.partial_sums import FromClient, Summing, on_wire, robust_slice
 from rayfl.rounds.setup import Setup
@@ -49,12 +39,9 @@ from rayfl.rounds.worker_jobs import (
     ClientResult,
     EvaluateJob,
     EvaluateTrainedJob,
-    LinkSize,
     MaskJob,
     MeanModelJob,
-    MeetJob,
     MergeJob,
-    MixJob,
     NewcomerJob,
     PersonalModelJob,
     PollJob,
@@ -63,7 +50,6 @@ from rayfl.rounds.worker_jobs import (
     RewriteJob,
     RobustJob,
     RoundInputs,
-    SendJob,
     Trained,
     TrainJob,
     WorkerJob,
@@ -75,17 +61,15 @@ HUGE_BYTES = 1 << 29
 much as two more models. To touch a gigabyte for the first time takes about half a second."""
 
 
-class Worker:
+class Worker(PeerWork):
     """Does jobs on clients. `setup` is the same for all workers of a run; `on_client` is called whenever a client is
     trained or evaluated."""
 
     def __init__(self, setup: Setup, on_client: Callable[[], None] = lambda: None) -> None:
-        self.setup = setup
-        self.method = setup.method
+        super().__init__(setup)
         self.summing = Summing(setup)
         self._on_client = on_client
         self._draws = setup.method.task.stochastic
-        self._given = HookInputs(setup.method)
         if setup.device.type == "cuda" and torch.cuda.is_available():
             # A generator that a watched job finds only when it is under way may have drawn.
             torch.cuda.init()
@@ -116,16 +100,14 @@ class Worker:
         self._given = HookInputs(self.method)
         return done
 
-    def _require_unchanged(self, round_number: int, since: int = 0) -> None:
-        try:
-            self._given.require_unchanged(since)
-        except HookError as error:
-            raise MethodError(f"round {round_number}: {error}") from None
-
     @singledispatchmethod
     def by_class(self, job: WorkerJob, round_inputs: RoundInputs, inputs: Sequence[Any]) -> tuple[Any, Iterable[Any]]:
         """Do one job with the method for its class."""
         raise TypeError(f"a worker has no method for {type(job).__name__}")
+
+    by_class.register(MixJob, PeerWork.mix)
+    by_class.register(SendJob, PeerWork.send)
+    by_class.register(MeetJob, PeerWork.meet)
 
     @by_class.register
     def train(self, job: TrainJob, round_inputs: RoundInputs, inputs: Sequence[Any]) -> tuple[Trained, list[Any]]:
@@ -150,20 +132,20 @@ class Worker:
             for ended in stacks.ended():
                 note(ended)
             sent = stacks.sent()
-            return Trained(tuple(results), sum(part.sum_bytes for part in sent)), outputs + sent
-        trained = self._trained(round_inputs, job.statuses, kept, job.numbers)
+        else:
+            trained = self._trained(round_inputs, job.statuses, kept, job.numbers)
 
-        def next_sent() -> FromClient | None:
-            ended = next(trained)
-            note(ended)
-            result, left, _ = ended
-            if result.status is not ClientStatus.DELIVERED or self.setup.keeps_messages:
-                return None
-            return FromClient(result.client, *left.message)
+            def next_sent() -> FromClient | None:
+                ended = next(trained)
+                note(ended)
+                result, left, _ = ended
+                if result.status is not ClientStatus.DELIVERED or self.setup.keeps_messages:
+                    return None
+                return FromClient(result.client, *left.message)
 
-        sent = [self.summing.sent(node, next_sent, round_inputs.round, job.packets) for node in job.nodes]
+            sent = [self.summing.sent(node, next_sent, round_inputs.round, job.packets) for node in job.nodes]
         if self.setup.keeps_messages:
-            return Trained(tuple(results)), outputs
+            sent = []
         return Trained(tuple(results), sum(part.sum_bytes for part in sent)), outputs + sent
 
     def _trained(
@@ -198,12 +180,6 @@ class Worker:
             for client_round in client_rounds:
                 # No variable holds the result, so that its memory is free before the next client trains.
                 yield untrained[client_round.client] or self._finished(client_round, trained)
-
-    def _call_inputs(self, round_inputs: RoundInputs) -> CallInputs:
-        """What all clients of a call read. Each packet is decoded at most once, even if several clients read it."""
-        message = for_hooks(self.setup, {name: packet.opened() for name, packet in round_inputs.message.items()})
-        self._given.note_message(message)
-        return CallInputs(round_inputs, message, self._shared("the server's state", round_inputs.server))
 
     def _finished(self, client_round: ClientRound, trained: Iterator[tuple[Carry, dict[str, Work]]]) -> Ended:
         """End a client's round after its training."""
@@ -255,8 +231,7 @@ class Worker:
         outputs: list[Any] = []
         for client, kept in ClientOutputs.unpack(slots, job.clients, inputs).items():
             with naming_round_and_client(round_inputs.round, client):
-                ctx = self.setup.context(round_inputs.round, round_inputs.plan, client, "reply")
-                key(*ctx.draws.key)
+                ctx = self._keyed(round_inputs, client, "reply")
                 answer = checked_hook(half.reply)(server, self._server_memory(client, kept), ctx)
                 state, uplink_memory = without_memory(self._state(client, kept))
                 state = checked_hook(self.method.receive_reply)(state, answer.message, ctx)
@@ -267,90 +242,6 @@ class Worker:
             )
             outputs += ClientOutputs.of(slots, with_memory(state, uplink_memory), answer.server_memory).pack(slots)
         return tuple(results), outputs
-
-    @by_class.register
-    def mix(self, job: MixJob, round_inputs: RoundInputs, inputs: Sequence[Any]) -> tuple[None, Iterable[Any]]:
-        """Let every receiver gather its neighbours' messages. Outputs: the receivers' new states."""
-        return None, self._mixed(round_inputs, job, inputs) if self.setup.stateful else ()
-
-    @by_class.register
-    def send(
-        self, job: SendJob, round_inputs: RoundInputs, inputs: Sequence[Any]
-    ) -> tuple[tuple[LinkSize, ...], list[Any]]:
-        """Let every sender make a message for each of its listeners."""
-        calls = {receiver: index for index, receivers in enumerate(job.calls) for receiver in receivers}
-        outputs: list[dict[int, dict[int, Message]]] = [{} for _ in job.calls]
-        sizes: list[LinkSize] = []
-        for client, kept in ClientOutputs.unpack(self.setup.state_slots, job.clients, inputs).items():
-            with naming_round_and_client(round_inputs.round, client):
-                ctx = self.setup.context(round_inputs.round, round_inputs.plan, client, "message to")
-                ctx = replace(ctx, neighbours_in=job.heard[client], neighbours_out=job.listeners[client])
-                key(*ctx.draws.key)
-                state, _ = without_memory(self._state(client, kept))
-                for receiver in ctx.neighbours_out:
-                    upload = checked_hook(self.setup.peer_half.message_to)(state, receiver, ctx)
-                    message, _ = encode_upload(upload, {}, ctx)
-                    written = {name: packet.written() for name, packet in message.items()}
-                    outputs[calls[receiver]].setdefault(client, {})[receiver] = written
-                    sizes.append(LinkSize(client, receiver, message_bits(message), num_values(message)))
-        return tuple(sizes), outputs
-
-    def _mixed(self, round_inputs: RoundInputs, job: MixJob, inputs: Sequence[Any]) -> Iterator[Any]:
-        slots, receivers = self.setup.state_slots, tuple(job.rows)
-        sent = inputs[len(receivers) :]
-        if job.by_link:
-            links = {sender: messages for part in sent for sender, messages in part.items()}
-            gathered = {c: gather_links(self.method.gather, row, c, links) for c, row in job.rows.items()}
-        else:
-            gathered = gather_rows(self.method.gather, job, dict(zip(job.senders, sent, strict=True)))
-        shared = self._given.num_noted
-        for client, kept in ClientOutputs.unpack(slots, receivers, inputs).items():
-            with naming_round_and_client(round_inputs.round, client):
-                number = job.numbers.get(client)
-                ctx = self.setup.context(round_inputs.round, round_inputs.plan, client, "mix", number)
-                heard = tuple(sender for sender in job.rows[client] if sender != client)
-                ctx = replace(ctx, neighbours_in=heard, neighbours_out=job.listeners.get(client, ()))
-                # By now `do` has returned, so nothing watches.
-                key(*ctx.draws.key)
-                state, uplink_memory = without_memory(self._state(client, kept))
-                # Removed here, so that sums of this receiver alone are freed.
-                state = checked_hook(self.setup.peer_half.mix)(state, self._noted(gathered.pop(client)), ctx)
-            # After each receiver, so that no sums are kept for the check.
-            self._require_unchanged(round_inputs.round, shared)
-            yield from ClientOutputs.of(slots, with_memory(state, uplink_memory), {}).pack(slots)
-
-    def _noted(self, aggregates: dict[str, Aggregate]) -> dict[str, Aggregate]:
-        """What has arrived at a receiver, noted as what `mix` must not write to."""
-        for name, aggregate in aggregates.items():
-            self._given.note(f"what arrived as {name!r}", aggregate.known or {})
-        return aggregates
-
-    @by_class.register
-    def meet(self, job: MeetJob, round_inputs: RoundInputs, inputs: Sequence[Any]) -> tuple[list[int], list[Any]]:
-        """Let every pair send each other their present models, and mix them. Result: the bits of each message."""
-        left, bits = iter(inputs), list[int]()
-        outputs: list[Any] = []
-        for meeting in job.meetings:
-            trained, *present = (next(left) for _ in range(1 + len(meeting.pair)))
-            messages = [
-                self._partner_message(round_inputs, client, meeting.number, ClientOutputs(state))
-                for client, state in zip(meeting.pair, present, strict=True)
-            ]
-            bits += map(message_bits, messages)
-            row = dict.fromkeys(meeting.pair, 1 / len(meeting.pair))
-            numbers = dict.fromkeys(meeting.pair, meeting.number)
-            others = {client: tuple(peer for peer in meeting.pair if peer != client) for client in meeting.pair}
-            mixing = MixJob(dict.fromkeys(meeting.pair, row), meeting.pair, others, numbers=numbers)
-            outputs += self._mixed(round_inputs, mixing, (trained, *present[1:], *messages))
-        return bits, outputs
-
-    def _partner_message(self, round_inputs: RoundInputs, client: int, number: int, kept: ClientOutputs) -> Message:
-        """What a peer sends a neighbour that it meets."""
-        with naming_round_and_client(round_inputs.round, client):
-            ctx = self.setup.context(round_inputs.round, round_inputs.plan, client, "meet", number)
-            key(*ctx.draws.key)
-            state, _ = without_memory(self._state(client, kept))
-            return uncompressed(checked_hook(self.setup.peer_half.message_to_partner)(state, ctx), ctx)
 
     @by_class.register
     def evaluate(
@@ -366,9 +257,8 @@ class Worker:
     ) -> ClientResult:
         """The metrics of a client's model, made of its state and of the server's `model`."""
         with naming_round_and_client(round_inputs.round, client):
-            ctx = self.setup.context(round_inputs.round, round_inputs.plan, client, "judge")
             state, _ = without_memory(self._state(client, kept))
-            key(*ctx.draws.key)
+            ctx = self._keyed(round_inputs, client, "judge")
             params = evaluation.adapted(self.setup, state, model, None, ctx)
             result = evaluation.evaluate_model(self.setup, params, client, round_inputs.round)
         self._on_client()
@@ -432,8 +322,7 @@ class Worker:
         models: list[Any] = []
         for client, kept in ClientOutputs.unpack(self.setup.state_slots, job.clients, inputs).items():
             with naming_round_and_client(round_inputs.round, client):
-                ctx = self.setup.context(round_inputs.round, round_inputs.plan, client, "judge")
-                key(*ctx.draws.key)
+                ctx = self._keyed(round_inputs, client, "judge")
                 params = evaluation.personal_model(self.setup, self._state(client, kept), server or {}, model, ctx)
             models.append(tree.to_arrays(params))
         return None, models
@@ -443,8 +332,7 @@ class Worker:
         """Add up the clients' own models in the clients' order. Output: their mean."""
         total: tree.Tree = {}
         for client, kept in ClientOutputs.unpack(self.setup.state_slots, job.clients, inputs).items():
-            ctx = self.setup.context(round_inputs.round, round_inputs.plan, client, "judge")
-            key(*ctx.draws.key)
+            ctx = self._keyed(round_inputs, client, "judge")
             client_model = checked_hook(self.method.eval_begin)(self._state(client, kept), None, None, ctx)["params"]
             total = tree.add(total, client_model) if total else client_model
         return None, [tree.to_arrays(tree.scale(total, 1.0 / len(job.clients)))]
@@ -470,22 +358,3 @@ class Worker:
             assert mask is not None, "check_setup.py refuses a method without masks"
             masks[client] = mask_bits(mask)
         return masks, []
-
-    # Any: a state's tensors, or a model's.
-    def _shared(self, what: str, arrays: tree.ArrayTree | None) -> dict[str, Any] | None:
-        """Tensors over arrays that all clients of the call read."""
-        return None if arrays is None else self._given.note(what, tree.to_tensors(arrays))
-
-    def _state(self, client: int, kept: ClientOutputs) -> tree.State:
-        """A client's state; before the client's first round, the method's initial state."""
-        if not self.setup.stateful:
-            return {}
-        stored = self._shared(f"the state of client {client}", kept.state)
-        return self.setup.first_state(client) if stored is None else stored
-
-    def _server_memory(self, client: int, kept: ClientOutputs) -> tree.State:
-        """The server's memory of a client; before the client's first round, the method's initial one."""
-        if not self.setup.has_server_memory:
-            return {}
-        stored = self._shared(f"the server's memory of client {client}", kept.memory)
-        return self.setup.first_server_memory(client) if stored is None else stored

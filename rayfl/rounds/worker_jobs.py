@@ -10,7 +10,6 @@ import numpy as np
 
 from rayfl import tree
 from rayfl.determinism.addition_order import SumNode
-from rayfl.determinism.seeding import NOBODY
 from rayfl.errors import HookError
 from rayfl.methods.base import Message, Plan, Stage, Work
 from rayfl.population.client import ClientStatus
@@ -46,8 +45,12 @@ class RoundInputs:
     missed: Mapping[int, Missed] = field(default_factory=dict)
 
 
+class WorkerJob:
+    """A job for a worker; the job's class decides which method of the worker does it. Those of peers are in mix.py."""
+
+
 @dataclass(frozen=True)
-class TrainJob:
+class TrainJob(WorkerJob):
     """Trains consecutive participants of a round: nodes of the summation tree, and each client's status.
 
     Inputs: `Setup.memory_slots` of all clients. Outputs: `Setup.output_slots` of `trained`, then, unless
@@ -75,7 +78,7 @@ class TrainJob:
 
 
 @dataclass(frozen=True)
-class ClientJob:
+class ClientJob(WorkerJob):
     """A job whose only argument is the list of clients. The subclass says what to do with them."""
 
     clients: tuple[int, ...]
@@ -98,7 +101,7 @@ class NewcomerJob(ClientJob):
 
 
 @dataclass(frozen=True)
-class EvaluateTrainedJob:
+class EvaluateTrainedJob(WorkerJob):
     """Evaluates the models of flights that have ended. Inputs: the trained model of each client.
 
     `flights`: by client, the round in which its flight began, and the flight's number.
@@ -125,85 +128,7 @@ class MeanModelJob(ClientJob):
 
 
 @dataclass(frozen=True)
-class MixJob:
-    """Mixes messages into receivers, by rows {sender: weight}. Inputs: the receivers' states, then the messages.
-
-    `listeners`: by receiver, the peers that receive from it. `by_link`: whether the inputs after the states are
-    outputs of a `SendJob` instead. `numbers`: by receiver, the number that keys its random draws instead of the
-    round's; {} in rounds. Outputs: the receivers' new states.
-    """
-
-    rows: Mapping[int, Mapping[int, float]]
-    senders: tuple[int, ...]
-    listeners: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    by_link: bool = False
-    numbers: Mapping[int, int] = field(default_factory=dict)
-
-    @property
-    def clients(self) -> tuple[int, ...]:
-        """The receivers."""
-        return tuple(self.rows)
-
-
-class LinkSize(NamedTuple):
-    """The size of the message on a link: bits, and numbers."""
-
-    sender: int
-    receiver: int
-    num_bits: int
-    num_values: int
-
-
-@dataclass(frozen=True)
-class SendJob:
-    """Makes a message for each listener of each client. Inputs: the clients' states.
-
-    `heard`: by client, the peers that it receives from. `calls`: the receivers of each mixing call. Result: a
-    `LinkSize` for each message. Outputs: for each mixing call, {sender: {receiver: message}}.
-    """
-
-    listeners: Mapping[int, tuple[int, ...]]
-    heard: Mapping[int, tuple[int, ...]]
-    calls: tuple[tuple[int, ...], ...]
-
-    @property
-    def clients(self) -> tuple[int, ...]:
-        """The senders."""
-        return tuple(self.listeners)
-
-
-class Meeting(NamedTuple):
-    """A peer that has trained, the neighbour with which it averages models (`NOBODY`: it is alone), and the number that
-    keys the random draws of both."""
-
-    client: int
-    partner: int
-    number: int
-
-    @property
-    def pair(self) -> tuple[int, ...]:
-        """Those who take part."""
-        return (self.client,) if self.partner == NOBODY else (self.client, self.partner)
-
-
-@dataclass(frozen=True)
-class MeetJob:
-    """Lets pairs of peers average their models.
-
-    Inputs of each meeting: the first peer's state after its training, then the present states of the pair. Outputs: the
-    pair's new states.
-    """
-
-    meetings: tuple[Meeting, ...]
-
-    @property
-    def clients(self) -> tuple[int, ...]:
-        """All who take part; no peer is in two meetings of a job."""
-        return tuple(client for meeting in self.meetings for client in meeting.pair)
-
-
-@dataclass(frozen=True)
-class AddJob:
+class AddJob(WorkerJob):
     """Adds up messages, one per leaf of the nodes.
 
     Inputs: (message, weight) by client. Outputs: the sums of each node (`partial_sums.Added`). `scales`: factors of the
@@ -216,7 +141,7 @@ class AddJob:
 
 
 @dataclass(frozen=True)
-class MergeJob:
+class MergeJob(WorkerJob):
     """Adds up the sums of a node of the summation tree. Inputs: those of nodes that cover it. Output: its sum."""
 
     node: SumNode
@@ -224,12 +149,12 @@ class MergeJob:
 
 
 @dataclass(frozen=True)
-class RewriteJob:
+class RewriteJob(WorkerJob):
     """Returns its inputs as outputs, so that they lie in new objects."""
 
 
 @dataclass(frozen=True)
-class RobustJob:
+class RobustJob(WorkerJob):
     """Reads a slice of all messages called `name`: measures it, or combines it by the rule's `decision`.
 
     Inputs: (message, weight) by client. Result: what was measured; or output: the slice of the result.
@@ -245,7 +170,7 @@ EvaluatedSplit = Literal["test", "train"]
 
 
 @dataclass(frozen=True)
-class PooledJob:
+class PooledJob(WorkerJob):
     """Evaluates the global model on a part of the pooled test set, or of all clients' training examples.
 
     by_client: whether clients' own test splits are measured too.
@@ -255,22 +180,6 @@ class PooledJob:
     last: int
     split: EvaluatedSplit = "test"
     by_client: bool = False
-
-
-WorkerJob = (
-    TrainJob
-    | ClientJob
-    | EvaluateTrainedJob
-    | MixJob
-    | SendJob
-    | MeetJob
-    | AddJob
-    | MergeJob
-    | RewriteJob
-    | RobustJob
-    | PooledJob
-)
-"""A job for a worker; the job's class decides which method of the worker does it."""
 
 
 class SplitSums(NamedTuple):

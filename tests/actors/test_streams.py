@@ -13,9 +13,10 @@ from rayfl.gather import Aggregate
 from rayfl.methods.base import Context
 from rayfl.methods.peers.dpsgd import DPSGD, DPSGDState
 from rayfl.rounds.executor import InlineExecutor
+from rayfl.rounds.mix import MixJob
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.worker import Worker
-from rayfl.rounds.worker_jobs import MixJob, RoundInputs
+from rayfl.rounds.worker_jobs import RoundInputs
 from tests.actors.toys import assert_same_bits, experiment, played
 from tests.refusals import refused
 
