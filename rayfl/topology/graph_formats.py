@@ -28,7 +28,10 @@ _DATA = re.compile(r"\{(?:[^}]*'weight': ([^,}]+))?[^}]*\}")
 def read_text_graph(path: Path, num_peers: int) -> np.ndarray:
     """The numbers of a text, float64: [n, n], or edges [m, 2] or, with weights, [m, 3]. Raise ValueError or RayflError
     if it has none."""
-    lines = [_COMMENTS.sub("", line) for line in _DATA.sub(r" \1", read_text(path)).splitlines()]
+    text = read_text(path)
+    if text.lstrip()[:1] in ("{", "["):
+        raise ValueError("it is JSON, and not a line for each edge")
+    lines = [_COMMENTS.sub("", line) for line in _DATA.sub(r" \1", text).splitlines()]
     rows = [_cells(line) for line in lines if line.strip(" \t,;")]
     rows = _without_counts(path, rows, num_peers)
     if not rows:

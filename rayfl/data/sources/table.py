@@ -107,9 +107,11 @@ class Table(TableSource):
             columns["inputs"] = columns.pop(IDENTIFIERS, [])
         note_texts(train, columns.get(TEXT, []), self.split)
         if not columns["inputs"]:
+            others = [f"{name!r} is {use}" for use, names in columns.items() for name in names if use != "labels"]
             raise RayflError(
-                f"{self.path} has no column of numbers beside {listed([*map(repr, self._predicted)], 'and')}; give "
-                "data.features, or data.categories; for images set data.name='image-table', for texts 'text-table'"
+                f"{self.path} has no column of numbers beside {listed([*map(repr, self._predicted)], 'and')}"
+                f"{' (' + ', '.join(others[:3]) + ')' if others else ''}; give data.features, or data.categories; for "
+                "images set data.name='image-table', for texts 'text-table'"
             )
         if not self.features:
             note_inputs(train, columns["inputs"])
@@ -157,6 +159,8 @@ class Table(TableSource):
         if len(self.targets) == 1 and (lists := split.label_lists(self.targets[0], train)) is not None:
             return lists[0]
         # A target is never filled.
+        for name in self.targets:
+            split.refuse_gaps(name)
         return TableColumns(split.path, split.table, "refuse").inputs(self.targets, {})
 
     # Any: see `label_lists`.

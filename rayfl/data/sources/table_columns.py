@@ -112,7 +112,8 @@ class TableColumns:
         )
         return TableColumns(self.path, self.table.filter(pa.array(~gaps)), self.missing)
 
-    def _refuse_gaps(self, name: str, cure: str = "or set data.missing='drop'") -> None:
+    def refuse_gaps(self, name: str, cure: str = "or set data.missing='drop'") -> None:
+        """Raise RayflError for a gap in a column; `cure`: the last of the ways to go on."""
         gaps = self.gaps(name)
         if gaps.any():
             raise RayflError(
@@ -123,7 +124,7 @@ class TableColumns:
     def column(self, name: str, of_lists: str = "") -> np.ndarray:
         """The numbers or texts of a column, whose bytes are texts. Raise RayflError, which ends with `of_lists` for
         lists, if one is missing, or if the column has neither."""
-        self._refuse_gaps(name)
+        self.refuse_gaps(name)
         if is_list(self.raw(name).type) and of_lists:
             raise RayflError(f"{self._misfit(name)}; {of_lists}")
         return self._values(name, self.raw(name))
@@ -190,7 +191,7 @@ class TableColumns:
                 "lists of numbers of one length without gaps"
             )
         if self.missing not in ("mean", "category"):
-            self._refuse_gaps(name, "or set data.missing to 'drop', 'mean' or 'category'")
+            self.refuse_gaps(name, "or set data.missing to 'drop', 'mean' or 'category'")
         if pa.types.is_boolean(column.type) and column.null_count:
             column = column.cast(pa.int8())
         values = self._values(name, column)
@@ -211,14 +212,14 @@ class TableColumns:
         """The sorted values of a category; the last one is None if there are gaps that are a category of their own."""
         gaps = self.gaps(name)
         if self.missing not in ("mean", "category"):
-            self._refuse_gaps(name, "or set data.missing to 'drop' or 'category'")
+            self.refuse_gaps(name, "or set data.missing to 'drop' or 'category'")
         values = self._values(name, self.raw(name).filter(pa.array(~gaps)))
         return [*np.unique(values).tolist(), *([None] if gaps.any() else [])]
 
     def _one_hot(self, name: str, values: Sequence[object]) -> np.ndarray:
         gaps = self.gaps(name)
         if None not in values:
-            self._refuse_gaps(name, "since no train example has a gap there")
+            self.refuse_gaps(name, "since no train example has a gap there")
         column = self._values(name, self.raw(name).filter(pa.array(~gaps)))
         named = [value for value in values if value is not None]
         if strange := [value for value in dict.fromkeys(column.tolist()) if value not in {*named}]:
@@ -247,7 +248,7 @@ class TableColumns:
         leaf = _leaf(of_train.type)
         if flat.size and (pa.types.is_floating(leaf) or pa.types.is_decimal(leaf) or np.isin(flat, (0, 1)).all()):
             return None
-        self._refuse_gaps(name)
+        self.refuse_gaps(name)
         entries = self._values(name, column.flatten())
         classes = np.unique(self._values(name, of_train.flatten()))
         names = self.class_names(name) or tuple(map(str, classes.tolist()))

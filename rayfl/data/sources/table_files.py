@@ -221,6 +221,8 @@ def _read_file(file: Path, path: str, setting: str, dialect: Dialect) -> Tables:
             f"{setting}={path!r} is no CSV file, so that data.separator, header, encoding and decimal do nothing"
         )
     advice = f"give {setting} the path of a .csv, .json, .jsonl, .parquet or .feather file"
+    if kind == "json":
+        advice = "write one object for each row, and values of one type under each name"
     if kind == "csv":
         advice = "give each row as many fields as its header has, without lines of titles, notes or sums"
     # pyarrow takes no whole numbers of more than 64 bits, and fails in several ways at damaged files.
@@ -304,12 +306,29 @@ def _read_json(file: Path) -> Tables:
             (split, file / name) for name in listed_splits if (split := split_of(name)) is not None
         ]
         return {split: _of_rows(file, listed_splits[place.name]) for split, place in chosen(file, named).items()}
-    if isinstance(document.get("data"), list):
-        return {"train": _of_rows(file, document["data"])}
-    columns = {name: [*cells.values()] if isinstance(cells, dict) else cells for name, cells in document.items()}
+    if (rows := _rows_of(document)) is not None:
+        return {"train": _of_rows(file, rows)}
+    columns = document
+    if document and all(isinstance(cells, dict) for cells in document.values()):
+        # The rows of pandas' columns have names, and may be in another order in each.
+        names = dict.fromkeys(row for cells in document.values() for row in cells)
+        columns = {name: [cells.get(row) for row in names] for name, cells in document.items()}
     if not columns or not all(isinstance(cells, list) for cells in columns.values()):
         raise ValueError("it is no list of objects, but one object, none of whose names is data or that of a split")
     return {"train": pa.table(columns)}
+
+
+# Any: what JSON holds.
+def _rows_of(document: Mapping[str, Any]) -> list[Any] | None:
+    """The rows of {"data": [...]}, or as pandas writes them by orient "split" or "index"; None for anything else."""
+    rows, names = document.get("data"), document.get("columns")
+    if isinstance(rows, list) and isinstance(names, list):
+        return [dict(zip(names, row, strict=True)) if isinstance(row, list) else row for row in rows]
+    if isinstance(rows, list):
+        return rows
+    are_numbered = all(name.isdecimal() and isinstance(row, dict) for name, row in document.items())
+    has_names = any(not name.isdecimal() for row in document.values() if isinstance(row, dict) for name in row)
+    return [*document.values()] if are_numbered and has_names else None
 
 
 # Any: what JSON holds.
