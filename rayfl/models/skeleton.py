@@ -8,6 +8,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.nn.utils.parametrize import is_parametrized
 from torch.utils._pytree import tree_leaves
 
 from rayfl.data.sources.several_inputs import InputLayout, arguments_of
@@ -20,8 +21,8 @@ _modules: WeakSet[nn.Module] = WeakSet()
 def skeleton(build: Callable[[], nn.Module]) -> nn.Module:
     """The module that `build` makes, whose parameters and buffers have no storage.
 
-    It is built on torch's meta device. If a constructor reads numbers (`.item()`), or keeps tensors as plain
-    attributes, it is built in memory, and these attributes keep their values. Raise RayflError for such an attribute
+    It is built on torch's meta device. If a constructor reads numbers (`.item()`), keeps tensors as plain attributes,
+    or parametrizes weights, it is built in memory, and plain attributes keep their values. Raise RayflError for one
     that requires a gradient.
     """
     try:
@@ -31,7 +32,9 @@ def skeleton(build: Callable[[], nn.Module]) -> nn.Module:
         if not is_about_meta(error):
             raise
         return _stripped(build())
-    return _stripped(build()) if any(tensor.is_meta for *_, tensor in plain_tensors(module)) else module
+    has_plain = any(tensor.is_meta for *_, tensor in plain_tensors(module))
+    # Some parametrizations (orthogonal) make their buffers only of weights that have numbers.
+    return _stripped(build()) if has_plain or any(map(is_parametrized, module.modules())) else module
 
 
 def is_about_meta(error: BaseException) -> bool:

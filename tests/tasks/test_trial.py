@@ -220,6 +220,12 @@ class Stated(Net):
         return super().hidden(x) * self.scale + self.scales[0] * self.rates[1]
 
 
+class Orthogonal(Net):
+    def __init__(self, num_classes):
+        super().__init__(num_classes)
+        nn.utils.parametrizations.orthogonal(self.first)
+
+
 class Branching(Net):
     def hidden(self, x):
         return super().hidden(-x if x.sum().item() > 0 else x)
@@ -258,8 +264,8 @@ def test_what_would_fail_in_round_0_is_refused_with_its_cause(tmp_path: Path, mo
         tried(tmp_path, MODULES, model)
 
 
-@pytest.mark.parametrize("model", ["Stated", "lazy"])
-def test_plain_tensors_and_lazy_layers_work_in_every_process(tmp_path: Path, model: str):
+@pytest.mark.parametrize("model", ["Stated", "lazy", "Orthogonal"])
+def test_what_needs_a_module_in_memory_works_in_every_process(tmp_path: Path, model: str):
     setup = tried(tmp_path, MODULES, model)
     task = setup.method.task
     batch = setup.data(0).all("train")
@@ -269,7 +275,7 @@ def test_plain_tensors_and_lazy_layers_work_in_every_process(tmp_path: Path, mod
     if model == "Stated":
         assert set(setup.initial) == {"first.weight", "first.bias", "out.weight", "out.bias"}
         assert {tensor.device.type for _, _, tensor in plain_tensors(task.network.module)} == {"cpu"}
-    else:
+    elif model == "lazy":
         assert setup.initial["5.weight"].shape == (2, 16)
 
 

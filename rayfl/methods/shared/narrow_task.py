@@ -36,7 +36,8 @@ class NarrowTask(NetworkTask):
         """The groups of the model. Raise RayflError, with the layer's name, if they cannot be found."""
         if self.network.frozen_slots:
             raise RayflError(
-                "sub-models are cut from trained parameters, and some of the model's are frozen; remove [adapters]"
+                "sub-models are cut from trained parameters, and some of the model's are frozen; remove [adapters], "
+                "or train them (requires_grad)"
             )
         if self.network.input_shape is None:
             raise RayflError("the model's input shape is not known, so that its layers cannot be traced")
