@@ -3,6 +3,7 @@
 The header of a file of a hundred bytes may announce terabytes, and a small archive may unpack to them.
 """
 
+import re
 import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -47,14 +48,10 @@ def _refusing() -> Iterator[None]:
         yield
     except (RayflError, PermissionError):
         raise
-    except ValueError as error:
-        if "Object arrays" not in str(error):
-            raise ValueError(f"it is damaged, or no array of numpy's: {error}") from None
-        raise ValueError(
-            "it holds Python objects, and rayfl reads nothing pickled: save numbers, or texts as labels.astype(str)"
-        ) from None
     # A damaged file ends in SyntaxError, TypeError, RecursionError, MemoryError, BadZipFile and others.
-    except Exception:  # noqa: BLE001
+    except Exception as error:  # noqa: BLE001
+        objects = re.search("object", str(error), re.IGNORECASE) is not None
         raise ValueError(
             "it is damaged, or no array of numpy's, or holds Python objects, and rayfl reads nothing pickled"
+            + (": save numbers, or texts as labels.astype(str)" if objects else "")
         ) from None
