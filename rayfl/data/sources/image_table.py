@@ -101,7 +101,9 @@ def _has_no_bytes(column: Any) -> bool:
 
 
 def _named(home: Path, names: Sequence[str]) -> list[Path]:
-    """The files of these names below `home`; a name may lack the ending of its file, as FLamby's do."""
+    """The files of these names below `home`; a name may lack its ending (FLamby's), or be of Windows."""
+    if names and "\\" in names[0] and not (home / names[0]).exists():
+        names = [name.replace("\\", "/") for name in names]
     paths = [home / name for name in names]
     if paths and not paths[0].exists() and not paths[0].suffix:
         with_ending = {file.with_suffix(""): file for file in files_below(home)}

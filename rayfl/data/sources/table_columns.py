@@ -79,11 +79,15 @@ class TableColumns:
         return did_you_mean(name, names) + (headless if any(map(_is_numeral, names)) else "")
 
     def has_numerals(self, name: str) -> bool:
-        """Whether a column has numbers, or texts among which there are some."""
+        """Whether a column has numbers or truth values, or texts among which there are some."""
         column = self.raw(name)
         if not is_text(column.type):
             return True
-        return any(_is_numeral(word) for word in compute.call_function("unique", [column]).to_pylist() if word)
+        return any(
+            _is_numeral(word) or word.lower() in ("true", "false")
+            for word in compute.call_function("unique", [column]).to_pylist()
+            if word
+        )
 
     def gaps(self, name: str) -> np.ndarray:
         """Which rows have nothing in a column, bool [rows]: nulls and empty texts; if gaps are filled or dropped, also

@@ -75,6 +75,25 @@ def test_a_class_that_stands_for_a_gap_is_noted(tmp_path: Path, caplog: pytest.L
     assert "'?'" in caplog.text and "data.missing='drop'" in caplog.text
 
 
+def test_classes_that_are_truth_values_in_one_file_are_names_in_both(tmp_path: Path):
+    rows = [
+        f"{a},{name}\n" for a, name in zip(COLUMNS["a"], ("True", "False", "Unknown", "True", "False"), strict=True)
+    ]
+    (tmp_path / "test.csv").write_text("a,label\n" + "".join(rows[:2]))
+    source = table(tmp_path / "train.csv", "a,label\n" + "".join(rows), test_path=str(tmp_path / "test.csv"))
+    dataset = source.load()
+    assert (dataset.classes, dataset.test.labels.tolist()) == (("False", "True", "Unknown"), [1, 0])
+
+
+def test_names_of_images_that_windows_wrote(tmp_path: Path):
+    (tmp_path / "pictures").mkdir()
+    for number in range(5):
+        Image.fromarray(np.full((4, 4), 90, np.uint8)).save(tmp_path / "pictures" / f"{number}.png")
+    (tmp_path / "rows.csv").write_text("image,label\n" + "".join(f"pictures\\{i}.png,{i % 2}\n" for i in range(5)))
+    table = {"name": "image-table", "path": str(tmp_path / "rows.csv"), "image_folder": str(tmp_path)}
+    assert len(make(Source, table).load().train) == 4
+
+
 def test_what_a_mac_leaves_in_folders_is_left_out(tmp_path: Path):
     for home in (tmp_path / "cat", tmp_path / "dog", tmp_path / "__MACOSX" / "cat"):
         home.mkdir(parents=True)
