@@ -227,6 +227,8 @@ def shown(value: object) -> str:
     """A value as a sentence shows it, close to TOML and cut if it is long."""
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, Settings):
+        value = getattr(value, "name", value)
     text = repr(list(value) if isinstance(value, tuple) else value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 

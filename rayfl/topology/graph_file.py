@@ -41,7 +41,7 @@ def read_links(path: Path, num_peers: int, directed: bool = False) -> np.ndarray
             )
         values = values[:, :2]
     if values.shape != (num_peers, num_peers) and values.shape[1:] == (2,):
-        return _edges(path, values, num_peers, directed)
+        return _noted_alone(path, _edges(path, values, num_peers, directed), num_peers)
     _require_matrix(path, values, num_peers, "two peers per line")
     strange = values[(values != 0) & (values != 1)]
     if strange.size:
@@ -64,7 +64,7 @@ def read_weights(path: Path, num_peers: int, directed: bool = False) -> tuple[np
         return links, values[*links.T]
     itself = values[:, 0] == values[:, 1]
     ends = [_edges(path, values[~itself, :2], num_peers, directed), _edges(path, values[itself, :2], num_peers, True)]
-    links = np.concatenate(ends)
+    links = _noted_alone(path, np.concatenate(ends), num_peers)
     distinct, counts = np.unique(links, axis=0, return_counts=True)
     if (again := distinct[counts > 1]).size:
         receiver, sender = again[0]
@@ -75,6 +75,13 @@ def read_weights(path: Path, num_peers: int, directed: bool = False) -> tuple[np
     numbers = np.concatenate([np.tile(values[~itself, 2], 1 if directed else 2), values[itself, 2]])
     others = np.setdiff1d(np.arange(num_peers), links[links[:, 0] == links[:, 1], 0])
     given = np.bincount(links[:, 0], numbers, num_peers)[others]
+    if (much := np.flatnonzero(given > 1)).size:
+        peer = others[much[0]]
+        log_once(
+            WARNING,
+            f"the weights that peer {peer} gives to others in {path} sum to {given[much[0]]:g}, so that it gives "
+            f"itself {1 - given[much[0]]:g}; if that is not intended, divide them, or add a line {peer} {peer} WEIGHT",
+        )
     return np.concatenate([links, np.stack([others, others], axis=1)]), np.concatenate([numbers, 1.0 - given])
 
 
@@ -145,3 +152,13 @@ def _edges(path: Path, pairs: np.ndarray, num_peers: int, directed: bool) -> np.
         )
     links = pairs.astype(np.int64)
     return links if directed else np.concatenate([links, links[:, ::-1]])
+
+
+def _noted_alone(path: Path, links: np.ndarray, num_peers: int) -> np.ndarray:
+    """The links; a notice says which peers have none."""
+    if len(alone := np.setdiff1d(np.arange(num_peers), links)):
+        log_once(
+            WARNING,
+            f"{path} has no edge of {len(alone)} of the {num_peers} peers, such as {alone[0]}: they train alone",
+        )
+    return links

@@ -121,6 +121,14 @@ def test_weights_and_names_are_noticed_or_used(tmp_path: Path, caplog: pytest.Lo
     assert matrix.tolist() == [[0.75, 0.25, 0], [0.25, 0.25, 0.5], [0, 0.5, 0.5]]
 
 
+def test_peers_without_edges_and_weights_above_one_are_noticed(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    path = written(tmp_path, "0 1 0.75\n1 2 0.5\n")
+    read_weights(path, 5)
+    check_sentence(caplog.messages[0], [path, "2 of the 5 peers", "such as 3"])
+    check_sentence(caplog.messages[1], [path, "peer 1", "sum to 1.25", "itself -0.25", "1 1 WEIGHT"])
+    assert len(caplog.messages) == 2
+
+
 @pytest.mark.parametrize("ending", ["graphml", "gml", "gexf", "net"])
 def test_files_that_networkx_writes(tmp_path: Path, ending: str):
     write = {"graphml": "write_graphml", "gml": "write_gml", "gexf": "write_gexf", "net": "write_pajek"}[ending]

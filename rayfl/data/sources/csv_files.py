@@ -82,9 +82,10 @@ def read_csv(path: Path, dialect: Dialect) -> pa.Table:
                 "thousands, give data.separator, or write such fields in quotes"
             )
         skipped += 1
+    decimal = dialect.decimal or _decimal(separator, cells)
     convert = pyarrow.csv.ConvertOptions(
         null_values=GAPS,
-        decimal_point=dialect.decimal or _decimal(separator, cells),
+        decimal_point=decimal,
         column_types=dict.fromkeys(dialect.texts, pa.string()),
     )
     parse = pyarrow.csv.ParseOptions(delimiter=_delimiter(separator), newlines_in_values=True)
@@ -107,6 +108,11 @@ def read_csv(path: Path, dialect: Dialect) -> pa.Table:
         except pa.ArrowInvalid:
             # The first block decides the types of columns. One thread knows the number of a wrong row.
             table = parsed(min(size + 1, _LARGEST_BLOCK))
+        numeric = [
+            column if name in dialect.texts else _without_blank_gaps(column, decimal)
+            for name, column in zip(table.column_names, table.columns, strict=True)
+        ]
+        table = pa.table(numeric, names=table.column_names)
         if numerals := [name for name in dict.fromkeys(dialect.names) if _is_of_whole_numbers(table, name)]:
             table = _with_zeros(table, parsed(_PIECE, numerals))
         columns = [_trimmed(column) for column in table.columns]
@@ -290,3 +296,23 @@ def _has_header(cells: Sequence[Sequence[str]]) -> bool:
 
 def _trimmed(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return compute.call_function("utf8_trim_whitespace", [column]) if pa.types.is_string(column.type) else column
+
+
+def _without_blank_gaps(column: pa.ChunkedArray, decimal: str) -> pa.ChunkedArray:
+    """A column of texts as numbers, if it has only numbers beside gaps with blanks around them (`5, ?, 7`)."""
+    if not pa.types.is_string(column.type):
+        return column
+    texts = _trimmed(column)
+    are_gaps = compute.call_function("is_in", [texts], compute.SetLookupOptions(value_set=pa.array(GAPS)))
+    are_all = compute.call_function("all", [are_gaps]).as_py()
+    if are_all or not compute.call_function("any", [are_gaps]).as_py():
+        return column
+    numerals = compute.call_function("if_else", [are_gaps, pa.scalar(None, pa.string()), texts])
+    point = compute.ReplaceSubstringOptions(pattern=decimal, replacement=".")
+    numerals = compute.call_function("replace_substring", [numerals], point)
+    for kind in (pa.int64(), pa.float64()):
+        try:
+            return numerals.cast(kind)
+        except pa.ArrowInvalid:
+            continue
+    return column

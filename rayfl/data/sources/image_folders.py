@@ -74,6 +74,8 @@ class OwnImageFolder(Source):
                 raise RayflError(f"{home} has the class {strange[0]!r}, of which there is nothing to train on")
         by_owner = {owner: labelled_files(home, classes) for owner, home in homes.items()}
         files = [file for owner_files in by_owner.values() for file in owner_files]
+        if len(classes) == 1 and not self.owners:
+            _refuse_folder_above(next(iter(homes.values())) / classes[0], files)
         if not files:
             inside = "OWNER/CLASS folders" if self.owners else "class folders"
             raise RayflError(f"{folder} has no images to {split} with in its {inside}; give data.path another folder")
@@ -113,6 +115,16 @@ def _refuse_inner_splits(home: Path) -> None:
                 f"if {path.name} is an owner, set data.owners='folder'; else give data.path the folder of the splits, "
                 "or put class folders into PATH/train and PATH/test"
             )
+
+
+def _refuse_folder_above(home: Path, files: Files) -> None:
+    """Raise RayflError if the only class has two folders or more and no image beside them: they are the classes."""
+    inside = [path.name for path in folders(home)]
+    if len(inside) > 1 and all(path.parent != home for path, _ in files):
+        raise RayflError(
+            f"{home.parent} has one class, {home.name!r}, with images in {listed(inside[:3], 'and')}: if these are the "
+            f"classes, give data.path the folder {home}"
+        )
 
 
 def labelled_files(folder: Path, classes: Sequence[str]) -> Files:

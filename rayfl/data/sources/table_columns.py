@@ -12,7 +12,7 @@ from pyarrow import compute
 from rayfl.data.datasets import Field, Source
 from rayfl.data.sources.csv_files import GAPS, Dialect, Separator
 from rayfl.data.sources.splits import FileSplit, chosen, split_of
-from rayfl.data.sources.table_files import FILE, class_names, form, read_tables, require_class_names
+from rayfl.data.sources.table_files import FILE, class_names, form, read_tables, require_class_names, row_in_words
 from rayfl.errors import RayflError, did_you_mean, log_once
 from rayfl.limits import memory
 from rayfl.limits.regular_files import expanded
@@ -121,8 +121,8 @@ class TableColumns:
         gaps = self.gaps(name)
         if gaps.any():
             raise RayflError(
-                f"{self.path} has nothing in column {name!r} of row {int(gaps.argmax())} (counted from 0); fill it, "
-                f"drop it, {cure}"
+                f"{self.path} has nothing in column {name!r} of {row_in_words(self.table, int(gaps.argmax()))}; fill "
+                f"it, drop it, {cure}"
             )
 
     def column(self, name: str, of_lists: str = "") -> np.ndarray:

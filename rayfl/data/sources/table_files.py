@@ -23,6 +23,8 @@ from rayfl.settings import listed, shown
 
 FILE = "file"
 """The column that says from which file of a folder a row is, for data.owners."""
+LENGTHS = b"rayfl.lengths"
+"""In the schema's metadata of the table of a folder: the name and the number of rows of each file, in their order."""
 FORMATS: Mapping[str, str] = {
     **dict.fromkeys((".csv", ".tsv", ".tab", ".txt", ".dat", ".data", ".test", ".train", ".tra", ".tes"), "csv"),
     **dict.fromkeys((".json", ".jsonl", ".ndjson"), "json"),
@@ -115,7 +117,21 @@ def _joined(folder: str, parts: Sequence[tuple[Path, pa.Table]]) -> pa.Table:
             )
         with reading(file, f"write its columns as {first.name} has them", pa.ArrowException):
             schema = pa.unify_schemas([schema, table.schema], promote_options="permissive")
-    return pa.concat_tables([table for _, table in parts], promote_options="permissive")
+    joined = pa.concat_tables([table for _, table in parts], promote_options="permissive")
+    lengths = [(str(file.relative_to(expanded(folder))), table.num_rows) for file, table in parts]
+    return joined.replace_schema_metadata({**(joined.schema.metadata or {}), LENGTHS: json.dumps(lengths)})
+
+
+def row_in_words(table: pa.Table, row: int) -> str:
+    """A row of a table as a sentence names it: by its file and its number in that file, if the table is a folder's."""
+    lengths = json.loads((table.schema.metadata or {}).get(LENGTHS, b"[]"))
+    # Rows may have been left out since.
+    if len(lengths) > 1 and sum(length for _, length in lengths) == table.num_rows:
+        for name, length in lengths:
+            if row < length:
+                return f"row {row} of {name} (counted from 0)"
+            row -= length
+    return f"row {row} (counted from 0)"
 
 
 def class_names(schema: pa.Schema, name: str) -> tuple[str, ...]:
@@ -168,6 +184,7 @@ def folder_splits(folder: Path, is_data: Callable[[Path], bool]) -> dict[FileSpl
         if others := [str(file.relative_to(folder)) for file in files if split_of(_unsharded(file)) is None]:
             leave_out(folder, others, named["train"][0])
         return splits
+    _refuse_deeper_splits(folder, files)
     if all(file.parent == folder for file in files):
         for owner, owner_files in split_files(files, _stem).items():
             for split, file in owner_files.items():
@@ -175,6 +192,21 @@ def folder_splits(folder: Path, is_data: Callable[[Path], bool]) -> dict[FileSpl
     stems = [*map(_stem, files)]
     owners = stems if len({*stems}) == len(stems) else [file.parent.name for file in files]
     return splits or ({"train": [*zip(owners, files, strict=True)]} if files else {})
+
+
+def _refuse_deeper_splits(folder: Path, files: Iterable[Path]) -> None:
+    """Raise RayflError if folders called train and test lie deeper than in `folder`, where they are no splits."""
+    homes = sorted({parent for file in files for parent in file.parents if folder in parent.parents})
+    for train in (path for path in homes if split_of(path.name) == "train"):
+        beside = [
+            path.name for path in homes if path.parent == train.parent and split_of(path.name) not in ("train", None)
+        ]
+        if beside:
+            inner = train.parent.relative_to(folder)
+            raise RayflError(
+                f"{folder} has {train.name} and {beside[0]} in its folder {inner}, where they are no splits; give "
+                f"data.path the folder {train.parent}"
+            )
 
 
 def _unsharded(file: Path) -> str:

@@ -54,12 +54,14 @@ def note_texts(table: TableColumns, names: Sequence[str], split: str | None) -> 
         plain = [value for value in values if re.fullmatch(r"[-+]?\d*\.?\d+([eE][-+]?\d+)?", value)]
         if values and len(odd) <= (1 - _MOST) * len(values):
             marked = [value for value in values if value not in {*plain}]
-            first = shown((odd or marked or values)[0])
-            row = table.raw(name).to_pylist().index((odd or marked)[0]) if odd or marked else 0
+            cause = "as its numbers are written as texts"
+            if odd or marked:
+                row = table.raw(name).to_pylist().index((odd or marked)[0])
+                cause = f"as it has {shown((odd or marked)[0])} in row {row} (counted from 0) among its numbers"
             log_once(
                 WARNING,
-                f"{table.path}: column {name!r} is text and no input, as it has {first} in row {row} (counted from 0) "
-                "among its numbers; write plain numbers, such as 1234.5, and nothing where one is missing",
+                f"{table.path}: column {name!r} is text and no input, {cause}; write plain numbers, such as 1234.5, "
+                "and nothing where one is missing",
             )
     if split is None:
         for name in table.table.column_names:

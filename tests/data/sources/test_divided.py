@@ -93,17 +93,20 @@ def test_what_is_not_leaf(tmp_path: Path, content: dict, options: dict, names: l
 
 @pytest.mark.parametrize("form", ["pickled", "plain", "one split"])
 def test_a_file_per_client(tmp_path: Path, form: str):
+    folder = tmp_path / "MNIST"
     for split in ("train", "test"):
-        (tmp_path / split).mkdir()
+        (folder / split).mkdir(parents=True)
         for client in (0, 1, 2, 10):
             arrays: dict[str, Any] = {"x": np.full((4, 1, 3, 3), client, np.float32), "y": np.arange(4) % 2}
-            with open(tmp_path / split / f"{client}.npz", "wb") as file:
+            with open(folder / split / f"{client}.npz", "wb") as file:
                 if form == "pickled":
                     np.savez_compressed(file, data=np.array(arrays, object))
                 else:
                     np.savez_compressed(file, x=arrays["x"], y=arrays["y"])
-    (tmp_path / "config.json").write_text("{}")
-    dataset = load("client-files", tmp_path / "train" if form == "one split" else tmp_path)
+    (folder / "config.json").write_text("{}")
+    with refused(names=["train and test", "data.path", str(folder)]):
+        load("client-files", tmp_path)
+    dataset = load("client-files", folder / "train" if form == "one split" else folder)
     assert dataset.input_shape == (1, 3, 3) and dataset.train.groups is not None
     assert np.unique(np.stack([dataset.train.groups, dataset.train.inputs[:, 0, 0, 0]]), axis=1).T.tolist() == [
         [0, 0],

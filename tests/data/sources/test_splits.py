@@ -55,6 +55,12 @@ def test_folders_named_as_splits_are_splits(tmp_path: Path, train: str, test: st
     assert list(found.classes) == ["cat", "dog"]
 
 
+def test_a_folder_above_the_classes_is_refused(tmp_path: Path):
+    shades(tmp_path, {"photos/cat": [40, 41], "photos/dog": [80]})
+    with refused(names=["'photos'", "cat and dog", "data.path", str(tmp_path / "photos")]):
+        load("image-folder", tmp_path)
+
+
 def test_train_alone_is_cut_and_val_beside_test_is_left_out_with_a_notice(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):

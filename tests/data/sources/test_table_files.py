@@ -39,6 +39,9 @@ def records(count: int = 20) -> list[dict[str, Any]]:
     return FRAME.head(count).to_dict("records")
 
 
+FILLED = {"missing": "mean"}
+BLANKS = "a, b, label\n" + rows(lambda i: f"{i}, {'  ?' if i == 3 else i / 2}, {i % 2}\n")
+COMMAS = "a; b; label\n" + rows(lambda i: f"{i}; {'? ' if i == 3 else '2,5'}; {i % 2}\n")
 MPG = rows(lambda i: f'18.{i}   8   307.0      {"?" if i == 3 else 130}   {i % 3}\t"chevrolet chevelle {i}"\n')
 
 
@@ -54,6 +57,13 @@ MPG = rows(lambda i: f'18.{i}   8   307.0      {"?" if i == 3 else 130}   {i % 3
         ("a.csv", '"t", a, label\n' + rows(lambda i: f'"hi, you\nthere",{i},{i % 2}\n'), {}, ["a"]),
         ("a.csv", "# a,b,label\n" + rows(lambda i: f"{i},2,{i % 2}\n"), {}, ["a", "b"]),
         ("a.csv", "# made by me\na,b,label\n" + rows(lambda i: f"{i},2,{i % 2}\n"), {}, ["a", "b"]),
+        (
+            "a.csv",
+            "a, b, label\n" + rows(lambda i: f"{i}, {'  ?' if i == 3 else i / 2}, {i % 2}\n"),
+            FILLED,
+            ["a", "b"],
+        ),
+        ("a.csv", "a; b; label\n" + rows(lambda i: f"{i}; {'? ' if i == 3 else '2,5'}; {i % 2}\n"), FILLED, ["a", "b"]),
         ("a.txt", "a label\n" + rows(lambda i: f'"{i + 1}" {i} {i % 2}\n'), {}, ["a"]),
         ("a.data", rows(lambda i: f"{i},3.5,{'xy'[i % 2]}\n"), {"header": "numbered", "labels": "2"}, ["0", "1"]),
         ("a.data", rows(lambda i: f"{i},3,{i % 2}\n"), {"header": ["a", "b", "label"]}, ["a", "b"]),
@@ -127,6 +137,14 @@ def test_the_type_of_a_column_is_that_of_all_its_rows(tmp_path: Path):
 def write(path: Path, frame: pd.DataFrame) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     frame.to_csv(path, index=False)
+
+
+def test_a_gap_in_a_folder_is_named_by_its_file(tmp_path: Path):
+    for number, name in enumerate(("ann", "bob")):
+        write(tmp_path / f"{name}.csv", FRAME.head(5 + number))
+    (tmp_path / "cem.csv").write_text("a,label,site\n1,0,u\n,1,v\n")
+    with refused(names=["column 'a'", "row 1 of cem.csv", "data.missing"]):
+        load(tmp_path, owners="file")
 
 
 def test_folders_have_splits_owners_and_parts(tmp_path: Path):
