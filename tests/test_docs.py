@@ -127,6 +127,18 @@ def test_every_link_leads_somewhere():
                     assert anchor in anchors(there), link
 
 
+def test_every_file_that_explanations_name_is_there():
+    files = [
+        path.as_posix()
+        for folder in ("rayfl", "actors", "jobs", "tests", "benchmarks")
+        for path in (ROOT / folder).rglob("*.py")
+    ]
+    for page in (DOCS / "explanations").glob("*.md"):
+        named = {*re.findall(r"`([\w/]+\.py)`", text_of(page))}
+        gone = [name for name in named if not any(file.endswith(f"/{name}") for file in files)]
+        assert not gone, (page.name, gone)
+
+
 def test_what_leads_out_of_the_documentation_has_a_page_on_the_site():
     inside = {path.relative_to(DOCS).as_posix() for path in PAGES[1:]}
     leading_out = {

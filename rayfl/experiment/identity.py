@@ -127,7 +127,10 @@ def require_settings(experiments: Iterable[Mapping[str, object]], names: Sequenc
     }
     for name in names:
         if not any(lies_in(setting, name) for setting in known):
-            raise RayflError(f"no run has the setting {name!r}; {did_you_mean(name, known)}")
+            averaged = "a cell of a table is the mean over seeds; results.frame has each run's numbers"
+            raise RayflError(
+                f"no run has the setting {name!r}; {averaged if name == 'seed' else did_you_mean(name, known)}"
+            )
 
 
 def lies_in(setting: str, name: str) -> bool:

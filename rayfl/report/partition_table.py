@@ -56,7 +56,7 @@ def table(dataset: Dataset, partition: Partition, max_rows: int = 100, unseen: S
         "1 (disjoint)",
         show_footer=True,
     )
-    sums = {split: str(sizes[split].sum()) for split in splits}
+    sums = {split: _sum_text(partition.split(split).indices) for split in splits}
     for head, footer in {"client": "all", **sums, "classes": str(np.count_nonzero(counts.sum(axis=0)))}.items():
         result.add_column(head, footer=footer, justify="right")
     result.add_column("labels", footer=_label_text(dataset, counts.sum(axis=0)), overflow="fold", ratio=1)
@@ -64,9 +64,25 @@ def table(dataset: Dataset, partition: Partition, max_rows: int = 100, unseen: S
     for client in range(shown):
         index = client - len(counts) + len(unseen)
         name = f"{client} unseen ({unseen[index]} in the partition)" if index >= 0 else str(client)
+        name += _owner_text(dataset, client, partition.train[client])
         numbers = [*(sizes[split][client] for split in splits), np.count_nonzero(counts[client])]
         result.add_row(name, *map(str, numbers), _label_text(dataset, counts[client]), f"{far[client]:.2f}")
     return result
+
+
+def _sum_text(indices: np.ndarray) -> str:
+    """The number of examples of all clients, and how many are different if clients share some."""
+    distinct = len(np.unique(indices))
+    return str(len(indices)) if distinct == len(indices) else f"{len(indices)} ({distinct} different)"
+
+
+def _owner_text(dataset: Dataset, client: int, examples: np.ndarray) -> str:
+    """The owner of a client's examples, if all have one whose name is not the client's number."""
+    if not dataset.owners or dataset.train.groups is None:
+        return ""
+    groups = np.unique(dataset.train.groups[examples])
+    owner = dataset.owners[groups[0]] if len(groups) == 1 else str(client)
+    return "" if owner == str(client) else f" ({owner})"
 
 
 def _label_text(dataset: Dataset, counts: np.ndarray) -> str:

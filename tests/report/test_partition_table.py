@@ -1,4 +1,5 @@
 import io
+from dataclasses import replace
 
 import numpy as np
 from rich.console import Console
@@ -47,6 +48,18 @@ def test_the_table_has_a_row_a_client():
         ["1", "2", "1", "1", "2", "0:1 2:1", "0.30"],
         ["all", "5", "1", "2", "3", "0:3 1:1 2:1", "mean 0.25"],
     ]
+
+
+def test_owners_and_shared_test_examples_are_named():
+    dataset, partition = small_partition()
+    train = replace(dataset.train, groups=np.array([1, 1, 0, 1, 0, 0]))
+    owned = replace(dataset, train=train, owners=["ward b", "1"])
+    shared = replace(partition, test=Shards.of([np.array([0, 1]), np.array([1])]))
+    text = printed(shown=(owned, shared))
+    # Client 0 has the examples of the owner 1.
+    assert all(cell in text for cell in ("0 (1)", "1 (ward b)", "3 (2 different)"))
+    mixed = replace(owned, train=replace(train, groups=np.array([0, 1, 0, 1, 0, 1])))
+    assert "(" not in printed(shown=(mixed, partition)).split("labels: class")[0]
 
 
 def test_the_table_leaves_out_empty_splits_and_says_what_it_does_not_show():

@@ -43,7 +43,8 @@ class ClientFiles(Source):
             )
         owners = owner_numbers({owner for files in splits.values() for owner, _ in files})
         train, *test = (_joined(files, owners) for files in splits.values())
-        return dataset(self.name, self.path, train, test[0] if test else None, self.test_share, self.kind)
+        held = test[0] if test else None
+        return dataset(self.name, self.path, train, held, self.test_share, self.kind, owner_names=[*owners])
 
 
 def owner_numbers(names: set[str]) -> dict[str, int]:

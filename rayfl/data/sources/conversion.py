@@ -34,14 +34,15 @@ def dataset(
     classes: Sequence[str] = (),
     scaled: np.ndarray | None = None,
     fit: Fit | None = None,
+    owner_names: Sequence[str] = (),
 ) -> Dataset:
     """The dataset of a user's examples, whose labels and groups may be numbers or names.
 
     Without `test` a share of the examples, drawn with a fixed seed, is held out. `place`: the file's name in error
     messages. `classes`: the names of numbered classes. `scaled`: bool [inputs], the columns of float64 inputs that are
     standardised, in place and before they are rounded to float32. `fit`: makes numbers of the inputs of train and
-    test, by those of train. Raise RayflError for unequal lengths, NaN, and wrong labels, and for a class of `test` that
-    `train` has not.
+    test, by those of train. `owner_names`: those of owners that are numbered. Raise RayflError for unequal lengths,
+    NaN, and wrong labels, and for a class of `test` that `train` has not.
     """
     train, test = _with_texts(place, train), None if test is None else _with_texts(place, test)
     for rows, split in ((train, "train"), (test, "test")):
@@ -56,9 +57,11 @@ def dataset(
         train, test = replace(train, inputs=inputs[0]), replace(test, inputs=inputs[1])
     if (train.groups is None) != (test.groups is None):
         raise RayflError(f"{place} names the owners of one split only; name those of both, or of none")
-    owners = None, None
+    owners: list[np.ndarray | None] = [None, None]
+    named = list[str]()
     if train.groups is not None and test.groups is not None:
-        owners = _numbered(place, "owners", train.groups, test.groups)[:2]
+        *owners, values = _numbered(place, "owners", train.groups, test.groups)
+        named = [owner_names[value] if owner_names else str(value) for value in values.tolist()]
     kind = _kind(train.inputs) if kind == "auto" else kind
     if train.labels.ndim == 1:
         train_labels, test_labels, names = _numbered_labels(place, train.labels, test.labels)
@@ -87,6 +90,7 @@ def dataset(
         mean=mean,
         std=std,
         classes=names,
+        owners=named,
     )
 
 

@@ -67,7 +67,8 @@ class Leaf(Source):
             test_rows = test[0] if test else None
             return text_dataset(self.name, self.path, train, test_rows, self.test_share, self.vocabulary, self.length)
         as_kind: InputKind = "image" if kind == "image" else "vector"
-        return dataset(self.name, self.path, train, test[0] if test else None, self.test_share, as_kind)
+        test_rows = test[0] if test else None
+        return dataset(self.name, self.path, train, test_rows, self.test_share, as_kind, owner_names=[*owners])
 
     def unused(self) -> Mapping[str, str]:
         without = {} if self.image_folder else dict.fromkeys(("side", "channels"), "without data.image_folder")

@@ -17,6 +17,8 @@ from rayfl.settings import shown
 _LOOKED_AT = 1000
 """The number of rows by which a column of texts is taken for numbers."""
 _MOST = 0.9
+_FEW_ROWS = 50
+"""With fewer rows, whole numbers that are all different say nothing."""
 _NUMERAL = r"[-+]?[$\u20ac\u00a3]?\s*[-+]?(\d+|\d{1,3}([.,' ]\d{3})+)?([.,]\d+)?([eE][-+]?\d+)?\s*[%$\u20ac\u00a3]?"
 _IDENTIFIER = r"(.*[ _.-])?(id|index|row|row_?number|row_?id)|(.*[a-z])?(Id|ID|Index)|(?i:index|id|unnamed)"
 
@@ -29,7 +31,7 @@ def numbers_rows(table: TableColumns, name: str) -> bool:
 
 
 def note_inputs(table: TableColumns, names: Sequence[str]) -> None:
-    """Log a notice for the first column of a table if it is an input, and counts the rows."""
+    """Log a notice for the first column of a table if it is an input, and counts the rows or tells them apart."""
     first = table.table.column_names[0]
     if first not in names or not pa.types.is_integer(table.kinds[first]) or table.raw(first).null_count:
         return
@@ -39,6 +41,12 @@ def note_inputs(table: TableColumns, names: Sequence[str]) -> None:
             WARNING,
             f"{table.path}: column {first!r} is an input and counts the rows; if it is their number, name the "
             "inputs in data.features without it",
+        )
+    elif len(values) >= _FEW_ROWS and len(np.unique(values)) >= _MOST * len(values):
+        log_once(
+            WARNING,
+            f"{table.path}: column {first!r} is an input and has another whole number in nearly each row; if it only "
+            "tells rows apart, name the inputs in data.features without it",
         )
 
 

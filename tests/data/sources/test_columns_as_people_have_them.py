@@ -90,6 +90,21 @@ def test_numbers_of_rows_are_no_inputs(tmp_path: Path, caplog: pytest.LogCapture
     assert load(tmp_path, lines, features=["PassengerId"]).columns["inputs"] == ["PassengerId"]
 
 
+def test_a_first_column_that_tells_rows_apart_is_noted(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    numbers = [*np.random.default_rng(0).permutation(range(1_000_000, 1_000_060))]
+    numbers[-1] = numbers[0]
+    load(
+        tmp_path,
+        "".join(f"{number},{row},{row % 2}\n" for row, number in enumerate(numbers)),
+        header="numbered",
+        labels="2",
+    )
+    assert [text for text in caplog.messages if "'0' is an input" in text and "data.features" in text]
+    caplog.clear()
+    load(tmp_path, "".join(f"{row % 30},{row},{row % 2}\n" for row in range(60)), header="numbered", labels="2")
+    assert not caplog.messages
+
+
 @pytest.mark.parametrize(
     ("values", "first"),
     [
