@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from rayfl.compress import bits as packed
+from rayfl.compress import packed_bits
 from rayfl.compress.base import Buffers, Field, Packet, Quantizer, Tree, entries, shapes_of
 from rayfl.compress.codecs import WholeTensorCodec
 from rayfl.compress.sparse import SEED
@@ -69,7 +69,7 @@ class EdenCodec(WholeTensorCodec):
     def read(self, parts: Buffers, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         size = math.prod(shape)
         codes = parts[f"{name}.codes"]
-        decoded = NUMBERS[self.bits - 1][packed.unpack(codes, self.bits, 8 * codes.size // self.bits)]
+        decoded = NUMBERS[self.bits - 1][packed_bits.unpack(codes, self.bits, 8 * codes.size // self.bits)]
         for scale, (span, signs) in zip(parts[f"{name}.scales"], self.blocks(size, parts[SEED]), strict=True):
             decoded[span] = np.clip(np.float64(scale) * rotate(decoded[span], signs[::-1]), -3.4e38, 3.4e38)
         return torch.from_numpy(decoded[:size])
@@ -108,7 +108,7 @@ class Eden(Quantizer, on_device=True):
             flat = entries(name, tensor).numpy()
             sent = [self._encode_block(flat[span], signs) for span, signs in codec.blocks(flat.size, parts[SEED])]
             codes = np.concatenate([np.empty(0, np.uint8), *(codes for codes, _ in sent)])
-            parts[f"{name}.codes"] = packed.pack(codes, self.bits)
+            parts[f"{name}.codes"] = packed_bits.pack(codes, self.bits)
             parts[f"{name}.scales"] = entries(name, torch.tensor([scale for _, scale in sent])).numpy()
         return Packet(parts, codec), memory
 

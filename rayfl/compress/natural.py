@@ -5,7 +5,7 @@ import math
 import numpy as np
 import torch
 
-from rayfl.compress import bits
+from rayfl.compress import packed_bits
 from rayfl.compress.base import Buffers, Packet, Quantizer, Tree, entries, shapes_of
 from rayfl.compress.codecs import WholeTensorCodec
 
@@ -64,7 +64,7 @@ def _exponents(numbers: np.ndarray, generator: np.random.Generator) -> np.ndarra
     The mantissa is (|v| - 2^a) / 2^a in units of 2^-23, so a uniform number of 23 bits carries into the exponent with
     just that probability.
     """
-    draws = bits.random_bits(numbers.size, generator)
+    draws = packed_bits.random_bits(numbers.size, generator)
     draws &= MANTISSA
     magnitudes = numbers & MAGNITUDE
     draws += magnitudes

@@ -13,13 +13,15 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 import torch
 
-from rayfl.compress import bits
+from rayfl.compress import packed_bits
 from rayfl.compress.base import Buffers, Field, Packet, Quantizer, Tree, entries, shapes_of
 from rayfl.compress.codecs import WholeTensorCodec
 
 Norm = Literal["1", "2", "inf"]
 Coding = Literal["fixed", "elias"]
-Levels = Annotated[int, Field(ge=1, le=2 ** (bits.MAX_WIDTH - 1) - 1, description="levels s between 0 and the norm")]
+Levels = Annotated[
+    int, Field(ge=1, le=2 ** (packed_bits.MAX_WIDTH - 1) - 1, description="levels s between 0 and the norm")
+]
 Bucket = Annotated[int, Field(ge=0, description="entries that share a norm; 0: the whole tensor")]
 
 FIXED_POINT_BITS = 31
@@ -52,14 +54,14 @@ class QuantizeCodec(WholeTensorCodec):
             sent = np.flatnonzero(levels)
             chosen = levels[sent].astype(np.int64)
             numbers = np.concatenate([np.diff(sent, prepend=-1), np.abs(chosen)])
-            parts[f"{name}.prefixes"], parts[f"{name}.digits"] = bits.encode_gamma(numbers)
+            parts[f"{name}.prefixes"], parts[f"{name}.digits"] = packed_bits.encode_gamma(numbers)
             parts[f"{name}.signs"] = np.packbits(chosen < 0)
         elif self.coding == "trits":
-            parts[f"{name}.levels"] = bits.pack_trits((levels + np.int8(1)).view(np.uint8))
+            parts[f"{name}.levels"] = packed_bits.pack_trits((levels + np.int8(1)).view(np.uint8))
         else:
             codes = np.abs(levels).view(np.uint8 if levels.dtype == np.int8 else np.uint16)
             codes |= (levels < 0).astype(codes.dtype) << self.levels.bit_length()
-            parts[f"{name}.levels"] = bits.pack(codes, 1 + self.levels.bit_length())
+            parts[f"{name}.levels"] = packed_bits.pack(codes, 1 + self.levels.bit_length())
         return parts
 
     def read(self, parts: Buffers, name: str, shape: tuple[int, ...]) -> torch.Tensor:
@@ -77,15 +79,15 @@ class QuantizeCodec(WholeTensorCodec):
     def _read_levels(self, parts: Buffers, name: str, size: int) -> np.ndarray:
         """Signed levels [size], int8 or int16."""
         if self.coding == "elias":
-            gaps, magnitudes = np.split(bits.decode_gamma(parts[f"{name}.prefixes"], parts[f"{name}.digits"]), 2)
+            gaps, magnitudes = np.split(packed_bits.decode_gamma(parts[f"{name}.prefixes"], parts[f"{name}.digits"]), 2)
             negative = np.unpackbits(parts[f"{name}.signs"], count=gaps.size).view(np.bool_)
             levels = np.zeros(size, _level_type(self.levels))
             levels[np.cumsum(gaps) - 1] = np.where(negative, -magnitudes, magnitudes)
             return levels
         if self.coding == "trits":
-            return bits.unpack_trits(parts[f"{name}.levels"], size).view(np.int8) - np.int8(1)
+            return packed_bits.unpack_trits(parts[f"{name}.levels"], size).view(np.int8) - np.int8(1)
         width = self.levels.bit_length()
-        codes = bits.unpack(parts[f"{name}.levels"], 1 + width, size)
+        codes = packed_bits.unpack(parts[f"{name}.levels"], 1 + width, size)
         levels = (codes & ((1 << width) - 1)).view(np.int8 if codes.dtype == np.uint8 else np.int16)
         levels *= 1 - 2 * (codes >> width).view(levels.dtype)
         return levels
@@ -238,7 +240,7 @@ def _levels(
         x /= divisors[buckets]
         x *= np.float32(levels * 2.0**fraction_bits)
         fixed = x.astype(np.int32).reshape(-1)
-        draws = bits.random_bits(fixed.size, generator)
+        draws = packed_bits.random_bits(fixed.size, generator)
         draws >>= np.uint32(32 - fraction_bits)
         fixed += draws.view(np.int32)
         fixed >>= fraction_bits

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from rayfl.compress import bits
+from rayfl.compress import packed_bits
 from rayfl.compress.base import Buffers, Packet, Quantizer, Tree, pack_bits, shapes_of
 from rayfl.compress.codecs import WholeTensorCodec
 from rayfl.compress.values import entries, entries_on_device, is_on_device
@@ -109,7 +109,7 @@ class VotesCodec(WholeTensorCodec):
     width: int
 
     def read(self, parts: Buffers, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        return torch.from_numpy(NUMBERS[bits.unpack(parts[name], self.width, math.prod(shape))])
+        return torch.from_numpy(NUMBERS[packed_bits.unpack(parts[name], self.width, math.prod(shape))])
 
 
 def votes_packet(x: Tree, ties: bool = False) -> Packet:
@@ -124,7 +124,7 @@ def votes_packet(x: Tree, ties: bool = False) -> Packet:
         codes = (flat < 0).astype(np.uint8)
         if ties:
             codes |= (flat == 0).astype(np.uint8) << 1
-        parts[name] = bits.pack(codes, width)
+        parts[name] = packed_bits.pack(codes, width)
     return Packet(parts, VotesCodec(shapes_of(x), width))
 
 

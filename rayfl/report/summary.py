@@ -241,7 +241,7 @@ def comparison(runs: Sequence[Run], options: ReportOptions) -> list[tuple[str, T
     settings = [[name, *cells] for name, cells in differing([group.settings for group in groups])]
     if settings and len(labels) <= _MOST_RUNS:
         more = len(settings) - _MOST_DIFFERENCES
-        title = "what differs" + f" ({more} more settings do)" * (more > 0)
+        title = "what differs" + f" ({more} more settings not shown)" * (more > 0)
         tables.append((title, TextTable(["Setting", *labels], settings[:_MOST_DIFFERENCES])))
     return tables
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rayfl.compress import bits
+from rayfl.compress import packed_bits
 from rayfl.compress.base import Packet
 from rayfl.compress.masks import mask_packet
 from rayfl.compress.scalar import count_packet, scalar_packet
@@ -133,7 +133,7 @@ BUFFERS = st.binary(max_size=60).map(lambda content: np.frombuffer(content, np.u
 def test_gamma_codes_give_numbers_or_are_refused(examples: int):
     def check(data: st.DataObject) -> None:
         try:
-            numbers = bits.decode_gamma(data.draw(BUFFERS), data.draw(BUFFERS))
+            numbers = packed_bits.decode_gamma(data.draw(BUFFERS), data.draw(BUFFERS))
         except ValueError as error:
             assert "damaged" in str(error), error
         else:
