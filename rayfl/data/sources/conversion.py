@@ -57,11 +57,12 @@ def dataset(
         train, test = replace(train, inputs=inputs[0]), replace(test, inputs=inputs[1])
     if (train.groups is None) != (test.groups is None):
         raise RayflError(f"{place} names the owners of one split only; name those of both, or of none")
-    owners: list[np.ndarray | None] = [None, None]
+    owners: tuple[np.ndarray | None, np.ndarray | None] = None, None
     named = list[str]()
     if train.groups is not None and test.groups is not None:
-        *owners, values = _numbered(place, "owners", train.groups, test.groups)
-        named = [owner_names[value] if owner_names else str(value) for value in values.tolist()]
+        train_owners, test_owners, values = _numbered(place, "owners", train.groups, test.groups)
+        owners = train_owners, test_owners
+        named = [owner_names[int(value)] if owner_names else str(value) for value in values]
     kind = _kind(train.inputs) if kind == "auto" else kind
     if train.labels.ndim == 1:
         train_labels, test_labels, names = _numbered_labels(place, train.labels, test.labels)

@@ -253,9 +253,9 @@ def _read_file(file: Path, path: str, setting: str, dialect: Dialect) -> Tables:
             f"{setting}={path!r} is no CSV file, so that data.separator, header, encoding and decimal do nothing"
         )
     advice = f"give {setting} the path of a .csv, .json, .jsonl, .parquet or .feather file"
-    if kind == "json":
+    if kind == "json" and file.exists():
         advice = "write one object for each row, and values of one type under each name"
-    if kind == "csv":
+    if kind == "csv" and file.exists():
         advice = "give each row as many fields as its header has, without lines of titles, notes or sums"
     # pyarrow takes no whole numbers of more than 64 bits, and fails in several ways at damaged files.
     with reading(file, advice, pa.ArrowException, OverflowError, LookupError):
