@@ -9,6 +9,12 @@ Where the paper is silent or contradicts itself:
 - The sign is that of Eq. 3: delta = received - trained.
 - The gradient is that of the batch's mean squared norm; the absolute value comes after it, once a batch. The model is
   in evaluation mode. No label is read.
+- `sensitivity="outputs"` is Eq. 5 as it stands, with a gradient for each output of the last layer, whose absolute
+  values are added up; the paper describes it and takes the squared norm, which needs one gradient. The sum's scale does
+  not matter to zeta. `average="polyak"` is footnote 1's plain mean over the batches.
+- `applied="after"` multiplies the step that the inner server makes with the plain delta, x <- x_t + zeta (x - x_t),
+  instead of the delta before it: with FedAvg the same, with Adam not. The paper leaves open which it means.
+- With PFNM nothing is defined: matched networks change their shapes, and the paper, which lists it, has no formula.
 - A layer is a parameter tensor (`group="module"`: a module's tensors together). Where nothing is sensitive, zeta = 1.
 - Omega is weighted as the inner method weights its clients: by examples in FedAvg, uniformly in SCAFFOLD.
 - A server that collects deltas one by one gets each of them times zeta.
@@ -17,7 +23,7 @@ Omega is a message of its own and is not compressed: 4 bytes per entry (2 with f
 """
 
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, Literal
 
 import torch
@@ -34,6 +40,7 @@ from rayfl.methods.base import (
     Field,
     Finished,
     HyperParameters,
+    KeptModel,
     Message,
     Method,
     Metrics,
@@ -46,6 +53,7 @@ from rayfl.methods.base import (
     Tree,
     WeightedMean,
     tree,
+    unused_with,
 )
 from rayfl.methods.shared.wrapper import Wrapping
 from rayfl.wrappers.base import Wrapper
@@ -58,13 +66,28 @@ class ElasticHyper(HyperParameters):
     """Hyper-parameters of elastic aggregation."""
 
     tau: float = Field(default=0.5, ge=0, description="zeta of the most sensitive entry of a layer")
-    mu: float = Field(default=0.95, ge=0, lt=1, description="share of the old sensitivity that each batch keeps")
+    mu: float = Field(
+        default=0.95,
+        ge=0,
+        lt=1,
+        description="share of the old sensitivity that each batch keeps",
+        json_schema_extra=unused_with(average=["polyak"]),
+    )
     batch_size: int = Field(default=32, ge=0, description="held-out examples per batch; 0: the whole split")
     group: Literal["tensor", "module"] = Field(
         default="tensor", description="what a layer is: zeta divides by the largest sensitivity of a tensor or module"
     )
     dtype: ValueType = Field(default="fp32", description="numbers in which the sensitivity is sent")
     every: int = Field(default=1, ge=1, description="rounds from one measurement of the sensitivity to the next")
+    sensitivity: Literal["norm", "outputs"] = Field(
+        default="norm", description="gradients: of the outputs' squared norm, or of each output (costs one for each)"
+    )
+    average: Literal["exponential", "polyak"] = Field(
+        default="exponential", description="average over the batches: with mu, or the plain mean"
+    )
+    applied: Literal["before", "after"] = Field(
+        default="before", description="zeta multiplies the delta before the server's step, or the step itself"
+    )
     factors: Literal["entry", "mean"] = Field(
         default="entry", description="zeta of each entry; or, as a control, the tensor's mean zeta for all its entries"
     )
@@ -100,6 +123,11 @@ class Elastic(Wrapping):
                 "elastic sends a message that a wrapper inside it must see and cannot; list elastic before that "
                 "wrapper, or remove it"
             )
+        if self.hyper.applied == "after" and not isinstance(inner.innermost, KeptModel):
+            raise RayflError(
+                f"elastic's applied='after' rescales the step of the server's model, and {inner.title} has none; take "
+                "'before'"
+            )
         self.gather = {**inner.gather, SENSITIVITY: WeightedMean()}
         self.capabilities = self.capabilities.but(hands_over_trees=False)
 
@@ -111,7 +139,21 @@ class Elastic(Wrapping):
         return replace(plan, stages=(sensitivity_stage, *plan.stages))
 
     def gradients_per_example(self, stage: Stage, ctx: Context) -> float:
-        return 1.0 if stage.name == SENSITIVITY else super().gradients_per_example(stage, ctx)
+        if stage.name != SENSITIVITY:
+            return super().gradients_per_example(stage, ctx)
+        return 1.0 if self.hyper.sensitivity == "norm" else float(self.num_outputs(ctx.initial))
+
+    def check_model(self, params: Tree) -> None:
+        super().check_model(params)
+        if self.hyper.sensitivity == "outputs" and f"{self.task.head}.weight" not in params:
+            raise RayflError(
+                "elastic's sensitivity='outputs' counts the outputs of a last linear layer that is trained in common, "
+                "and the model has none; take 'norm'"
+            )
+
+    def num_outputs(self, params: Tree) -> int:
+        """The number of outputs of the last layer."""
+        return len(params[f"{self.task.head}.weight"])
 
     def begin(self, state: State, received: Message, ctx: Context) -> Carry:
         carry = super().begin(state, received, ctx)
@@ -122,9 +164,22 @@ class Elastic(Wrapping):
     def step(self, carry: Carry, batch: Any, *, stage: Stage) -> Carry:
         if stage.name != SENSITIVITY:
             return super().step(carry, batch, stage=stage)
-        gradient = self.task.grad(carry["params"], batch, self.squared_output)
-        kept = tree.scale(carry[SENSITIVITY], self.hyper.mu)
-        return {**carry, SENSITIVITY: tree.add(kept, tree.map(torch.abs, gradient), 1 - self.hyper.mu)}
+        params, total = carry["params"], carry[SENSITIVITY]
+        if self.hyper.sensitivity == "norm":
+            size = tree.map(torch.abs, self.task.grad(params, batch, self.squared_output))
+        else:
+            size = tree.zeros_like(params)
+            for number in range(self.num_outputs(params)):
+                gradient = self.task.grad(params, batch, partial(self.one_output, number=number))
+                size = tree.add(size, tree.map(torch.abs, gradient))
+        if self.hyper.average == "polyak":
+            return {**carry, SENSITIVITY: tree.add(total, size)}
+        return {**carry, SENSITIVITY: tree.add(tree.scale(total, self.hyper.mu), size, 1 - self.hyper.mu)}
+
+    def one_output(self, params: Tree, batch: Batch, number: int) -> torch.Tensor:
+        """The mean over the batch of output `number`, a scalar; of a sequence the sum over its positions."""
+        output = self.task.evaluated(params, batch)[..., number]
+        return batch.mean(output.reshape(len(output), -1).sum(dim=1))
 
     def squared_output(self, params: Tree, batch: Batch) -> torch.Tensor:
         """The mean over the batch of ||F(x)||^2, a scalar; of several outputs their sum."""
@@ -139,7 +194,10 @@ class Elastic(Wrapping):
         finished = super().finish(state, carry, ctx)
         if finished.message is None or SENSITIVITY not in carry or not ctx.sends:
             return finished
-        packet, _ = Dense(dtype=self.hyper.dtype).encode(carry[SENSITIVITY], {}, ctx.generator)
+        sensitivity = carry[SENSITIVITY]
+        if self.hyper.average == "polyak":
+            sensitivity = tree.scale(sensitivity, 1 / ctx.work[SENSITIVITY].num_steps)
+        packet, _ = Dense(dtype=self.hyper.dtype).encode(sensitivity, {}, ctx.generator)
         return replace(finished, message={**finished.message, SENSITIVITY: packet})
 
     def init_server(self, params: Tree) -> State:
@@ -151,18 +209,22 @@ class Elastic(Wrapping):
     ) -> tuple[State, Metrics]:
         sensitivity = received[SENSITIVITY].result or server.get(SENSITIVITY, {})
         delta = received["delta"]
-        inner, metrics = dict(received), {}
+        inner, metrics, factors = dict(received), {}, {}
         if sensitivity and delta.count:
             ratios = self.normalised(sensitivity)
             like = delta.known or delta.sum or next(item for item in delta.items.values() if isinstance(item, dict))
             factors = {name: self.factors(ratios.get(name)) for name in like}
-            inner["delta"] = delta.scaled(factors)
+            if self.hyper.applied == "before":
+                inner["delta"] = delta.scaled(factors)
             total = sum(float(factors[name].mean()) * tensor.numel() for name, tensor in like.items())
             metrics = {
                 "elastic/boosted_share": self.boosted_share(ratios, like),
                 "elastic/mean_factor": total / tree.num_entries(like),
             }
         state, others = super().server_update(server, inner, delivered, ctx)
+        if self.hyper.applied == "after" and factors:
+            old, new = server["params"], state["params"]
+            state = {**state, "params": {name: x + factors.get(name, 1) * (new[name] - x) for name, x in old.items()}}
         return {**state, SENSITIVITY: sensitivity} if SENSITIVITY in server else state, {**others, **metrics}
 
     def normalised(self, sensitivity: Tree) -> Tree:

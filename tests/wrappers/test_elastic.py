@@ -19,10 +19,11 @@ from rayfl.experiment.table import read_table
 from rayfl.gather import Aggregate
 from rayfl.methods.base import Method, PeerHalf, Stage
 from rayfl.methods.server.fedavg import FedAvg
+from rayfl.models.dense import Logistic
 from rayfl.rounds.setup import Setup
 from rayfl.wrappers.elastic import Elastic, ElasticAggregation, ElasticHyper
 from tests.bound_tasks import classification
-from tests.methods.reference import Vectors, doubles, initial, played, setup_of, trained
+from tests.methods.reference import DIM, NUM_CLASSES, Vectors, doubles, initial, played, setup_of, trained
 from tests.population.statuses import with_status
 from tests.refusals import refused
 
@@ -62,11 +63,18 @@ def sensitivity(setup: Setup, round: int, client: int, params: Vectors) -> Vecto
     generator = seeding.generator(setup.seed, round, client, "train/sensitivity/batches")
     size = hyper.batch_size or None
     omega = {name: np.zeros_like(value) for name, value in params.items()}
+    sizes = list[Vectors]()
     for batch in schedule(len(rows), epochs=1, steps=None, batch_size=size, generator=generator):
         x = inputs[rows[batch]]
         outputs = x @ params["1.weight"].T + params["1.bias"]
         gradient = {"1.weight": 2 / len(x) * outputs.T @ x, "1.bias": 2 / len(x) * outputs.sum(axis=0)}
+        if hyper.sensitivity == "outputs":
+            # Output c depends on row c alone: its gradient is the mean input, and 1 for the bias.
+            gradient = {"1.weight": np.tile(x.mean(axis=0), (outputs.shape[1], 1)), "1.bias": np.ones_like(outputs[0])}
+        sizes.append({name: np.abs(value) for name, value in gradient.items()})
         omega = {name: hyper.mu * omega[name] + (1 - hyper.mu) * np.abs(gradient[name]) for name in omega}
+    if hyper.average == "polyak":
+        return {name: np.mean([size[name] for size in sizes], axis=0) for name in omega}
     return omega
 
 
@@ -105,12 +113,18 @@ def expected(setup: Setup, inner: Setup) -> tuple[list[Vectors], list[Vectors]]:
         {"tau": 1.0, "mu": 0.0, "batch_size": 2, "group": "module"},
         {"mu": 0.8, "batch_size": 0, "every": 2},
         {"tau": 0.3, "factors": "mean"},
+        {"sensitivity": "outputs", "batch_size": 2, "tau": 0.8},
+        {"average": "polyak", "batch_size": 2, "applied": "after"},
+        {"average": "polyak", "batch_size": 3, "sensitivity": "outputs", "group": "module", "tau": 0.8},
     ],
     ids=str,
 )
 @pytest.mark.parametrize("clients", [{}, {"per_round": 3, "dropout_after_training": 0.2}], ids=str)
 def test_fedavg_with_elastic_follows_algorithm_1(hyper: dict[str, Any], clients: dict[str, Any]):
     plain = setup_of("fedavg", HYPER, sizes=(12, 6, 17, 9, 11), clients=clients, rounds=4)
+    # A task that knows its last layer.
+    task = classification(Logistic().builder((DIM,), NUM_CLASSES), (DIM,))
+    plain = replace(plain, method=plain.method.with_task(task))
     here = around(plain, **hyper)
     inner = replace(here, method=plain.method)
     models, ratios = expected(here, inner)

@@ -13,11 +13,13 @@ import pytest
 
 import rayfl.methods
 from rayfl.determinism import seeding
+from rayfl.methods.base import Context, Finished, ServerHalf, State, Tree, WeightedMean
+from rayfl.methods.shared.local_training import GradientMethod, LocalCarry
 from rayfl.rounds.setup import Setup
 from rayfl.testing.executors import play
 from rayfl.wrappers.elastic import Elastic
 from tests.contracts.seams.closed_form import TENSORS, flat, points
-from tests.contracts.seams.quadratic import HELDOUT
+from tests.contracts.seams.quadratic import HELDOUT, Quadratic
 from tests.methods.averaging import (
     ABSENCES,
     ENGINES,
@@ -36,6 +38,7 @@ from tests.methods.averaging import (
 from tests.methods.personal.test_perfedavg import meta_trained
 from tests.methods.personal.test_pfedme import global_path
 from tests.population.statuses import with_status
+from tests.refusals import refused
 
 MEMORY, FLOOR, ROUNDS = 0.8, 0.25, 6
 HYPER = {"lr": 0.1, "batch_size": 2}
@@ -109,6 +112,51 @@ def test_zeta_multiplies_the_delta_before_the_servers_step(case: str, engine: st
     for record, other in zip(records, bare, strict=True):
         assert record.row.uplink_bits == other.row.uplink_bits + 320 * record.row.delivered
         assert record.row.downlink_bits == other.row.downlink_bits
+
+
+@pytest.mark.parametrize("clients", ABSENCES, ids=str)
+@pytest.mark.parametrize("kind", ["adam", "yogi"])
+def test_zeta_may_multiply_the_servers_step(kind: str, clients: dict[str, Any]):
+    hyper = {"server_optimizer": kind, "server_lr": 0.2, "beta1": 0.7, "beta2": 0.8, "tau": 0.05}
+    plain = made("fedopt", {**HYPER, **hyper}, rounds=ROUNDS, clients=clients)
+    elastic = Elastic.Hyper(mu=MEMORY, tau=FLOOR, batch_size=2, applied="after")
+    zeta, scales = zeta_of(plain), list[np.ndarray]()
+
+    class Rescaled(Moments):
+        def step(self, x: np.ndarray, delta: np.ndarray) -> np.ndarray:
+            return x + scales[-1] * (super().step(x, delta) - x)
+
+    def watched(round: int, x: np.ndarray) -> np.ndarray:
+        scales.append(zeta(round, x))
+        return np.ones(10)
+
+    path = followed(plain, Rescaled(kind, 0.2, 0.7, 0.8, 0.05), factors=watched)
+    run_states = play(replace(plain, method=Elastic(plain.method, elastic)))[1]
+    assert_follows(run_states, path, tolerance=2e-5)
+    before = play(replace(plain, method=Elastic(plain.method, elastic.model_copy(update={"applied": "before"}))))[1]
+    assert np.abs(flat(before[-1].server["params"]) - path[-1]).max() > 1e-2
+
+
+class Parted(GradientMethod, ServerHalf):
+    """A method whose server keeps no "params"."""
+
+    gather = {"delta": WeightedMean()}
+
+    def finish(self, state: State, carry: LocalCarry, ctx: Context) -> Finished:
+        return Finished(state, {"delta": self.delta(carry)})
+
+    def init_server(self, params: Tree) -> State:
+        return {"left": params, "right": params}
+
+    def model(self, server: State) -> Tree:
+        return server["left"]
+
+
+def test_what_the_servers_step_or_the_outputs_need():
+    with refused(names=["applied='after'", "Parted", "'before'"]):
+        Elastic(Parted(Quadratic()), Elastic.Hyper(applied="after"))
+    with refused(names=["sensitivity='outputs'", "norm"]):
+        Elastic(made("fedavg", HYPER).method, Elastic.Hyper(sensitivity="outputs")).check_model({})
 
 
 @pytest.mark.parametrize("clients", ABSENCES, ids=str)

@@ -12,6 +12,7 @@ again; between them a client keeps its v, as it keeps x_i.
   NeurIPS 2018; it and the restarts are what FedPD's count of samples, M + sqrt(M) / epsilon, is for.
 """
 
+from dataclasses import replace
 from typing import NotRequired
 
 from rayfl.methods.base import (
@@ -86,7 +87,11 @@ class FedPDVR(FedPD):
         return {**carry, "estimate": mean_gradient(carry)} if stage.name == MEASURE else carry
 
     def finish(self, state: FedPDVRState, carry: FedPDVRCarry, ctx: Context) -> Finished:
-        return super().finish({**state, "estimate": carry["estimate"]}, carry, ctx)
+        finished = super().finish(state, carry, ctx)
+        return replace(finished, state={**finished.state, "estimate": carry["estimate"]})
+
+    def receive_reply(self, state: FedPDVRState, received: Message, ctx: Context) -> FedPDVRState:
+        return {**state, **super().receive_reply(state, received, ctx)}
 
     def train_loss(self, carry: FedPDVRCarry, ctx: Context, *stages: str) -> dict[str, float]:
         return super().train_loss(carry, ctx, *(stages or ("train",)))
