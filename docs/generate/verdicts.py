@@ -1,8 +1,8 @@
 """Counts the verdicts on each page of results: `python -m docs.generate.verdicts` writes their tables and figures.
 
 A page begins with a table of its verdicts by part of the paper and a figure of the same numbers; the rows follow at its
-end. They are made from the page's file of values, docs/results/NAME.csv, which is pairs.csv of `rayfl reproduce`, by the
-rule of rayfl.report.verdicts and the claims that come with rayfl. Rows that the file lacks are "not run".
+end. They are made from the page's file of values, docs/results/NAME.csv, which is pairs.csv of `rayfl reproduce`, by
+the rule of rayfl.report.verdicts and the claims that come with rayfl. Rows that the file lacks are "not run".
 """
 
 from collections import Counter

@@ -110,7 +110,7 @@ def distance(a: np.ndarray, b: np.ndarray, correlation: str = "cosine") -> float
     if correlation != "cosine":
         function = stats.pearsonr if correlation == "pearson" else stats.spearmanr
         # Equal numbers of float32 must be equal here, too.
-        return 0.5 - 0.5 * float(function(a.astype(np.float32), b.astype(np.float32))[0])
+        return 0.5 - 0.5 * float(np.asarray(function(a.astype(np.float32), b.astype(np.float32)))[0])
     norms = float(np.linalg.norm(a) * np.linalg.norm(b))
     return 0.5 - 0.5 * float(a @ b) / norms if norms else 0.5
 

@@ -37,7 +37,8 @@ def moment_again(claim: dict, smallest: dict, rows: list[dict[str, str]]) -> tup
     if np.ptp(differences) == 0 and "horizon" not in claim:
         return 0.0 if differences[0] else 1.0, "constant" if differences[0] else "equal", lacks
     if "horizon" in claim:
-        p = WILCOXON(differences, zero_method="zsplit", method=stats.PermutationMethod()).pvalue if differences.any() else 1.0
+        exact = stats.PermutationMethod()
+        p = WILCOXON(differences, zero_method="zsplit", method=exact).pvalue if differences.any() else 1.0
         side = differences.mean()
         inside = outside = np.nan
     else:

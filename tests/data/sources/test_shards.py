@@ -31,7 +31,7 @@ def folder(home: Path, form: str, *frames: pd.DataFrame) -> Source:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_columns_in_another_order_are_matched_by_names(tmp_path: Path, form: str):
-    dataset = folder(tmp_path, form, ONE, (ONE.assign(a=[5, 6, 7, 8]))[["label", "b", "a"]]).load()
+    dataset = folder(tmp_path, form, ONE, ONE.assign(a=[5, 6, 7, 8]).reindex(columns=["label", "b", "a"])).load()
     rows = zip(dataset.train.inputs.tolist(), dataset.train.labels.tolist(), strict=True)
     assert {a: (b, label) for (a, b), label in rows}.items() <= {
         number + more: (10.0 * number, (number + 1) % 2) for number in range(1, 5) for more in (0.0, 4.0)

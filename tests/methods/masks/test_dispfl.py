@@ -18,9 +18,8 @@ from rayfl.methods.masks.dispfl import DisPFL, DisPFLCarry
 from rayfl.models.dense import MLP
 from rayfl.population.client import Traits
 from rayfl.rounds.engines import LocalTask
-from rayfl.rounds.mix import MixJob
+from rayfl.rounds.mix import MixJob, gather_rows
 from rayfl.rounds.setup import Setup
-from rayfl.rounds.worker import gather_rows
 from rayfl.task import NetworkTask
 from rayfl.topology.graphs import RandomNeighbours
 from tests.bound_tasks import classification

@@ -17,9 +17,8 @@ from rayfl.methods.masks.par_weipru import ParWeipru
 from rayfl.methods.shared.masked_peer import MaskedPeer
 from rayfl.methods.shared.pruned_weights import PrunedWeights
 from rayfl.models.dense import MLP
-from rayfl.rounds.mix import MixJob
+from rayfl.rounds.mix import MixJob, gather_rows
 from rayfl.rounds.setup import Setup
-from rayfl.rounds.worker import gather_rows
 from rayfl.topology.graphs import RandomNeighbours
 from tests.bound_tasks import classification
 from tests.methods.reference import (
