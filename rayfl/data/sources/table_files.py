@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from logging import WARNING
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.json
@@ -51,6 +52,8 @@ OTHER_FORMATS = {
 _PACKINGS = ".gz", ".bz2", ".zst"
 _SHARD = r"[-_.]?(part[-_.]?)?\d+(-of-\d+)?(-[0-9a-f]+)?"
 """What the names of shards have after that of their split: train-00000-of-00002."""
+_NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
+"""What pandas and Spark write in place of a missing value in the name of a folder, KEY=VALUE."""
 _NO_DATA = r"cache-.*\.arrow|(dataset_info|dataset_dict|state|config)\.json|[_.].*|(README|LICENSE).*"
 """The names of files in folders of data that are no data."""
 JSON_FACTOR = 12
@@ -85,9 +88,11 @@ def read_tables(path: str, setting: str, dialect: Dialect, with_file: bool = Fal
     if not splits:
         raise RayflError(f"{path} has no files of tables: {_KNOWN}; give {setting} another folder")
     parts: dict[FileSplit, list[tuple[Path, pa.Table]]] = {}
+    columns = _folder_columns(file, [inner for files in splits.values() for _, inner in files])
     for split, files in splits.items():
         for owner, inner in files:
-            tables = _of_folder(file, inner, owner if with_file else None, setting, dialect)
+            named = {**columns[inner], **({FILE: owner} if with_file else {})}
+            tables = _of_folder(inner, named, setting, dialect)
             if len(tables) > 1 and len(splits) > 1:
                 raise RayflError(f"{inner} has splits of its own, and is one itself; give {setting} a single file")
             for inner_split, table in tables.items():
@@ -221,15 +226,24 @@ def _stem(file: Path) -> str:
     return stem
 
 
-def _of_folder(folder: Path, file: Path, owner: str | None, setting: str, dialect: Dialect) -> Tables:
-    """The tables of one file of a folder, with columns for its owner and for folders called KEY=VALUE."""
-    named: dict[str, object] = {}
-    for part in file.relative_to(folder).parts[:-1]:
-        name, is_named, value = part.partition("=")
-        if is_named:
-            named[name] = int(value) if re.fullmatch(r"\d{1,18}", value) else value
-    if owner is not None:
-        named[FILE] = owner
+def _folder_columns(folder: Path, files: Sequence[Path]) -> dict[Path, dict[str, int | str | None]]:
+    """What the folders called KEY=VALUE around each file say: numbers, if all values of KEY are; None for no value."""
+    texts = {
+        file: dict(part.split("=", 1) for part in file.relative_to(folder).parts[:-1] if "=" in part) for file in files
+    }
+    values = [(name, value) for named in texts.values() for name, value in named.items() if value != _NO_VALUE]
+    others = {name for name, value in values if not re.fullmatch(r"0|[1-9]\d{0,17}", value)}
+
+    def typed(name: str, value: str) -> int | str | None:
+        if value == _NO_VALUE:
+            return None
+        return unquote(value) if name in others else int(value)
+
+    return {file: {name: typed(name, value) for name, value in named.items()} for file, named in texts.items()}
+
+
+def _of_folder(file: Path, named: Mapping[str, int | str | None], setting: str, dialect: Dialect) -> Tables:
+    """The tables of one file of a folder, with further columns of one value each."""
     tables = _read_file(file, str(file), setting, dialect)
     for split, table in tables.items():
         for name, value in named.items():

@@ -80,3 +80,11 @@ def test_class_names_in_another_order_are_refused(
         )
     source = make(Source, {"name": "table", "path": str(tmp_path), **settings})
     refused(source.load, names=[column, "['bee', 'ant']", "['ant', 'bee']", "one order"])
+
+
+def test_folders_with_values_keep_zeros_blanks_and_gaps(tmp_path: Path):
+    for number, site in enumerate(["7", "007", "New%20York", "__HIVE_DEFAULT_PARTITION__"]):
+        (tmp_path / f"site={site}").mkdir()
+        ONE.assign(a=number).to_parquet(tmp_path / f"site={site}" / "rows.parquet")
+    source = make(Source, {"name": "table", "path": str(tmp_path), "labels": "site", "missing": "drop"})
+    assert source.load().classes == ("007", "7", "New York")
