@@ -159,8 +159,8 @@ def whole_labels(place: str, split: str, labels: np.ndarray, num_classes: int = 
 
     row = first_row(labels, is_wrong) if labels.dtype.kind in "biuf" else 0
     if row is not None:
-        known = num_classes < MOST_CLASSES
-        allowed = f"whole numbers from 0{f' to {num_classes - 1}' if known else ', or the names of classes'}"
+        names = "" if num_classes < MOST_CLASSES else ", or the names of classes"
+        allowed = f"whole numbers from 0 to {num_classes - 1}{names}"
         cure = ", and numbers to predict have the shape [n, outputs]" if labels.dtype.kind == "f" else ""
         raise RayflError(
             f"{place} has the {f'{split} label'.strip()} {labels[row]} (row {row}, counted from 0); labels are "
