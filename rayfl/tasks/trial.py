@@ -52,6 +52,11 @@ class Trial:
         batch = first_two(self.dataset)
         layers = {*self.network.module.modules()}
         sums = self._sums()
+        if unset := [name for name, (total, _) in sums.items() if math.isnan(total)]:
+            raise RayflError(
+                f"model {self.architecture.name!r} begins with numbers that are NaN in its parameter {unset[0]!r}; "
+                "initialise it (torch.empty does not), or give model.start other weights"
+            )
         with self._naming(batch), torch.no_grad():
             both = self.network.observe(self.params, batch.inputs)
         self._check_passes(batch, *both)

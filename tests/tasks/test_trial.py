@@ -226,6 +226,12 @@ class Orthogonal(Net):
         nn.utils.parametrizations.orthogonal(self.first)
 
 
+class Unset(Net):
+    def __init__(self, num_classes):
+        super().__init__(num_classes)
+        nn.init.constant_(self.first.weight, float("nan"))
+
+
 class Branching(Net):
     def hidden(self, x):
         return super().hidden(-x if x.sum().item() > 0 else x)
@@ -254,6 +260,7 @@ def lazy():
         ("Growing", ["'more'", "__init__", "LazyLinear"]),
         ("Detached", ["Detached", "autograd", "detach()"]),
         ("Lookup", ["'rows.weight'", "sparse=True"]),
+        ("Unset", ["Unset", "'first.weight'", "NaN", "initialise"]),
         ("scripted", ["TorchScript"]),
         ("cached", ["same module", "inside the function"]),
         ("same", ["no model", "a function that returns a new module"]),
