@@ -63,11 +63,13 @@ class Leaf(Source):
             train, test_rows = (train, test[0]) if test else held_out(self.path, train, self.test_share)
             return Dataset(self.name, train, test_rows, tff.NUM_TOKENS, "text", vocabulary=tff.NUM_TOKENS)
         train, *test = (self._examples(rows, kind, owners) for rows in splits)
-        if kind == "words":
-            test_rows = test[0] if test else None
-            return text_dataset(self.name, self.path, train, test_rows, self.test_share, self.vocabulary, self.length)
-        as_kind: InputKind = "image" if kind == "image" else "vector"
         test_rows = test[0] if test else None
+        if kind == "words":
+            lengths = self.vocabulary, self.length
+            return text_dataset(
+                self.name, self.path, train, test_rows, self.test_share, *lengths, owner_names=[*owners]
+            )
+        as_kind: InputKind = "image" if kind == "image" else "vector"
         return dataset(self.name, self.path, train, test_rows, self.test_share, as_kind, owner_names=[*owners])
 
     def unused(self) -> Mapping[str, str]:

@@ -55,7 +55,8 @@ class TextFiles(Source):
         splits = split_files(files) or {file.name: {"train": file} for file in files}
         train = self._samples(splits, "train")
         test = self._samples(splits, "test") if any("test" in paths for paths in splits.values()) else None
-        texts = dataset(self.name, self.path, train, test, self.test_share, kind="text")
+        names = [owner.removesuffix(".gz").removesuffix(".txt") for owner in splits]
+        texts = dataset(self.name, self.path, train, test, self.test_share, kind="text", owner_names=names)
         return replace(texts, num_classes=NUM_TOKENS, vocabulary=NUM_TOKENS)
 
     def _samples(self, splits: Mapping[str, Mapping[FileSplit, Path]], split: FileSplit) -> Examples:

@@ -49,6 +49,7 @@ def text_dataset(
     vocabulary: int,
     length: int,
     classes: Sequence[str] = (),
+    owner_names: Sequence[str] = (),
 ) -> Dataset:
     """The dataset of texts, object [n, 1], whose tokens int64 [n, length] are words, numbered by those of train.
 
@@ -62,5 +63,7 @@ def text_dataset(
         numbers = numbered(of_train, vocabulary)
         return encoded(of_train, numbers, length), encoded(of_test, numbers, length)
 
-    texts = dataset(name, place, train, test, test_share, kind="text", classes=classes, fit=tokens)
+    texts = dataset(
+        name, place, train, test, test_share, kind="text", classes=classes, fit=tokens, owner_names=owner_names
+    )
     return replace(texts, vocabulary=vocabulary)
