@@ -307,12 +307,30 @@ def encode_trees(
     for name, value in trees.items():
         if isinstance(value, Difference):
             memory = memories.get(name) or compressor.init(value.a)
-            packets[name], memory = compressor.encode_difference(value, memory, generator)
+            encoded = compressor.encode_difference(value, memory, generator)
         else:
-            packets[name], memory = compressor.encode(value, memories.get(name) or compressor.init(value), generator)
+            encoded = compressor.encode(value, memories.get(name) or compressor.init(value), generator)
+        packets[name], memory = _checked(compressor, encoded)
         if memory:
             memories[name] = memory
     return packets, memories
+
+
+# object: a third party's class may return anything.
+def _checked(compressor: Compressor, encoded: object) -> tuple[Packet, Tree]:
+    """The packet and the memory that a compressor returns. Raise TypeError, which names it, for anything else."""
+    match encoded:
+        case Packet() as packet, dict() as memory:
+            # The parts of other packets may not be made yet.
+            parts = packet.parts if type(packet) is Packet else {}
+            if wrong := [name for name, part in parts.items() if not isinstance(part, np.ndarray)]:
+                kind = type(parts[wrong[0]]).__name__
+                raise TypeError(
+                    f"{type(compressor).__name__}.encode must put numpy arrays into its packet, and {wrong[0]!r} is of "
+                    f"type {kind}"
+                )
+            return packet, memory
+    raise TypeError(f"{type(compressor).__name__}.encode must return a packet and its next memory, tensors by name")
 
 
 class Quantizer(Compressor):
