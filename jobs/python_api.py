@@ -98,9 +98,7 @@ def resume(
     Settings may change what does not change the numbers (runtime, output, checkpoint, report); otherwise as `run`.
     Raise RayflError for anything else, and if this machine computes other bits, unless `runtime.mixed` is set.
     """
-    run_directory, changes = resuming.found_again(_place(directory) or Path(), overrides)
-    before = read_run(run_directory)
-    chosen = resuming.resumable(before, changes, settings)
+    before, chosen = resuming.to_resume(_place(directory) or Path(), overrides, settings)
     with _audience(chosen.rounds, on_round, progress) as audience:
         played = single.go_on(before, chosen, audience)
         with audience.own(played):

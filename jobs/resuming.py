@@ -27,22 +27,24 @@ _MOST_SHOWN = 3
 """The number of changed settings that a sentence shows."""
 
 
-def found_again(location: Path | str, overrides: Sequence[str] = ()) -> tuple[Path, list[str]]:
-    """Return the directory of the run to resume, and the overrides.
+def to_resume(
+    location: Path | str, overrides: Sequence[str] = (), settings: SettingsTable | None = None
+) -> tuple[Run, Experiment]:
+    """Return the run to resume at `location`, and its experiment with the changes (`resumable`).
 
-    If `location` is a URL, the run is downloaded first and `output.directory` is added to the overrides. Raise
-    RayflError if the URL holds no run, if the directory to download to holds another run, or if the run's TOML file was
-    edited.
+    If `location` is a URL, the run is downloaded first, and its copy stays there. Raise RayflError if the URL holds no
+    run, if the directory to download to holds another run, or if the run's TOML file was edited.
     """
     folder = RunFolder.at(location, "")
     # Before a copy is fetched, which replaces the file.
     _require_unedited(folder.directory)
-    if not isinstance(location, str):
-        return folder.directory, list(overrides)
-    fetch_newer(folder)
-    if not is_run(folder.directory):
-        raise RayflError(f"{location} holds no run ({EXPERIMENT} is missing there): name the folder of a run")
-    return folder.directory, [f"output.directory={json.dumps(folder.output)}", *overrides]
+    if isinstance(location, str):
+        fetch_newer(folder)
+        if not is_run(folder.directory):
+            raise RayflError(f"{location} holds no run ({EXPERIMENT} is missing there): name the folder of a run")
+        overrides = [f"output.directory={json.dumps(folder.output)}", *overrides]
+    before = read_run(folder.directory)
+    return before, resumable(before, overrides, settings)
 
 
 def _require_unedited(directory: Path) -> None:

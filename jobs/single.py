@@ -12,7 +12,7 @@ from actors import folders, fork_server, supervision
 from jobs.console import Audience, following
 from jobs.display import print_table, say
 from jobs.reporting import result_table
-from jobs.resuming import earlier_run, fetch_newer, found_again, require_same_platform, resumable
+from jobs.resuming import earlier_run, fetch_newer, require_same_platform, to_resume
 from rayfl.data.datasets import Dataset
 from rayfl.determinism.platform import describe, with_kind
 from rayfl.determinism.torch_flags import own_flags
@@ -97,9 +97,7 @@ def resume(location: Path | str, overrides: Sequence[str] = (), audience: Audien
     Raise RayflError for other changes, if this machine computes other bits, unless runtime.mixed is set, and as
     `require_asked` for a run from another host.
     """
-    directory, overrides = found_again(location, overrides)
-    before = read_run(directory)
-    return go_on(before, resumable(before, overrides), audience)
+    return go_on(*to_resume(location, overrides), audience)
 
 
 @refusing_exits()
