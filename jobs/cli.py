@@ -13,10 +13,20 @@ import click
 
 from actors import fork_server, supervision
 from jobs import shipped_experiments
-from jobs.arguments import ABSOLUTE, EXPERIMENT, PLACE, SETTINGS, WithSettings, names_in, starting
+from jobs.arguments import (
+    ABSOLUTE,
+    COMMANDS,
+    COMPARING,
+    EXPERIMENT,
+    PLACE,
+    SETTINGS,
+    WithSettings,
+    names_in,
+    report_options,
+    starting,
+)
 from jobs.display import Display, first_sentence, print_table, say, serve_any_reader
 from jobs.failures import FAILED, sentences
-from jobs.report_commands import COMMANDS, COMPARING, report_options
 from rayfl.errors import RayflError
 from rayfl.untyped import Foreign, Value
 from rayfl.version import __version__

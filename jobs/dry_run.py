@@ -203,7 +203,7 @@ def foresee(experiment: Experiment, shown: display.Display) -> None:
     ]
     shown.close()
     most = "at most " if experiment.stop else ""
-    title = f"{experiment.name}: {most}{wording.counted(totals['num_rounds'], 'round')}; nothing was written"
+    title = f"{experiment.name}: {most}{wording.counted(experiment.rounds, 'round')}; nothing was written"
     display.print_table(reporting.rich_table(title, summary.TextTable(["what", "value", "how"], rows)))
 
 

@@ -16,8 +16,8 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
+from jobs.arguments import report_options
 from jobs.display import Display, line_width, print_table, say
-from jobs.report_commands import report_options
 from rayfl import toml
 from rayfl.errors import RayflError
 from rayfl.experiment.report_options import ReportOptions, agreed_options

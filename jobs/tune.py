@@ -334,13 +334,6 @@ def _valueless(study: optuna.Study, asked: optuna.Trial, error: str, diverged: b
     return True
 
 
-def _without_value(studies: Mapping[str, optuna.Study]) -> str:
-    """How many trials diverged and how many failed, as the end of a list; "" if none did."""
-    wrong = [trial.state for study in studies.values() for trial in study.trials if "error" in trial.user_attrs]
-    failed = wrong.count(TrialState.FAIL)
-    return f"; {len(wrong) - failed} diverged, {failed} failed" if wrong else ""
-
-
 def _write(
     tuning: Tuning,
     studies: Mapping[str, optuna.Study],
@@ -359,10 +352,12 @@ def _write(
         directories = [trial.user_attrs["run"] for trial in study.trials if "run" in trial.user_attrs]
         runs |= {directory: len(record.read_run(directory).rounds) for directory in directories}
     counts = ", ".join(f"{len(study.trials)} of {label}" for label, study in studies.items())
+    wrong = [trial.state for study in studies.values() for trial in study.trials if "error" in trial.user_attrs]
+    failed = wrong.count(TrialState.FAIL)
     note = (
         f"Tuned by rayfl tune: {', '.join(dict.fromkeys(itertools.chain(*tuning.ranges.values())))} by {metric} on "
         f"validation data of seed {tuning.options.seed}, pruner {tuning.options.pruner}, {sum(runs.values())} rounds; "
-        f"trials: {counts}{_without_value(studies)}."
+        f"trials: {counts}" + f"; {len(wrong) - failed} diverged, {failed} failed" * bool(wrong) + "."
     )
     single.draw(home, [*runs], sweep.PAGE, options.model_copy(update={"note": note, "metric": metric}), True)
     disk.write_text(home / BEST, f"# {note}\n\n{tuning.best(studies, note)}")

@@ -1,4 +1,5 @@
-"""Charts as Vega-Lite specifications: each is complete, with its numbers, its legend and its inputs.
+"""Charts as Vega-Lite specifications, each complete with its numbers, its legend and its inputs; and the colours of
+charts, text and tables on a page.
 
 Rows of data hold lists (a row per line), which Vega-Lite flattens: that takes a third of the bytes of a row per point.
 """
@@ -12,6 +13,42 @@ from typing import NamedTuple
 import numpy as np
 
 from rayfl.untyped import Json
+
+LIGHT = {
+    "paper": "#ffffff",
+    "ink": "#1c2430",
+    "soft": "#5a6472",
+    "line": "#e2e5ea",
+    "wash": "#f6f7f9",
+    "alert": "#fff4e0",
+    "shade": "#00000033",
+    # Okabe and Ito's colours, which colour-blind readers can tell apart (their yellow is too pale on white).
+    "c0": "#0072B2",
+    "c1": "#D55E00",
+    "c2": "#009E73",
+    "c3": "#CC79A7",
+    "c4": "#E69F00",
+    "c5": "#56B4E9",
+    "c6": "#333333",
+}
+DARK = {
+    "paper": "#14181f",
+    "ink": "#e6e9ee",
+    "soft": "#a3acb9",
+    "line": "#2c333e",
+    "wash": "#1d232c",
+    "alert": "#3a2f1a",
+    "shade": "#00000099",
+    "c0": "#4AA8E0",
+    "c1": "#FF8A4C",
+    "c2": "#2CC59B",
+    "c3": "#E39CC4",
+    "c4": "#F2B73F",
+    "c5": "#A3DCFA",
+    "c6": "#D9DDE3",
+}
+"""The page's colours by the names of its CSS variables; c0 to c6 are those of series."""
+NUM_COLORS = 7
 
 Spec = dict[str, Json]
 
@@ -40,15 +77,6 @@ class Line(NamedTuple):
     over: Mapping[str, np.ndarray]
     y: np.ndarray
     bands: Sequence[tuple[np.ndarray, np.ndarray]] = ()
-
-
-class Dot(NamedTuple):
-    """One dot, with a bar of one `deviation` up and down."""
-
-    label: str
-    x: float
-    y: float
-    deviation: float = 0.0
 
 
 class Figure(NamedTuple):
@@ -287,32 +315,32 @@ def ranks_chart(ranks: Mapping[str, float], critical: float) -> Spec:
 
 
 def dots_chart(
-    dots: Sequence[Dot], x: str, y: str, labels: Sequence[str], *, percent: bool = False, log_y: bool = False
+    dots: Mapping[str, tuple[float, float, float]], x: str, y: str, labels: Sequence[str], *, percent: bool = False
 ) -> Spec:
-    """A dot per label at positive x; the x axis is logarithmic if the largest x is 10 times the smallest or more."""
-    shown = [dot.label for dot in dots]
-    log_x = max(dot.x for dot in dots) >= 10 * min(dot.x for dot in dots)
+    """A dot per label at positive x, with a bar up and down; the x axis is logarithmic if the largest x is 10 times the
+    smallest or more. dots: x, y and the length of the bar's halves."""
+    places = [place for place, _, _ in dots.values()]
     rows = [
-        {"series": dot.label, "x": dot.x, "value": dot.y, "low": dot.y - dot.deviation, "high": dot.y + dot.deviation}
-        for dot in dots
+        {"series": label, "x": place, "value": value, "low": value - bar, "high": value + bar}
+        for label, (place, value, bar) in dots.items()
     ]
     return {
         **data(rows, len(rows)),
         "width": "container",
         "height": 300,
         "encoding": {
-            "x": _axis("x", x, log=log_x),
-            "color": _series(labels, shown),
+            "x": _axis("x", x, log=max(places) >= 10 * min(places)),
+            "color": _series(labels, [*dots]),
             "tooltip": [told("series", "Run"), told("x", x), told("value", y, percent)],
         },
         "layer": [
             {
                 "mark": {"type": "rule", "strokeWidth": 1.4},
-                "encoding": {"y": _axis("low", y, percent, log_y), "y2": {"field": "high"}},
+                "encoding": {"y": _axis("low", y, percent), "y2": {"field": "high"}},
             },
             {
                 "mark": {"type": "point", "size": 90, "filled": True, "opacity": 1},
-                "encoding": {"y": _axis("value", y, percent, log_y), "shape": _series(labels, shown, _SHAPES)},
+                "encoding": {"y": _axis("value", y, percent), "shape": _series(labels, [*dots], _SHAPES)},
             },
         ],
     }
@@ -345,3 +373,23 @@ def _json(value: object) -> object:
 def thinned(values: np.ndarray, most: int) -> np.ndarray:
     """At most `most` of the values, evenly spaced, the first and the last among them."""
     return values[np.unique(np.linspace(0, len(values) - 1, min(len(values), most)).astype(int))]
+
+
+def config(colors: Mapping[str, str]) -> dict[str, Json]:
+    """Vega's configuration for a page of these colours."""
+    words = {"labelColor": colors["soft"], "titleColor": colors["ink"], "titleFontWeight": "normal"}
+    lines = {"gridColor": colors["line"], "domainColor": colors["soft"], "tickColor": colors["soft"]}
+    return {
+        "font": "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', 'DejaVu Sans', sans-serif",
+        "background": colors["paper"],
+        "axis": {**words, **lines, "labelFontSize": 12, "titleFontSize": 12, "titlePadding": 8},
+        "axisX": {"labelOverlap": True, "tickCount": 7},
+        "legend": {**words, "labelFontSize": 12, "orient": "top", "symbolOpacity": 1, "symbolStrokeWidth": 3},
+        "title": {"color": colors["ink"], "fontSize": 12, "fontWeight": "normal", "orient": "bottom", "offset": 4},
+        "range": {"category": [colors[f"c{number}"] for number in range(NUM_COLORS)]},
+        "mark": {"color": colors["c0"]},
+        "rule": {"color": colors["soft"]},
+        "view": {"stroke": None},
+        "text": {"color": colors["ink"], "fontSize": 12},
+        "boxplot": {"median": {"color": colors["ink"]}, "rule": {"color": colors["soft"]}},
+    }

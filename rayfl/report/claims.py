@@ -254,7 +254,7 @@ def _by_seed(claim: Claim, chosen: pd.DataFrame, column: str, words: Sequence[st
     """The value of a side by seed: the number of one run, or the slope over the runs of a trend, whose values are
     `words`; NaN if one of them has not finished."""
     if claim.trend is None:
-        return chosen.set_index("seed")[column]
+        return pd.Series(chosen.set_index("seed")[column])
     numbers = np.asarray(pd.to_numeric(pd.Series(words), errors="coerce"))
     # Values that are not numbers are placed at 0, 1, 2 and so on.
     positions = np.arange(len(words)) if np.isnan(numbers).any() else numbers

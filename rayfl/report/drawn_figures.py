@@ -152,9 +152,10 @@ def _masks(run: Run, clients: Sequence[int]) -> dict[int, Figure]:
             saved = sorted(map(int, {name.partition("/")[0] for name in files} - {CONSTANTS}))
             chosen = [client for client in clients or saved[:_DRAWN_CLIENTS] if client in saved]
             prefix = f"{chosen[0]}/"
-            for layer in _layers(
-                {name[len(prefix) :]: shape_of(files, name) for name in files if name.startswith(prefix)}
-            ):
+            shapes = {name[len(prefix) :]: shape_of(files, name) for name in files if name.startswith(prefix)}
+            # Convolutions, then matrices, each in the order of their number of inputs.
+            layers = sorted((-len(shape), shape[1], name) for name, shape in shapes.items() if len(shape) in (2, 4))
+            for _, _, layer in layers:
                 names = {client: f"{client}/{layer}" for client in chosen}
                 kept = {client: files[name].get_tensor(name) != 0 for client, name in names.items()}
                 if not all(mask.all() for mask in kept.values()):
@@ -163,14 +164,6 @@ def _masks(run: Run, clients: Sequence[int]) -> dict[int, Figure]:
         # If there is no file or one is damaged, the page only lacks these figures.
         pass
     return {}
-
-
-def _layers(shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
-    """The names of the weights: convolutions, then matrices, each in the order of their number of inputs."""
-    return sorted(
-        (name for name, shape in shapes.items() if len(shape) in (2, 4)),
-        key=lambda name: (-len(shapes[name]), shapes[name][1], name),
-    )
 
 
 def _mask_figure(client: int, layer: str, mask: np.ndarray) -> Figure:

@@ -8,7 +8,7 @@ import numpy as np
 from rayfl.metrics.facts import Facts
 from rayfl.metrics.fairness import RECORDED, is_summary
 from rayfl.metrics.masks import CORRELATION, HAMMING, SIMILARITY
-from rayfl.report.charts import Dot, Figure, Line, Section, dots_chart, lines_chart, ranks_chart, strips_chart
+from rayfl.report.charts import Figure, Line, Section, dots_chart, lines_chart, ranks_chart, strips_chart
 from rayfl.report.drawn_figures import drawn_section, is_drawn, mask_section
 from rayfl.report.graph_figures import graph_section
 from rayfl.report.groups import Group, curve, facts_of, has_seeds, last_of_clients
@@ -154,11 +154,11 @@ def _constant(heading: str, caption: str, lines: Sequence[Line], facts: Facts) -
 def _tradeoff(groups: Sequence[Group], name: str) -> Section:
     """One dot per group: its final value over all bytes sent up. Empty if fewer than two groups sent anything."""
     curves = [(group.label, measured) for group in groups if (measured := curve(group, name)) is not None]
-    dots = [
-        Dot(label, end.cost.total_uplink_megabytes[-1], end.mean[-1], end.deviation[-1])
+    dots = {
+        label: (end.cost.total_uplink_megabytes[-1], end.mean[-1], end.deviation[-1])
         for label, end in curves
         if end.cost.total_uplink_megabytes[-1] > 0 and not np.isnan(end.mean[-1])
-    ]
+    }
     facts = facts_of(groups, name)
     heading = f"Bytes sent up and final value: {title(name, facts)}"
     if len(dots) < 2:

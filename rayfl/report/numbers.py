@@ -197,34 +197,20 @@ def target_words(target: float, facts: Facts) -> str:
     return f"{100 * target:.6g} %" if facts.is_percent else facts.words(target)
 
 
-_DECIDES = "Up and down"
-"""The column that sorts the table at first."""
-
-
 def costs_to_target(groups: Sequence[Group], name: str, target: float) -> dict[str, list[Score]]:
     """A score for each group and cost (`_TO_TARGET`): of the seeds that reached the target, up to the first evaluation
     at it. "rounds" counts rounds, so that reaching it in round 0 takes 1."""
     facts = facts_of(groups, name)
-    by_group = [zip(*(spent(run, name, target, facts) for run in group.runs), strict=True) for group in groups]
-    scores = zip(*(map(over, amounts) for amounts in by_group), strict=True)
-    return {cost_name: [*of_groups] for cost_name, of_groups in zip(_TO_TARGET, scores, strict=True)}
+    costs = [[spent(run, name, target, facts) for run in group.runs] for group in groups]
+    return {
+        cost_name: [over(amounts[index] for amounts in of_seeds) for of_seeds in costs]
+        for index, cost_name in enumerate(_TO_TARGET)
+    }
 
 
 def targets(groups: Sequence[Group], name: str, target: float, last: int) -> dict[str, object]:
-    """The table of costs, sorted by the share of seeds that reached the target, then by megabytes."""
-    return sortable(
-        groups,
-        _columns(groups, name, target, last),
-        _DECIDES,
-        metric=wording.title(name, facts_of(groups, name)),
-        target=target_words(target, facts_of(groups, name)),
-        last=last,
-        with_seeds=has_seeds(groups),
-    )
-
-
-def _columns(groups: Sequence[Group], name: str, target: float, last: int) -> list[Column]:
-    """The columns; those of costs sort first by the share of seeds that reached the target."""
+    """The table of costs, sorted by megabytes; columns of costs sort first by the share of seeds that reached the
+    target."""
     costs = costs_to_target(groups, name, target)
     reached = [(-rounds.count / len(group.runs),) for rounds, group in zip(costs["rounds"], groups, strict=True)]
     words = [_reached(rounds.count, group, name) for rounds, group in zip(costs["rounds"], groups, strict=True)]
@@ -232,14 +218,23 @@ def _columns(groups: Sequence[Group], name: str, target: float, last: int) -> li
     for head, cost_name, decimals, unit in (
         ("Rounds", "rounds", lambda score: int(score.deviation > 0 or score.mean % 1 > 0), ""),
         ("Up", "uplink_megabytes", lambda score: wording.megabyte_decimals(score.mean), " MB"),
-        (_DECIDES, "megabytes", lambda score: wording.megabyte_decimals(score.mean), " MB"),
+        ("Up and down", "megabytes", lambda score: wording.megabyte_decimals(score.mean), " MB"),
         ("Simulated time", "simulated_s", lambda score: 1, " s"),
     ):
         scores = costs[cost_name]
         by = [(*share, score.mean) for share, score in zip(reached, scores, strict=True)]
         words = [score.words(decimals=decimals(score), unit=unit, counted=has_seeds(groups)) for score in scores]
         columns.append(Column(head, words, by))
-    return [*columns, metric_column("Final, smoothed", groups, name, last)]
+    facts = facts_of(groups, name)
+    return sortable(
+        groups,
+        [*columns, metric_column("Final, smoothed", groups, name, last)],
+        "Up and down",
+        metric=wording.title(name, facts),
+        target=target_words(target, facts),
+        last=last,
+        with_seeds=has_seeds(groups),
+    )
 
 
 def _reached(count: int, group: Group, name: str) -> str:

@@ -27,8 +27,7 @@ from rayfl.errors import RayflError
 from rayfl.experiment.report_options import ReportOptions, agreed_options
 from rayfl.limits.regular_files import expanded, read_text
 from rayfl.report import wording
-from rayfl.report.charts import MOST_POINTS, Figure, Spec
-from rayfl.report.colors import DARK, LIGHT, NUM_COLORS, config
+from rayfl.report.charts import DARK, LIGHT, MOST_POINTS, NUM_COLORS, Figure, Spec, config
 from rayfl.report.figures import sections
 from rayfl.report.groups import Group, compared, group_runs, has_seeds, tuning
 from rayfl.report.numbers import WORKED, cost_columns, further_columns, ranking, targets
@@ -190,9 +189,12 @@ def page(groups: Sequence[Group], options: ReportOptions) -> dict[str, Anything]
     several = len(runs) > 1
     tables, problems = tables_or_problems(groups, options)
     groups, names, choices = compared(groups, options)
+    label = groups[0].label
+    # "name: label" if the run has a label of its own.
+    title = f"{run_name(runs[0])}: {label}" if runs[0].experiment.get("label") else label
     more = further_columns(groups, names[0] if names else None, options)
     return {
-        "title": "Comparison of runs" if len(groups) > 1 else _title(groups[0]),
+        "title": "Comparison of runs" if len(groups) > 1 else title,
         "lede": _lede(groups),
         "note": options.note,
         "unfinished": [run_label(run) for run in runs if not run.finished],
@@ -251,12 +253,6 @@ def _lede(groups: Sequence[Group]) -> str:
         f"{clients} clients trained{method}{data} for {rounds} rounds{seeds}.{sampled}{evaluated} "
         "Their data stayed with them; only the messages counted here travelled."
     )
-
-
-def _title(group: Group) -> str:
-    """ "name: label" if the run has a label, else the group's label."""
-    run = group.runs[0]
-    return f"{run_name(run)}: {group.label}" if run.experiment.get("label") else group.label
 
 
 def _cards(run: Run, names: Sequence[str]) -> list[tuple[str, str, str]]:

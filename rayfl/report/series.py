@@ -235,12 +235,12 @@ def consensus_distance(run: Run) -> float:
             if len(clients) < 2 or len(personal) != len(clients) * len(shapes):
                 return np.nan
             for name, shape in shapes:
-                total = np.zeros(shape)
+                summed = np.zeros(shape)
                 for client in clients:
                     values = files[f"{client}/{name}"].get_tensor(f"{client}/{name}").astype(np.float64)
-                    total += values
+                    summed += values
                     squares += float(np.square(values).sum()) / len(clients)
-                squares -= float(np.square(total / len(clients)).sum())
+                squares -= float(np.square(summed / len(clients)).sum())
     except UNREADABLE:
         return np.nan
     return float(np.sqrt(max(0.0, squares)))

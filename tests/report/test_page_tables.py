@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from rayfl.report import page_tables, wording
-from rayfl.report.charts import Dot, Line, dots_chart, lines_chart
-from rayfl.report.colors import NUM_COLORS
+from rayfl.report.charts import NUM_COLORS, Line, dots_chart, lines_chart
 from rayfl.report.groups import group_runs
 from rayfl.report.page import report
 from rayfl.report.page_tables import differences
@@ -93,7 +92,7 @@ def test_lines_can_be_drawn_against_what_was_spent_and_keep_their_colour():
 
 
 def test_dots_far_apart_are_drawn_on_a_logarithmic_axis():
-    charts = [dots_chart([Dot("a", 1.0, 0.5), Dot("b", x, 0.6)], "MB", "Accuracy", ["a", "b"]) for x in (9.0, 10.0)]
+    charts = [dots_chart({"a": (1.0, 0.5, 0.0), "b": (x, 0.6, 0.0)}, "MB", "Accuracy", ["a", "b"]) for x in (9.0, 10.0)]
     assert [chart["encoding"]["x"]["scale"].get("type") for chart in charts] == [None, "log"]
 
 
