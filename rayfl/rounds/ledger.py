@@ -85,7 +85,7 @@ class Ledger:
     """The results of a round's clients: first those of their training, to which later waves of calls add.
 
     `pairs`: values of pairs of clients by name, each [num_clients, num_clients - 1]. `polled`: the results of the poll
-    before the round, which `select_clients.learn` adds. `simulated_s`: seconds since the last update; None: the round
+    before the round, which `participants.learn` adds. `simulated_s`: seconds since the last update; None: the round
     lasts until all are back.
     """
 
