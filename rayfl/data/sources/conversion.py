@@ -1,5 +1,6 @@
 """Checks a user's own inputs, labels and owners, and makes a dataset of them."""
 
+import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from logging import WARNING
@@ -198,10 +199,11 @@ def _classes(place: str, train: np.ndarray, test: np.ndarray, names: tuple[str, 
 
 
 def _note_alike(place: str, names: Sequence[str]) -> None:
-    """Log a notice for two names of classes that differ in capitals or blanks only."""
+    """Log a notice for two names of classes that differ in capitals, blanks or marks without a width only."""
     seen: dict[str, str] = {}
     for name in names:
-        first = seen.setdefault(" ".join(name.lower().split()), name)
+        visible = (mark for mark in unicodedata.normalize("NFC", name) if unicodedata.category(mark) != "Cf")
+        first = seen.setdefault(" ".join("".join(visible).lower().split()), name)
         if first != name:
             log_once(WARNING, f"{place} has the classes {first!r} and {name!r}; if they are one, write both alike")
 

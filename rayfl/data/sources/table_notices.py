@@ -19,7 +19,10 @@ _LOOKED_AT = 1000
 _MOST = 0.9
 _FEW_ROWS = 50
 """With fewer rows, whole numbers that are all different say nothing."""
-_NUMERAL = r"[-+]?[$\u20ac\u00a3]?\s*[-+]?(\d+|\d{1,3}([.,' ]\d{3})+)?([.,]\d+)?([eE][-+]?\d+)?\s*[%$\u20ac\u00a3]?"
+_NUMERAL = (
+    r"[-+\u2212]?[$\u20ac\u00a3]?\s*[-+\u2212]?"
+    r"(\d+|\d{1,3}([.,' ]\d{3})+)?([.,]\d+)?([eE][-+]?\d+)?\s*[%$\u20ac\u00a3]?"
+)
 _IDENTIFIER = r"(.*[ _.-])?(id|index|row|row_?number|row_?id)|(.*[a-z])?(Id|ID|Index)|(?i:index|id|unnamed)"
 
 

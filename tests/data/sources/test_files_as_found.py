@@ -75,6 +75,17 @@ def test_a_class_that_stands_for_a_gap_is_noted(tmp_path: Path, caplog: pytest.L
     assert "'?'" in caplog.text and "data.missing='drop'" in caplog.text
 
 
+@pytest.mark.parametrize("twin", ["cafe\u0301", "caf\u00e9\u200b", "CAF\u00c9"], ids=ascii)
+def test_classes_that_look_alike_are_noted(tmp_path: Path, caplog: pytest.LogCaptureFixture, twin: str):
+    table(tmp_path / "names.csv", "a,label\n" + f"1,caf\u00e9\n2,{twin}\n" * 4).load()
+    assert "write both alike" in caplog.text
+
+
+def test_numbers_with_a_printed_minus_are_noted(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    table(tmp_path / "minus.csv", "a,b,label\n" + "".join(f"\u2212{a},1,{y}\n" for a, y in EXPECTED.items())).load()
+    assert "'a' is text" in caplog.text
+
+
 def test_classes_that_are_truth_values_in_one_file_are_names_in_both(tmp_path: Path):
     rows = [
         f"{a},{name}\n" for a, name in zip(COLUMNS["a"], ("True", "False", "Unknown", "True", "False"), strict=True)
