@@ -194,8 +194,8 @@ class Setup:
 
     @cached_property
     def step_graphs(self) -> StepGraphs | None:
-        """The CUDA graphs of this process; None if steps run as they are."""
-        return StepGraphs(CudaRecorder(), self.device) if self.graphs else None
+        """The CUDA graphs of this process; None if steps run as they are, as in a dry run without a GPU."""
+        return StepGraphs(CudaRecorder(), self.device) if self.graphs and self.device.type == "cuda" else None
 
     @cached_property
     def forward_flops(self) -> int:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.played_graphs import CpuRecorder
+from jobs.dry_run import forecast
 from rayfl.determinism.global_draws import watched
 from rayfl.experiment.experiment import Experiment
 from rayfl.methods.base import Carry, Stage
@@ -242,3 +243,9 @@ def test_graphs_without_a_gpu_are_refused(runtime: dict[str, Any]):
     with refused(names=["runtime.graphs", "auto", "cpu", "num_gpus"]):
         Experiment(**tables, runtime={**runtime, "graphs": "auto"})
     assert Experiment(**tables, runtime={**runtime, "graphs": False}).runtime.graphs is False
+
+
+def test_a_dry_run_of_graphs_needs_no_gpu():
+    tables: dict[str, Any] = {"rounds": 1, "data": "digits", "partition": "iid", "model": "mlp", "method": "fedavg"}
+    runtime = {"num_gpus": 1, "graphs": "auto"}
+    assert forecast(Experiment(**tables, clients={"count": 2}, runtime=runtime)).device_name == "cpu"
