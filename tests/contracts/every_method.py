@@ -154,6 +154,11 @@ VARIANTS: Mapping[str, tuple[str, Options]] = {
     "fedsgd of minibatches": ("fedsgd", {"batch_size": 2, "weighting": "uniform"}),
     "fedscr cut both ways": ("fedscr", {"keep_ratio": 0.4, "downlink": "structured"}),
     "fedpse whose absent fall behind": ("fedpse", {"absent": "nothing", "keep_ratio": 0.5}),
+    "fedpse that keeps Adam": (
+        "fedpse",
+        # All entries, as Adam's first steps are nearly of one size, so that rounding would choose the largest.
+        {"optimizer": "adam", "lr": 0.02, "batch_size": 2, "keep_optimizer": True, "keep_ratio": 1.0},
+    ),
     "mixture_admm in closed form": ("mixture_admm", {"x_step": "closed_form", "damping": 0.2, "cg_iterations": 4}),
     "dpsgd masked": ("dpsgd", {"density": 0.5, "momentum": 0.5}),
     "ind_weipru soft": ("ind_weipru", {"lr": 0.1, "hard": False}),
