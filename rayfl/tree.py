@@ -223,7 +223,7 @@ def _to_array(leaf: Any) -> Any:
         return leaf
     if leaf.dtype == torch.bool:
         return PackedBits(pack_bits(leaf), tuple(leaf.shape))
-    return leaf.numpy(force=True)
+    return leaf.detach().cpu().numpy()
 
 
 def _to_tensor(leaf: Any) -> Any:
