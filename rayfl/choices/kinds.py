@@ -28,6 +28,13 @@ class Kind:
     package: ClassVar[str]
     also: ClassVar[str] = ""
     """What else can be given, which the class `adopts`, as the beginning of a list."""
+    renamed: ClassVar[Mapping[str, str]] = {}
+    """The present names of attributes and hooks that earlier versions called otherwise; the old ones are refused."""
+
+    def __init_subclass__(cls, **arguments: Anything) -> None:
+        super().__init_subclass__(**arguments)
+        for old in cls.renamed.keys() & vars(cls).keys():
+            raise RayflError(f"{cls.__name__}.{old} is called {cls.renamed[old]} now; rename it")
 
     @classmethod
     def adopts(cls, candidate: object) -> bool:

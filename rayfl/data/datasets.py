@@ -205,3 +205,9 @@ def cropped(images: torch.Tensor, crops: torch.Tensor) -> torch.Tensor:
     positions = (rows[:, :, None] * framed.shape[-1] + columns[:, None, :]).view(batch, 1, height * width)
     flat = framed.view(batch, channels, -1).gather(2, positions.expand(batch, channels, height * width))
     return flat.view(batch, channels, height, width)
+
+
+def __getattr__(name: str) -> object:
+    if name == "Samples":
+        raise RayflError("rayfl.data.datasets.Samples is called Examples now; rename it")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

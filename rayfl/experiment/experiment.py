@@ -8,6 +8,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field, PlainSerializer, ValidationInfo, field_validator, model_validator
 
+from rayfl import toml
 from rayfl.choices import plugins
 from rayfl.choices.kinds import TO_TABLE, Kind, as_table, find, from_table, known, reference
 from rayfl.compress.base import Compressor
@@ -78,6 +79,11 @@ def _choice(value: Value, info: ValidationInfo) -> MethodChoice:
     if "name" not in table:
         raise RayflError(f" is missing; a method is one of {some_of(known(Method))}", ("name",))
     kind = find(Method, table.pop("name"))
+    if "elastic" in table and "elastic" not in kind.Hyper.model_fields:
+        options = table["elastic"] if isinstance(table["elastic"], Mapping) else {}
+        items = ", ".join(toml.dumps({"name": "elastic", **options}).splitlines())
+        line = f"wrap = [{{{items}}}]" if table["elastic"] else "wrap = []"
+        raise RayflError(f" is a wrapper and no setting of a method; beside [method] write {line}", ("elastic",))
     return MethodChoice(kind=kind, hyper=kind.Hyper(**table))
 
 

@@ -86,6 +86,11 @@ class Method(Kind, ABC):
     """The message whose mean the server subtracts from its model, x_received - x_trained; "" if there is none. A
     schedule that mixes models (FedAsync) needs one."""
 
+    renamed = {
+        "judged_after_training": "capabilities.evaluated_after_training",
+        "for_newcomers": "capabilities.newcomer",
+    }
+
     # Any: arguments of a class line, of which there are none.
     def __init_subclass__(cls, **arguments: Any) -> None:
         if misplaced := sorted(Capabilities.model_fields.keys() & {*arguments, *dir(cls)}):

@@ -53,6 +53,9 @@ class Metric(Choice, ABC):
     """Whether reports compare runs by it. It needs `higher_is_better`."""
     drawn: ClassVar[FigureKind] = ""
     """The figure that the report draws of its parts. They are recorded for all clients together and not for each."""
+    renamed = {"judges": "takes_targets"}
+    # Declared, as older pydantic would else refuse it in words of its own.
+    judges: ClassVar[tuple[Targets, ...]]
     takes_targets: ClassVar[tuple[Targets, ...]] = ("classes", "labels", "numbers")
     """The kinds of targets that it accepts."""
     most_classes: ClassVar[float] = math.inf

@@ -36,6 +36,9 @@ class Schedule(Choice):
 
     label = "schedule"
     package = "rayfl.schedules"
+    renamed = {"in_rounds": "collects"}
+    # Declared, as older pydantic would else refuse it in words of its own.
+    in_rounds: ClassVar[bool]
     collects: ClassVar[Literal["rounds", "flights", "clocks"]] = "flights"
     """How messages are collected: in rounds, in which the server waits for all selected clients, or peers for each
     other, and no hook of the schedule is called; from flights of a server's clients, of which each ends at its own

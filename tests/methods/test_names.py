@@ -12,6 +12,8 @@ import rayfl.methods
 from rayfl.choices.kinds import find, named
 from rayfl.methods.base import Method
 from rayfl.methods.server.fedavg import FedAvg
+from rayfl.metrics.base import Metric
+from tests.refusals import refused
 
 NEW_METHOD = '''
 from rayfl.methods.server.fedavg import FedAvg
@@ -106,3 +108,12 @@ def test_a_method_is_imported_with_or_without_its_family():
     assert fedavg.__spec__ is not None and fedavg.__spec__.name == fedavg.__name__
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module("rayfl.methods.wrapper")
+
+
+def test_old_names_are_refused_with_the_new_ones():
+    with refused(names=["judges", "takes_targets"]):
+        type("Mine", (Metric,), {"judges": ("classes",)})
+    with refused(names=["for_newcomers", "capabilities.newcomer"]):
+        type("Mine", (FedAvg,), {"for_newcomers": lambda self: "model"})
+    with refused(names=["Samples", "Examples"]):
+        from rayfl.data.datasets import Samples  # noqa: F401  # pyright: ignore[reportAttributeAccessIssue]
