@@ -108,7 +108,7 @@ def test_the_page_shows_the_winners_alone(tmp_path):
 def test_a_setting_that_no_run_has_is_refused(tmp_path):
     experiments = [{"seed": 1, "method": {"name": "fedavg", "lr": 0.1}}]
     require_settings(experiments, ["method.lr", "method"])
-    for name, known in (("method.lrr", "'method.lr'"), ("seed", "method.lr, method.name")):
+    for name, known in (("method.lrr", "'method.lr'"), ("seed", "mean over seeds")):
         with refused(names=[repr(name), known]):
             require_settings(experiments, [name])
 
