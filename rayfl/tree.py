@@ -205,9 +205,11 @@ def to_tensors(arrays: ArrayTree) -> dict[str, Any]:
 
 def tensor_over(array: np.ndarray) -> Tensor:
     """A tensor with the numbers of `array`: a view if its memory is aligned and contiguous, otherwise a copy."""
-    tensor = torch.from_numpy(array if array.flags.c_contiguous else array.copy())
-    # torch aligns what it allocates; a copy made by numpy may lie 16 bytes off.
-    return tensor.clone() if tensor.data_ptr() % ALIGNMENT_BYTES else tensor
+    if array.ctypes.data % ALIGNMENT_BYTES or not array.flags.c_contiguous:
+        # torch aligns what it allocates; a copy made by numpy may lie 16 bytes off.
+        # And numpy turns a contiguous copy of a single number into an array of shape [1].
+        return torch.from_numpy(np.ascontiguousarray(array)).clone().reshape(array.shape)
+    return torch.from_numpy(array)
 
 
 # Any: leaves of any type.
