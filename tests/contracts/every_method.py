@@ -212,6 +212,12 @@ def played(case: Case) -> tuple[Setup, list[RoundRecord], list[RunState]]:
     return setup, *play(setup)
 
 
+def few_steps(case: Case) -> Options:
+    """Options with which clients train on 40 % of their examples, for tests that no number of steps decides."""
+    # The quadratics have few examples.
+    return {"splits": {"validation_ratio": 0.6}} if case in REGISTERED else {}
+
+
 def cases(chosen: list[Case]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("case", chosen, ids=lambda case: case.name)
 

@@ -29,7 +29,17 @@ from rayfl.rounds.setup import Setup
 from rayfl.task import BoundTask, Objective
 from rayfl.testing.executors import assert_same_bits, contents, play, rows
 from rayfl.tree import State, Tree
-from tests.contracts.every_method import FREE_CASES, REGISTERED, SEAMS, VARIED, Case, cases, every_method, variant
+from tests.contracts.every_method import (
+    FREE_CASES,
+    REGISTERED,
+    SEAMS,
+    VARIED,
+    Case,
+    cases,
+    every_method,
+    few_steps,
+    variant,
+)
 from tests.contracts.seams import quadratic
 from tests.contracts.single_rounding import Rounding
 from tests.pretended_gpu import PretendedGpu
@@ -135,7 +145,7 @@ def test_hooks_uplinks_and_sums_on_a_gpu_give_the_bits_of_main_memory(case: Case
     top_k = TopK(keep_ratio=0.3)
     uplink = top_k if "uplink" in case.kind.capabilities.own_feedback else ErrorFeedback(inner=top_k)
     options = {"uplink": uplink} if case in FREE_CASES else {}
-    seen, _ = assert_same_there(case.make, monkeypatch, **options)
+    seen, _ = assert_same_there(case.make, monkeypatch, **options, **few_steps(case))
     for hook in ("begin", "end_stage", "finish", "encode"):
         assert seen.devices.get(hook, set()) <= {"cuda"}, hook
     assert seen.devices["finish"] == {"cuda"}
@@ -145,7 +155,7 @@ def test_hooks_uplinks_and_sums_on_a_gpu_give_the_bits_of_main_memory(case: Case
 def test_an_unseen_clients_first_round_on_a_gpu_gives_the_bits_of_main_memory(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ):
-    assert_same_there(case.make, monkeypatch, rounds=2, clients={"unseen": 0.3})
+    assert_same_there(case.make, monkeypatch, rounds=2, clients={"unseen": 0.3}, **few_steps(case))
 
 
 @cases([*SEAMS, *VARIED])
