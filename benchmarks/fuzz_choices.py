@@ -8,7 +8,7 @@ first tuple alone, and `--generator 1` repeats its seeds.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-LATEST = 2
+LATEST = 3
 """The newest version of the generator."""
 
 # Any: values of settings, or tables of them.
@@ -32,6 +32,7 @@ METHODS: Choices = {
         *("flexlora", "flora", "gpfl", "heterofl", "hetlora", "kgt", "knn_per", "led", "mimelite", "pfedhn"),
         *("qfedavg", "relaysgd", "sgp"),
     ),
+    3: ("feddisco", "fedpd_vr", "fedphp", "fedsplit", "fsvrg", "vrl_sgd"),
 }
 
 _RETENTION = {"fil": 40, "fil_share": 1.0, "batch_size": 16}
@@ -42,6 +43,7 @@ NEEDED: Mapping[str, Mapping[str, Any]] = {
     "easgd": {"steps": 3},
     "fedala": {"first_passes": 3},
     "fedpd": {"skip_probability": 0.3},
+    "fedpd_vr": {"skip_probability": 0.3},
     "l2gd": {"p": 0.5, "lam": 0.5},
     "lottery_dsgd": {"min_accuracy": 0.05, "steps": 4, "lr": 0.1},
     "marina": {"dense_probability": 0.6},

@@ -71,7 +71,7 @@ def test_a_setting_that_another_one_leaves_out(name: str, settings: dict[str, An
         ({"clients": {"take_first": 3}}, ["clients.take_first=3", "no server"]),
         ({"clients": {"upload_loss": 0.3}}, ["clients.upload_loss=0.3", "no server"]),
         ({"clients": {"dropout_after_download": 0.3}}, ["clients.dropout_after_download=0.3", "no server"]),
-        ({"downlink": {"name": "topk", "keep_ratio": 0.2}}, ["downlink", "TopK"]),
+        ({"downlink": {"name": "topk", "keep_ratio": 0.2}}, ["downlink='topk'"]),
     ],
 )
 @pytest.mark.parametrize("name", PEERS)
