@@ -33,6 +33,9 @@ REPORT_BITS = 32
 KEY = ("selection",)
 LOSS = "train/loss"
 """The client metric that is reported to the server."""
+FEW_WORKERS = 2
+EVEN = 1.05
+"""With at most FEW_WORKERS workers, each gets one call, if the longest call takes at most EVEN times the mean."""
 
 
 def ask(current: CurrentRound) -> None:
@@ -131,11 +134,6 @@ def _with_poll(result: ClientResult, asked: bool, polled: ClientResult, traits: 
         work={**result.work, **polled.work},
         costs={**result.costs, **dict.fromkeys(polled.work, 0.0)},
     )
-
-
-FEW_WORKERS = 2
-EVEN = 1.05
-"""With at most FEW_WORKERS workers, each gets one call, if the longest call takes at most EVEN times the mean."""
 
 
 def server_participants(setup: Setup, plan: Plan, participation: Participation) -> dict[int, ClientStatus]:
