@@ -7,6 +7,7 @@ run directory.
 The signatures of the driver's public functions have no types of Ray, so that jobs need not import Ray.
 """
 
+import gc
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -217,8 +218,13 @@ def play_on_ray(
     # From here on this process only follows the run.
     trim()
     following = _Following(listener)
-    with stoppable(following.stop):
-        return following.play(reference, spec, variables)
+    try:
+        with stoppable(following.stop):
+            return following.play(reference, spec, variables)
+    finally:
+        # The error of a dead coordinator is in a cycle with its traceback, whose frames hold references. Ray ends this
+        # process if another thread frees one while Ray shuts down, such as the thread that draws the run's page.
+        gc.collect()
 
 
 class _Following:

@@ -1,5 +1,6 @@
 """How many deaths a run bears: as many as it likes while it gets further, ten where it does not."""
 
+import gc
 import math
 import os
 import pickle
@@ -13,7 +14,7 @@ import pytest
 import ray
 from ray.exceptions import RayError
 
-from actors import driver, errors, pool, supervision
+from actors import driver, errors, pool, ray_internals, supervision
 from actors.driver import Progress, RunSpec
 from actors.errors import TRIES, Cause, ClusterError
 from actors.placement import Placement
@@ -44,7 +45,9 @@ class Handle:
 
         def progress(*known: Any) -> ray.ObjectRef:
             if not self.told:
-                raise RayError("the actor died.\nSee its logs.")
+                # As ray.get does, whose frame holds the error.
+                death = RayError("the actor died.\nSee its logs.")
+                raise death
             return ray.put(self.told.pop(0))
 
         self.run, self.progress = SimpleNamespace(remote=begin), SimpleNamespace(remote=progress)
@@ -84,6 +87,28 @@ def test_coordinators_that_die(
         with refused(names=["10", f"rayfl resume {tmp_path}", "the actor died. See its logs."], error=ClusterError):
             play()
     assert resumed == [False] + [True] * (lives - 1)
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("cluster")
+def test_the_death_of_a_coordinator_leaves_no_references(tmp_path: Path, handles: Any) -> None:
+    lives: list[bool] = []
+
+    def run(spec: RunSpec) -> Progress:
+        lives.append(spec.output.resumed)
+        return Progress([(RoundRow(len(lives), 1, 1, 0, 0, 1.0, 0.1), {})], over=False)
+
+    handles(lambda: Handle(run, ends=len(lives) == 2))
+    chosen = experiment()
+    setup = prepare(chosen)
+    gc.collect()
+    before = len(ray_internals.known_objects())
+    gc.disable()
+    try:
+        assert play_on_ray(chosen, setup, tmp_path, Listener()) and lives == [False, True, True]
+        assert len(ray_internals.known_objects()) == before
+    finally:
+        gc.enable()
 
 
 @pytest.mark.ray
