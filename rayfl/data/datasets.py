@@ -57,7 +57,7 @@ class Dataset:
     vocabulary: the number of different tokens, which are all below it; None if the source does not give it.
     columns: names of a table's columns by their use: "inputs", or why they are not inputs; {} for other data.
     classes: the user's names of classes, labels or numbers to predict, in their order; () if they have only numbers.
-    input_names: the name of each input of a table, such as "age" or "ward=A"; () for other data.
+    input_names: the name of each input of a table or data frame, such as "age" or "ward=A"; () for other data.
     owners: the user's name, or number, of each group of examples, by the group's number; () without them.
     layout: where the inputs are in a row [dim], if examples have several; `kind` is then "vector". targets: where the
     targets are in a row of `labels`, float32 [n, numbers], if they have several of these.

@@ -79,12 +79,20 @@ class Arrays(Source):
     kind: InputKind = "auto"
     test_share: float = Field(default=0.2, gt=0, lt=1)
     _layouts: RowLayouts = PrivateAttr(default=(None, None))
+    _input_names: tuple[str, ...] = PrivateAttr(default=())
 
     # Any: arrays, and the options by name.
     def __init__(
         self, inputs: Any, labels: Any, test_inputs: Any = None, test_labels: Any = None, **options: Any
     ) -> None:
-        """`options`: owners, test_owners, kind, test_share. Lists, tensors and pandas' objects become arrays."""
+        """`options`: owners, test_owners, kind, test_share. Lists, tensors and pandas' objects become arrays; the
+        columns of test_inputs are matched by their names if both are data frames.
+        """
+        names = _column_names(inputs)
+        if names and _column_names(test_inputs):
+            if lacking := set(names) - set(_column_names(test_inputs)):
+                raise RayflError(f"the array data have no column {min(lacking)!r} in test_inputs, and one in inputs")
+            test_inputs = test_inputs[list(inputs.columns)]
         arguments = {
             "inputs": inputs,
             "labels": labels,
@@ -101,6 +109,7 @@ class Arrays(Source):
             raise RayflError("the array data have rows of several shapes; give all one shape") from None
         super().__init__(**{**arguments, **arrays})
         self._layouts = layouts
+        self._input_names = names
 
     def _arrays(self) -> dict[str, np.ndarray]:
         return {name: array for name in NAMES if (array := getattr(self, name)) is not None}
@@ -115,7 +124,16 @@ class Arrays(Source):
 
     def load(self) -> Dataset:
         """Make the dataset. Raise RayflError if the arrays have wrong values."""
-        return _dataset("arrays", "the array data", self._arrays(), self.test_share, self.kind, self._layouts)
+        data = _dataset("arrays", "the array data", self._arrays(), self.test_share, self.kind, self._layouts)
+        return replace(data, input_names=self._input_names)
+
+
+# Any: whatever a user gives as inputs.
+def _column_names(inputs: Any) -> tuple[str, ...]:
+    """The names of a data frame's columns; () for other inputs, and where names are numbers or the same."""
+    names = list(getattr(inputs, "columns", ()))
+    are_names = all(isinstance(name, str) for name in names) and len(set(names)) == len(names)
+    return tuple(names) if are_names else ()
 
 
 # Any: what numpy turns into an array.

@@ -51,6 +51,15 @@ def test_what_does_not(inputs: Any, labels: Any, options: dict, names: list[str]
         Arrays(inputs, labels, **options).load()
 
 
+def test_columns_of_frames_are_matched_by_their_names():
+    dataset = Arrays(FRAME, LABELS, FRAME[["b", "a"]].assign(c=1), LABELS).load()
+    assert list(dataset.input_names) == ["a", "b"]
+    np.testing.assert_array_equal(dataset.train.inputs, dataset.test.inputs)
+    assert not Arrays(FRAME.to_numpy(), LABELS).load().input_names
+    with refused(names=["'b'", "test_inputs"]):
+        Arrays(FRAME, LABELS, FRAME[["a"]], LABELS)
+
+
 @pytest.mark.parametrize(
     "names", ["x_train y_train x_test y_test", "train_images train_labels test_images test_labels"]
 )
