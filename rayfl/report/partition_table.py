@@ -20,12 +20,17 @@ def holdings(dataset: Dataset, partition: Partition) -> np.ndarray:
     labels = dataset.train.labels
     if dataset.has_classes:
         return label_counts(labels, partition.train, dataset.num_classes)
-    if labels.dtype.kind != "f":
+    if _are_labels(labels):
         are_tokens = dataset.kind == "text" and labels.shape == dataset.train.inputs.shape
         has_label = np.ones((len(labels), 1), np.int64) if are_tokens else (labels != 0).astype(np.int64)
         return np.stack([has_label[partition.train[client]].sum(axis=0) for client in range(len(partition.train))])
     bounds = np.quantile(labels[:, 0], np.arange(1, 10) / 10)
     return label_counts(np.searchsorted(bounds, labels[:, 0]), partition.train, 10)
+
+
+def _are_labels(labels: np.ndarray) -> bool:
+    """Whether labels with a second axis are no numbers to predict: whole ones, or 0 and 1 alone, as tables read them."""
+    return labels.dtype.kind != "f" or bool(np.isin(labels, (0, 1)).all())
 
 
 def distances(counts: np.ndarray) -> np.ndarray:
@@ -87,7 +92,7 @@ def _owner_text(dataset: Dataset, client: int, examples: np.ndarray) -> str:
 
 def _label_text(dataset: Dataset, counts: np.ndarray) -> str:
     """The classes held, the most frequent first, at most twelve of them."""
-    name = str if dataset.train.labels.dtype.kind == "f" else dataset.class_name
+    name = dataset.class_name if _are_labels(dataset.train.labels) else str
     order = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)].tolist()
     text = " ".join(f"{name(label)}:{counts[label]}" for label in order[:12])
     return text if len(order) <= 12 else f"{text} and {len(order) - 12} more"

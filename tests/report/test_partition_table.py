@@ -82,5 +82,6 @@ def test_numbers_are_counted_by_tenths_and_texts_by_samples():
     # Client 0 has the examples 0, 1 and 3, client 1 has 2 and 5.
     assert [partition.train[client].tolist() for client in range(2)] == [[0, 1, 3], [2, 5]]
     assert holdings(tagged, partition).tolist() == [[0, 2, 3], [0, 2, 0]]
-    assert "old:3 big:2" in printed(shown=(tagged, partition))
+    as_numbers = replace(tagged, train=replace(several, labels=several.labels.astype(np.float32)))
+    assert all("old:3 big:2" in printed(shown=(labelled, partition)) for labelled in (tagged, as_numbers))
     assert [table(dataset, partition).row_count for dataset in (heights, texts)] == [2, 2]
