@@ -161,8 +161,10 @@ def _whole_numbers(path: str, client: str, indices: Any) -> np.ndarray:
 def write_partition(partition: Partition, path: Path) -> None:
     """Write the train and test examples of each client as a file that `PartitionFile` reads.
 
-    Raise RayflError if the file exists or cannot be written.
+    Raise RayflError if the name is not that of a JSON file, or if the file exists or cannot be written.
     """
+    if path.suffix.lower() in (".csv", ".tsv", ".pkl", ".pickle"):
+        raise RayflError(f"--write-partition={path.name} is no name of a JSON file; use {path.stem}.json")
     splits = {
         split: {str(client): shards[client].tolist() for client in range(len(shards))}
         for split, shards in (("train", partition.train), ("test", partition.test))

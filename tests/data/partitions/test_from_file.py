@@ -138,6 +138,8 @@ def test_a_partition_is_written_in_its_order(tmp_path: Path):
     assert json.loads((tmp_path / "out.json").read_text()) == {"train": CLIENTS, "test": {"0": [], "1": [], "2": []}}
     with refused(names=["nowhere", "--write-partition"]):
         write_partition(split(tmp_path / "p.json", CLIENTS), tmp_path / "nowhere" / "out.json")
+    with refused(names=["out.csv", "--write-partition", "out.json"]):
+        write_partition(split(tmp_path / "p.json", CLIENTS), tmp_path / "out.csv")
 
 
 def test_a_folder_of_arrays_has_a_client_in_each_and_is_kept_as_one_file(tmp_path: Path):
