@@ -29,7 +29,7 @@ def holdings(dataset: Dataset, partition: Partition) -> np.ndarray:
 
 
 def _are_labels(labels: np.ndarray) -> bool:
-    """Whether labels with a second axis are no numbers to predict: whole ones, or 0 and 1 alone, as tables read them."""
+    """Whether labels with a second axis are no numbers to predict: whole ones, or 0 and 1 alone, as in tables."""
     return labels.dtype.kind != "f" or bool(np.isin(labels, (0, 1)).all())
 
 
