@@ -72,6 +72,12 @@ def explained(error: UnknownKey, experiment: type[Settings], chosen: Chosen, tab
         return _meant(error, parts)
     is_near = word not in OTHER_WORDS and difflib.get_close_matches(word, error.known)
     keys_meant = keys_meant_by(word, experiment, chosen)
+    owners = {
+        key: name for name, component in choices for key in settings_of(component) if _plain(word) in key.split("_")
+    }
+    if owners and not error.known:
+        words = [f"{key!r} of {name!r}" for key, name in owners.items()][:_MOST_SHOWN]
+        return RayflError(f"': did you mean {listed(words, 'or')}?", error.key, error.lead)
     # A word of several other tables says nothing about this one.
     return error if is_near or not keys_meant or (choices and len(keys_meant) > 1) else _meant(error, keys_meant)
 

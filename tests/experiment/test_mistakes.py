@@ -45,6 +45,7 @@ UNION = ("number", "list", "median", "sigma", "low", "high")
         ({"method": {"name": "fedavg", "keep_ratio": 0.1, "lr": 0.1}},
          ["method.keep_ratio", "fedavg", "fedpse", "fedscr", "fedstc"]),
         ({"partition": {"name": "labels-per-client", "labels": 2}}, ["partition.labels", "'labels_per_client'"]),
+        ({"partition": {"name": "iid", "labels": 2}}, ["partition.labels", "'labels_per_client' of 'labels-per"]),
         # Keys of the same name in two other tables mean something else.
         ({"partition": {"name": "pathological", "labels": 2}}, ["partition.labels", "classes_per_client"]),
         ({"patience": 3}, ["'patience'", "stop.patience"]),
