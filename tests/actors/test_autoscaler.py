@@ -73,8 +73,10 @@ def test_nodes_are_started_for_a_run_and_taken_back(tmp_path: Path) -> None:
             while len(living(head)) > 1 and time.monotonic() < deadline:
                 time.sleep(0.2)
         assert list(living(head)) == [HEAD_ID], "nodes that nobody uses are taken back"
-    (waiting,) = (line for line in (done.stdout + done.stderr).splitlines() if "zone=east" in line)
-    check_sentence(waiting, ["2 actors", "num_cpus=1", "num_gpus=0", "zone=east", "runtime.wait_for_room_s=200"])
+    # A slow machine may say once more how many actors wait.
+    waiting = [line for line in (done.stdout + done.stderr).splitlines() if "zone=east" in line]
+    assert 1 <= len(waiting) <= 2, waiting
+    check_sentence(waiting[0], ["2 actors", "num_cpus=1", "num_gpus=0", "zone=east", "runtime.wait_for_room_s=200"])
     # The run may be over when the second of its nodes is there.
     assert list(seen[0]) == [HEAD_ID] and 2 <= max(map(len, seen)) <= 3
     assert {zone for nodes in seen for zone in nodes.values()} == {None, "east"}
