@@ -66,10 +66,6 @@ class StackBatches:
         """Which clients have this step, bool [width] on the device; None if all have it."""
         return None if self._everyone[step] else self._active[step]
 
-    def step(self, step: int) -> Batch | tuple[Batch, ...]:
-        """The batch of a step, or a tuple of batches if a step takes several."""
-        return self.batch_of(self.numbers(step))
-
     def numbers(self, step: int) -> tuple[torch.Tensor | None, ...]:
         """What `batch_of` makes a step's batches from: rows, crops and weights of each."""
         tables = (self._rows, self._crops, self._weights)

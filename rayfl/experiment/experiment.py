@@ -28,7 +28,7 @@ from rayfl.models.adapters import Adapters
 from rayfl.models.base import Architecture
 from rayfl.population.sampling import Clients
 from rayfl.rounds.early_stop import EarlyStop
-from rayfl.rounds.setup import Evaluation
+from rayfl.rounds.evaluation_settings import Evaluation
 from rayfl.run_directory.checkpoint import Checkpoints
 from rayfl.run_directory.object_storage import is_url, require_url
 from rayfl.run_directory.trackers.tracker import TrackerName

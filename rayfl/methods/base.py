@@ -28,7 +28,7 @@ from rayfl.data.batches import Batch
 from rayfl.determinism.seeding import FirstDraws
 from rayfl.errors import RayflError
 from rayfl.gather import Aggregate, Collect, ElementwiseMean, Gather, Received, Relay, Sum, WeightedMean, WeightedSum
-from rayfl.methods.capabilities import Capabilities
+from rayfl.methods.capabilities import OF_EXCHANGES, OF_SERVERS, Capabilities
 from rayfl.methods.hook_types import (
     Carry,
     Context,
@@ -57,14 +57,6 @@ from rayfl.task import BoundTask
 from rayfl.topology.graphs import Topology
 from rayfl.topology.mixing import Exchange, Sparse
 from rayfl.tree import Difference, State, Tree
-
-_OF_SERVERS = (
-    "downlink",
-    "selection",
-    *(f"clients.{name}" for name in ("per_round", "fraction", "deadline_s", "take_first", "upload_loss")),
-    "clients.dropout_after_download",
-)
-_OF_EXCHANGES = ("topology", "uplink", "downlink", "clients.uplink_mbps", "clients.downlink_mbps")
 
 
 class Method(Kind, ABC):
@@ -150,11 +142,11 @@ class Method(Kind, ABC):
         name, can = cls.__name__, cls.capabilities
         reasons = {} if can.uses_graph else {"topology": f"as {name} has a server"}
         if issubclass(cls, PeerHalf):
-            reasons = dict.fromkeys(_OF_SERVERS, f"as {name} has no server, and all of its clients train every round")
+            reasons = dict.fromkeys(OF_SERVERS, f"as {name} has no server, and all of its clients train every round")
         if can.own_compression:
             reasons |= dict.fromkeys(("uplink", "downlink"), f"as {name} encodes messages in its own way")
         if not cls.gather:
-            reasons |= dict.fromkeys(_OF_EXCHANGES, f"as clients of {name} exchange nothing")
+            reasons |= dict.fromkeys(OF_EXCHANGES, f"as clients of {name} exchange nothing")
         if can.newcomer == "undefined":
             reasons["clients.unseen"] = f"as {name} defines no model for a client that comes for the first time"
         if not can.personalized and cls.eval_stages is Method.eval_stages:

@@ -17,6 +17,16 @@ from rayfl.methods.hook_types import Newcomer
 from rayfl.settings import Settings, shown
 from rayfl.topology.mixing import Needs
 
+OF_SERVERS = (
+    "downlink",
+    "selection",
+    *(f"clients.{name}" for name in ("per_round", "fraction", "deadline_s", "take_first", "upload_loss")),
+    "clients.dropout_after_download",
+)
+"""Settings that do nothing without a server."""
+OF_EXCHANGES = ("topology", "uplink", "downlink", "clients.uplink_mbps", "clients.downlink_mbps")
+"""Settings that do nothing if clients exchange nothing."""
+
 
 class Rule(Enum):
     """How a field is inherited, and how a wrapper combines it with the wrapped method's; each field has exactly one."""

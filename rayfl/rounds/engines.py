@@ -81,10 +81,11 @@ class LocalTask:
     def _share(self, stage: Stage) -> float:
         return self.share * stage.share if stage.split == "train" and not stage.free else 1.0
 
-    def takes_graphs(self, stage: Stage) -> bool:
-        """Whether the steps of a stage may be captured."""
-        is_resident = self.data.store.split(stage.split).is_resident
-        return self.graphs is not None and self.graphs.takes(stage, is_resident)
+    def graphs_for(self, stage: Stage) -> StepGraphs | None:
+        """What captures the steps of a stage; None if they run as they are."""
+        if self.graphs is None or not self.graphs.takes(stage, self.data.store.split(stage.split).is_resident):
+            return None
+        return self.graphs
 
     # Any: arguments of `ClientData.order`.
     def _drawn(self, stage: Stage, draws: np.random.Generator | None = None) -> dict[str, Any]:
@@ -125,7 +126,8 @@ def run_loop(method: Method, tasks: Sequence[LocalTask], width: int = 1) -> Iter
 
 def _looped(one_step: Callable[..., Carry], carry: Carry, task: LocalTask, stage: Stage) -> Carry:
     """One client's carry after all steps of a stage; `one_step`: `Method.step`."""
-    if task.graphs is None or not task.takes_graphs(stage):
+    graphs = task.graphs_for(stage)
+    if graphs is None:
         for batch in task.batches(stage):
             carry = one_step(carry, batch, stage=stage)
         return carry
@@ -137,7 +139,7 @@ def _looped(one_step: Callable[..., Carry], carry: Carry, task: LocalTask, stage
 
     singles = task.data.numbers(stage.split, task.order(stage))
     steps = (tuple(itertools.chain(*parts)) for parts in zip(*[singles] * group, strict=True))
-    return task.graphs.run(stage, 0, step, carry, steps)
+    return graphs.run(stage, 0, step, carry, steps)
 
 
 def run_vmap(method: Method, tasks: Sequence[LocalTask], width: int = 1) -> Iterator[tuple[Carry, dict[str, Work]]]:
@@ -201,10 +203,11 @@ def advanced(method: Method, tasks: Sequence[LocalTask], carry: Carry, stage: St
     rounds, clients = zip(*((task.round, task.client) for task in tasks), strict=True)
     draws = seeding.generators(tasks[0].seed, rounds, clients, f"{tasks[0].purpose}/{stage.name}/batches")
     orders = [task.order(stage, own_draws) for task, own_draws in zip(tasks, draws, strict=True)]
-    batches, graphs = stage_batches(tasks, stage, orders, width), tasks[0].graphs
+    batches = stage_batches(tasks, stage, orders, width)
 
     def run() -> Carry:
-        if graphs is None or not tasks[0].takes_graphs(stage):
+        graphs = tasks[0].graphs_for(stage)
+        if graphs is None:
             return run_stage(method, carry, batches, stage)
         steps = ((*batches.numbers(index), batches.active(index)) for index in range(batches.num_steps))
         return graphs.run(stage, width, stack_step(method, batches, stage), carry, steps)

@@ -23,10 +23,11 @@ from rayfl.methods.base import Batch, Method, PeerHalf, RayflError
 from rayfl.methods.shared.own_parts import OwnParts
 from rayfl.population.sampling import Population
 from rayfl.rounds import downlinks, label_counts
+from rayfl.rounds.evaluation_settings import Evaluation
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.ledger import RoundRecord
 from rayfl.rounds.rounds import RunState
-from rayfl.rounds.setup import Evaluation, Setup
+from rayfl.rounds.setup import Setup
 from rayfl.rounds.worker_jobs import Missed
 from rayfl.run_directory import checkpoint
 from rayfl.task import NetworkTask

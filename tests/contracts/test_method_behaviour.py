@@ -6,8 +6,8 @@ import pytest
 from rayfl.methods.base import Context, Finished, FirstDraws, Message, Traits, Tree
 from rayfl.methods.compressed.lag import LAG
 from rayfl.methods.server.scaffold import Scaffold, ScaffoldCarry, ScaffoldState
+from rayfl.rounds.evaluation_settings import Evaluation
 from rayfl.rounds.executor import InlineExecutor
-from rayfl.rounds.setup import Evaluation
 from rayfl.testing import contracts
 from rayfl.testing.executors import assert_same_bits, contents, leaves, play
 from rayfl.testing.watching import watched

@@ -23,6 +23,11 @@ def clients(shape=(1, 1, 2), augment: bool = False) -> list[ClientData]:
     return [ClientData(dataset, Partition(shards, empty, empty, empty), client, store) for client in range(3)]
 
 
+def batch_at(batches: StackBatches, step: int) -> Batch | tuple[Batch, ...]:
+    """The batch of a step, or a tuple of batches if a step takes several."""
+    return batches.batch_of(batches.numbers(step))
+
+
 def orders(data: list[ClientData], **given) -> list[Order]:
     return [one.order("train", generator=generator(0, 0, one.client), **given) for one in data]
 
@@ -42,7 +47,7 @@ def test_every_row_has_its_client_s_batches_and_padding_weighs_nothing():
     # Five examples are 3 batches an epoch, three and four are 2.
     assert (batches.num_steps, [len(one) for one in wanted]) == (6, [6, 4, 4])
     for step in range(6):
-        batch, active = batches.step(step), batches.active(step)
+        batch, active = batch_at(batches, step), batches.active(step)
         assert isinstance(batch, Batch) and batch.weights is not None
         assert (batch.inputs.shape, batch.labels.shape, batch.weights.shape) == ((3, 2, 3, 8, 8), (3, 2), (3, 2))
         assert (active is None) == (step < 4)
@@ -59,7 +64,7 @@ def test_missing_clients_are_the_first_one_again():
     data = clients()
     batches = StackBatches(data[0].store, "train", orders(data[:2], epochs=1, batch_size=2), width=4, size=2)
     for step in range(batches.num_steps):
-        batch, active = batches.step(step), batches.active(step)
+        batch, active = batch_at(batches, step), batches.active(step)
         assert isinstance(batch, Batch)
         for row in (2, 3):
             assert torch.equal(batch.inputs[row], batch.inputs[0]) and torch.equal(batch.labels[row], batch.labels[0])
@@ -69,8 +74,8 @@ def test_missing_clients_are_the_first_one_again():
 def test_full_batches_have_weights_where_they_are_unequal():
     data = clients()
     given = {"steps": 2, "batch_size": None}
-    unequal = StackBatches(data[0].store, "train", orders(data, **given), width=3).step(1)
-    equal = StackBatches(data[0].store, "train", orders(data[:1], **given), width=2).step(1)
+    unequal = batch_at(StackBatches(data[0].store, "train", orders(data, **given), width=3), 1)
+    equal = batch_at(StackBatches(data[0].store, "train", orders(data[:1], **given), width=2), 1)
     assert isinstance(unequal, Batch) and isinstance(equal, Batch) and unequal.weights is not None
     assert unequal.weights.sum(dim=1).tolist() == list(SIZES)
     assert equal.weights is None and equal.inputs.shape == (2, 5, 1, 1, 2)
@@ -83,7 +88,7 @@ def test_a_step_of_several_batches_is_a_tuple():
     wanted = [list(one.batches("train", generator=generator(0, 0, one.client), **given)) for one in data]
     assert batches.num_steps == max(map(len, wanted)) == 2
     for step in range(2):
-        parts = batches.step(step)
+        parts = batch_at(batches, step)
         assert not isinstance(parts, Batch) and len(parts) == 2
         for row, own in enumerate(wanted):
             last = own[min(step, len(own) - 1)]
@@ -97,7 +102,7 @@ def test_inputs_own_their_memory_and_weights_are_aligned(shape: tuple[int, ...])
     data = clients(shape)
     batches = StackBatches(data[0].store, "train", orders(data, epochs=1, batch_size=2), width=3, size=2)
     for step in range(batches.num_steps):
-        batch = batches.step(step)
+        batch = batch_at(batches, step)
         assert isinstance(batch, Batch) and batch.weights is not None
         assert batch.inputs.untyped_storage().nbytes() == 4 * batch.inputs.numel()
         assert batch.weights.data_ptr() % (4 * ALIGNED) == 0
@@ -130,13 +135,13 @@ def test_batches_of_a_gpu_are_those_of_main_memory_and_their_steps_wait_for_noth
         store = DeviceData(data[0].dataset, GPU)
         batches = StackBatches(store, "train", orders(data, **given), width=4, size=2)
         # The constants of the normalisation travel with a process's first batch.
-        batches.step(0)
+        batch_at(batches, 0)
         before = len(gpu.uploads)
-        kept = [(batches.step(step), batches.active(step)) for step in range(batches.num_steps)]
+        kept = [(batch_at(batches, step), batches.active(step)) for step in range(batches.num_steps)]
         assert len(gpu.uploads) - before == (0 if resident else 2 * batches.num_steps)
         assert gpu.downloads == []
         for step, (batch, active) in enumerate(kept):
-            plain, plainly = wanted.step(step), wanted.active(step)
+            plain, plainly = batch_at(wanted, step), wanted.active(step)
             assert isinstance(batch, Batch) and isinstance(plain, Batch)
             for one, other in ((batch.inputs, plain.inputs), (batch.labels, plain.labels)):
                 assert one.device == GPU and torch.equal(one.cpu(), other)

@@ -18,7 +18,6 @@ from jobs import single as running
 from jobs import sweep as sweeping
 from jobs.console import Audience
 from jobs.display import Overall
-from jobs.sweep import Outcome, run_at_once
 from rayfl.errors import ClientError
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.sweep import Combination, read_sweep
@@ -337,8 +336,8 @@ def test_the_end_of_a_process_and_for_what_it_waits(
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program))
     audience, one = Audience(), Combination("seed=1", "one", experiment())
-    waiting = Outcome(one, tmp_path / "one", "waiting")
-    (found,) = run_at_once([waiting], 2, False, None, Overall(audience.display, 1), audience)
+    waiting = sweeping.Outcome(one, tmp_path / "one", "waiting")
+    (found,) = sweeping.run_at_once([waiting], 2, False, None, Overall(audience.display, 1), audience)
     assert (found.status, found.error) == end and found.directory == tmp_path / "one"
     waiting = "seed=1: waiting for room\n" if log.startswith("waiting") else ""
     assert capsys.readouterr().out == f"{waiting}seed=1: {end[0]}\n"

@@ -24,10 +24,11 @@ from rayfl.methods.compressed.fedpse import FedPSEHyper
 from rayfl.methods.shared.local_training import LocalTraining, LocalWork
 from rayfl.models.dense import Logistic
 from rayfl.population.sampling import Clients, Population
+from rayfl.rounds.evaluation_settings import Evaluation
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.ledger import RoundRecord
 from rayfl.rounds.rounds import RunState, simulate
-from rayfl.rounds.setup import Evaluation, Setup
+from rayfl.rounds.setup import Setup
 from tests.bound_tasks import classification
 
 Vectors = dict[str, np.ndarray]

@@ -13,9 +13,10 @@ from rayfl import tree
 from rayfl.data.datasets import Dataset, Examples
 from rayfl.models.dense import MLP
 from rayfl.rounds.check_setup import check_setup
+from rayfl.rounds.evaluation_settings import Evaluation
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.rounds import RunState
-from rayfl.rounds.setup import Evaluation, Setup
+from rayfl.rounds.setup import Setup
 from rayfl.tree import Tree
 from tests.bound_tasks import classification
 from tests.methods.reference import DIM, NUM_CLASSES, SIZES, assert_close, setup_of, vectors

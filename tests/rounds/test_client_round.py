@@ -11,7 +11,8 @@ from rayfl.methods.base import Work
 from rayfl.population.client import ClientStatus
 from rayfl.rounds import downlinks
 from rayfl.rounds.client_round import CallInputs, ClientRound, Participant, with_memory, without_memory
-from rayfl.rounds.setup import Evaluation, Setup
+from rayfl.rounds.evaluation_settings import Evaluation
+from rayfl.rounds.setup import Setup
 from rayfl.rounds.worker_jobs import Missed, RoundInputs
 from rayfl.schedules.asynchronous import Buffered
 from tests.methods.reference import setup_of

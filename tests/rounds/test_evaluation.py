@@ -9,7 +9,8 @@ from rayfl.methods.base import Stage
 from rayfl.metrics.fairness import is_summary
 from rayfl.rounds import evaluation, model_sums
 from rayfl.rounds.check_setup import check_evaluation
-from rayfl.rounds.setup import Evaluation, Setup
+from rayfl.rounds.evaluation_settings import Evaluation
+from rayfl.rounds.setup import Setup
 from tests.methods.reference import SIZES, initial, played, setup_of, trained
 from tests.refusals import refused
 

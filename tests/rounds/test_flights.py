@@ -10,8 +10,9 @@ import torch
 from rayfl.data.batches import Batch
 from rayfl.experiment.prepare import prepare
 from rayfl.methods.server.fedavg import FedAvg
+from rayfl.rounds.evaluation_settings import Evaluation
 from rayfl.rounds.executor import InlineExecutor
-from rayfl.rounds.setup import Evaluation, Setup
+from rayfl.rounds.setup import Setup
 from rayfl.run_directory import checkpoint
 from rayfl.schedules.asynchronous import Asynchronous, Buffered
 from rayfl.schedules.base import Schedule

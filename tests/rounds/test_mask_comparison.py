@@ -9,8 +9,9 @@ import torch
 from rayfl import tree
 from rayfl.experiment.prepare import prepare
 from rayfl.metrics.masks import CORRELATION, HAMMING, SIMILARITY, hamming, label_similarity, mask_bits
+from rayfl.rounds.evaluation_settings import Evaluation
 from rayfl.rounds.ledger import RoundRecord
-from rayfl.rounds.setup import Evaluation, Setup
+from rayfl.rounds.setup import Setup
 from rayfl.testing.executors import play
 from tests.contracts.every_method import experiment
 from tests.methods.reference import played, setup_of

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from rayfl.compress.sparse import TopK
-from rayfl.rounds.setup import Evaluation, Setup
+from rayfl.rounds.evaluation_settings import Evaluation
+from rayfl.rounds.setup import Setup
 from rayfl.schedules.asynchronous import Buffered
 from rayfl.testing.executors import assert_same_bits
 from tests.methods.reference import setup_of

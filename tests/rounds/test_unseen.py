@@ -13,8 +13,9 @@ from rayfl.experiment.prepare import prepare
 from rayfl.population.availability import Trace
 from rayfl.population.sampling import Clients, Population
 from rayfl.rounds.check_setup import check_setup
+from rayfl.rounds.evaluation_settings import Evaluation
 from rayfl.rounds.executor import InlineExecutor
-from rayfl.rounds.setup import Evaluation, Setup
+from rayfl.rounds.setup import Setup
 from rayfl.selections.base import Selection
 from rayfl.testing.contracts import without_unseen
 from rayfl.testing.executors import Shuffled, assert_same_bits, contents, play

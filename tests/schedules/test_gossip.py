@@ -16,10 +16,11 @@ from rayfl.data.partition import Partition, Shards
 from rayfl.experiment.prepare import prepare
 from rayfl.methods.base import Method, PeerHalf
 from rayfl.population.sampling import Clients, Population
+from rayfl.rounds.evaluation_settings import Evaluation
 from rayfl.rounds.executor import InlineExecutor, Job, JobResult, Ref
 from rayfl.rounds.ledger import RoundRecord
 from rayfl.rounds.run_state import RunState
-from rayfl.rounds.setup import Evaluation, Setup
+from rayfl.rounds.setup import Setup
 from rayfl.run_directory import checkpoint
 from rayfl.run_directory.states import load_states
 from rayfl.schedules.base import PeerSchedule

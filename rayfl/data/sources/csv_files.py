@@ -70,51 +70,11 @@ def read_csv(path: Path, dialect: Dialect) -> pa.Table:
         content = _tabulated(read_bytes(path) if content is None else content)
     names = _names(path, dialect, cells)
     if names is None and _lacks_a_name(cells):
-        # R's write.table gives the names of the rows no name.
-        names = ["", *cells[0]]
-        if not any(row[-1] for row in cells[1:]):
-            # Each row but the header ends in a separator.
-            names = [*cells[0], ""]
-        elif len({row[0] for row in cells[1:]}) < len(cells) - 1:
-            raise RayflError(
-                f"{path} has {len(cells[0])} names in its header and {len(cells[1])} fields in its rows, and the first "
-                "ones are no names of rows, which all differ; if a comma is also the decimal mark, or separates "
-                "thousands, give data.separator, or write such fields in quotes"
-            )
+        names = _names_with_one_more(path, cells)
         skipped += 1
     decimal = dialect.decimal or _decimal(separator, cells)
-    convert = pyarrow.csv.ConvertOptions(
-        null_values=GAPS,
-        decimal_point=decimal,
-        column_types=dict.fromkeys(dialect.texts, pa.string()),
-    )
-    parse = pyarrow.csv.ParseOptions(delimiter=_delimiter(separator), newlines_in_values=True)
-
-    size = path.stat().st_size if content is None else len(content)
-
-    def parsed(block_size: int, only: Sequence[str] = ()) -> pa.Table:
-        read = pyarrow.csv.ReadOptions(
-            skip_rows=skipped, column_names=names, block_size=block_size, use_threads=block_size == _PIECE
-        )
-        converted = convert
-        if only:
-            texts = dict.fromkeys(only, pa.string())
-            converted = pyarrow.csv.ConvertOptions(include_columns=[*only], column_types=texts)
-        return pyarrow.csv.read_csv(path if content is None else pa.BufferReader(content), read, parse, converted)
-
     try:
-        try:
-            table = parsed(_PIECE)
-        except pa.ArrowInvalid:
-            # The first block decides the types of columns. One thread knows the number of a wrong row.
-            table = parsed(min(size + 1, _LARGEST_BLOCK))
-        numeric = [
-            column if name in dialect.texts else _without_blank_gaps(column, decimal)
-            for name, column in zip(table.column_names, table.columns, strict=True)
-        ]
-        table = pa.table(numeric, names=table.column_names)
-        if numerals := [name for name in dict.fromkeys(dialect.names) if _is_of_whole_numbers(table, name)]:
-            table = _with_zeros(table, parsed(_PIECE, numerals))
+        table = _parsed(path, content, _Layout(separator, skipped, names, decimal), dialect)
         columns = [_trimmed(column) for column in table.columns]
         # numpy.savetxt writes a header as a comment.
         return pa.table(columns, names=[name.strip().removeprefix("# ") for name in table.column_names])
@@ -126,6 +86,63 @@ def read_csv(path: Path, dialect: Dialect) -> pa.Table:
         raise RayflError(
             f"{path} has a header (row 0) that is no UTF-8 text; give data.encoding that of the file, such as 'latin-1'"
         ) from None
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """How a file's lines become columns. skipped: lines before the names, or before the rows if `names` are given."""
+
+    separator: Separator
+    skipped: int
+    names: Sequence[str] | None
+    decimal: str
+
+
+def _parsed(path: Path, content: bytes | None, layout: _Layout, dialect: Dialect) -> pa.Table:
+    """The table of a file, or of its content, with its texts as they stand there. Raise ArrowInvalid, or
+    UnicodeDecodeError for the names."""
+    source_size = path.stat().st_size if content is None else len(content)
+    parse = pyarrow.csv.ParseOptions(delimiter=_delimiter(layout.separator), newlines_in_values=True)
+    texts = dict.fromkeys(dialect.texts, pa.string())
+    convert = pyarrow.csv.ConvertOptions(null_values=GAPS, decimal_point=layout.decimal, column_types=texts)
+
+    def parsed(block_size: int, convert: pyarrow.csv.ConvertOptions) -> pa.Table:
+        threads = block_size == _PIECE
+        read = pyarrow.csv.ReadOptions(
+            skip_rows=layout.skipped, column_names=layout.names, block_size=block_size, use_threads=threads
+        )
+        return pyarrow.csv.read_csv(path if content is None else pa.BufferReader(content), read, parse, convert)
+
+    try:
+        table = parsed(_PIECE, convert)
+    except pa.ArrowInvalid:
+        # The first block decides the types of columns. One thread knows the number of a wrong row.
+        table = parsed(min(source_size + 1, _LARGEST_BLOCK), convert)
+    columns = [
+        column if name in dialect.texts else _without_blank_gaps(column, layout.decimal)
+        for name, column in zip(table.column_names, table.columns, strict=True)
+    ]
+    table = pa.table(columns, names=table.column_names)
+    if numerals := [name for name in dict.fromkeys(dialect.names) if _is_of_whole_numbers(table, name)]:
+        types = dict.fromkeys(numerals, pa.string())
+        as_texts = pyarrow.csv.ConvertOptions(include_columns=numerals, column_types=types)
+        table = _with_zeros(table, parsed(_PIECE, as_texts))
+    return table
+
+
+def _names_with_one_more(path: Path, cells: Sequence[Sequence[str]]) -> list[str]:
+    """The names of columns whose header has one name less than the rows have fields."""
+    if not any(row[-1] for row in cells[1:]):
+        # Each row but the header ends in a separator.
+        return [*cells[0], ""]
+    if len({row[0] for row in cells[1:]}) < len(cells) - 1:
+        raise RayflError(
+            f"{path} has {len(cells[0])} names in its header and {len(cells[1])} fields in its rows, and the first "
+            "ones are no names of rows, which all differ; if a comma is also the decimal mark, or separates "
+            "thousands, give data.separator, or write such fields in quotes"
+        )
+    # R's write.table gives the names of the rows no name.
+    return ["", *cells[0]]
 
 
 def _first_lines(path: Path, content: bytes | None) -> list[str]:

@@ -16,7 +16,8 @@ from rayfl.data.partition import Partition, Shards
 from rayfl.methods.base import Method
 from rayfl.population.sampling import Clients, Population
 from rayfl.rounds.check_setup import check_setup
-from rayfl.rounds.setup import Evaluation, Setup
+from rayfl.rounds.evaluation_settings import Evaluation
+from rayfl.rounds.setup import Setup
 from rayfl.schedules.base import Schedule
 from rayfl.schedules.synchronous import Synchronous
 from rayfl.task import BoundTask

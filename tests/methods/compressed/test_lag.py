@@ -11,8 +11,9 @@ from rayfl.choices.kinds import find
 from rayfl.methods.base import Method
 from rayfl.methods.compressed.lag import LAG
 from rayfl.methods.compressed.lag_ps import LAGPS
+from rayfl.rounds.evaluation_settings import Evaluation
 from rayfl.rounds.executor import InlineExecutor
-from rayfl.rounds.setup import Evaluation, Setup
+from rayfl.rounds.setup import Setup
 from rayfl.testing.executors import play
 from tests.contracts.seams.closed_form import Points, flat, points, start
 from tests.contracts.seams.quadratic import Quadratic, setup

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rayfl.rounds.evaluation_settings import Evaluation
 from rayfl.rounds.executor import InlineExecutor
-from rayfl.rounds.setup import Evaluation
 from rayfl.testing.executors import Shuffled, assert_same_bits, contents, play
 from tests.contracts.seams.closed_form import points
 from tests.methods.plain_peers import made, models

@@ -9,9 +9,10 @@ import torch
 
 from rayfl import tree
 from rayfl.methods.personal.apfl import APFL
+from rayfl.rounds.evaluation_settings import Evaluation
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.rounds import RunState
-from rayfl.rounds.setup import Evaluation, Setup
+from rayfl.rounds.setup import Setup
 from rayfl.testing.executors import play
 from tests.contracts.seams.closed_form import flat, points, start
 from tests.methods.averaging import ABSENCES, Server, assert_follows, followed, made, rate, train_batches

@@ -7,8 +7,9 @@ import pytest
 
 from rayfl import tree
 from rayfl.methods.personal.ditto import Ditto
+from rayfl.rounds.evaluation_settings import Evaluation
 from rayfl.rounds.executor import InlineExecutor
-from rayfl.rounds.setup import Evaluation, Setup
+from rayfl.rounds.setup import Setup
 from rayfl.testing.executors import play
 from tests.contracts.seams.closed_form import batches, flat, points, start
 from tests.methods.averaging import ABSENCES, ENGINES, Server, assert_follows, followed, made, wells

@@ -14,7 +14,8 @@ from rayfl.determinism import seeding
 from rayfl.methods.base import Stage, Work
 from rayfl.methods.personal.fedala import FedALA
 from rayfl.rounds.engines import LocalTask
-from rayfl.rounds.setup import Evaluation, Setup
+from rayfl.rounds.evaluation_settings import Evaluation
+from rayfl.rounds.setup import Setup
 from rayfl.testing.executors import play
 from tests.contracts.seams.closed_form import BIAS, Points, flat, points, start
 from tests.contracts.seams.quadratic import TRAIN, Quadratic

@@ -5,8 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rayfl.rounds.evaluation_settings import Evaluation
 from rayfl.rounds.ledger import RoundRecord
-from rayfl.rounds.setup import Evaluation, Setup
+from rayfl.rounds.setup import Setup
 from rayfl.testing.executors import play
 from tests.contracts.seams.closed_form import flat, points, start
 from tests.contracts.seams.quadratic import TRAIN

@@ -10,9 +10,10 @@ from rayfl import tree
 from rayfl.determinism import seeding
 from rayfl.methods.base import Carry, Context, Finished, ModelState, Work
 from rayfl.methods.personal.fedfomo import FedFomo
+from rayfl.rounds.evaluation_settings import Evaluation
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.rounds import RunState
-from rayfl.rounds.setup import Evaluation, Setup
+from rayfl.rounds.setup import Setup
 from rayfl.testing.executors import Shuffled, play
 from tests.contracts.seams.closed_form import batches, flat, points, start
 from tests.contracts.seams.quadratic import setup

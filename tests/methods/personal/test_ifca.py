@@ -15,8 +15,9 @@ from rayfl import tree
 from rayfl.data.datasets import Dataset
 from rayfl.determinism.seeding import NOBODY, FirstDraws
 from rayfl.methods.personal.ifca import of_cluster
+from rayfl.rounds.evaluation_settings import Evaluation
 from rayfl.rounds.rounds import RunState
-from rayfl.rounds.setup import Evaluation, Setup
+from rayfl.rounds.setup import Setup
 from rayfl.testing.executors import play, rows
 from rayfl.tree import Tree
 from tests.contracts.every_method import on_digits

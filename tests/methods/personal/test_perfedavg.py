@@ -9,7 +9,8 @@ import torch
 from rayfl import tree
 from rayfl.data.batches import Batch
 from rayfl.methods.personal.perfedavg import PerFedAvg
-from rayfl.rounds.setup import Evaluation, Setup
+from rayfl.rounds.evaluation_settings import Evaluation
+from rayfl.rounds.setup import Setup
 from rayfl.testing.executors import play
 from tests.contracts.seams.closed_form import Points, batches, flat, points, start
 from tests.contracts.seams.quadratic import Quadratic

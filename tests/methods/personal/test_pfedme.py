@@ -8,9 +8,10 @@ import pytest
 from rayfl import tree
 from rayfl.methods.personal.pfedmac import PFedMac
 from rayfl.methods.personal.pfedme import PFedMe
+from rayfl.rounds.evaluation_settings import Evaluation
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.rounds import RunState
-from rayfl.rounds.setup import Evaluation, Setup
+from rayfl.rounds.setup import Setup
 from rayfl.testing.executors import play
 from tests.contracts.seams.closed_form import batches, flat, points, start
 from tests.methods.averaging import ABSENCES, ENGINES, Factors, assert_follows, made, optima, untouched, wells

@@ -10,7 +10,8 @@ from rayfl.compress.dense import Dense
 from rayfl.compress.feedback import ErrorFeedback
 from rayfl.compress.sparse import TopK
 from rayfl.methods.server.feddyn import FedDyn
-from rayfl.rounds.setup import Evaluation, Setup
+from rayfl.rounds.evaluation_settings import Evaluation
+from rayfl.rounds.setup import Setup
 from rayfl.testing.executors import play
 from tests.contracts.seams.closed_form import flat, points, start
 from tests.methods.averaging import ABSENCES, made, optima, rate, train_batches, wells

@@ -8,7 +8,8 @@ import torch
 
 from rayfl.gather import Aggregate, WeightedMean
 from rayfl.methods.server.fedexp import FedExP
-from rayfl.rounds.setup import Evaluation, Setup
+from rayfl.rounds.evaluation_settings import Evaluation
+from rayfl.rounds.setup import Setup
 from rayfl.testing.executors import play
 from tests.contracts.seams.closed_form import flat, points, start
 from tests.methods.averaging import ABSENCES, ENGINES, made, rate, share, train_batches
