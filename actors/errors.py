@@ -1,7 +1,7 @@
 """Errors of Ray that reach the user, and the policy for losses: whether to try again or give up, and in which words.
 
 This file does not use Ray. The policy is applied to calls by actors/ray_executor.py, to actors that are starting by
-actors/pool.py, and to objects and coordinators by actors/driver.py.
+actors/pool.py, to objects by actors/coordinator.py, and to coordinators by actors/driver.py.
 """
 
 import textwrap

@@ -11,7 +11,7 @@ from ray import cloudpickle
 
 import rayfl
 from actors.client import ClientActor
-from actors.driver import Coordinator
+from actors.coordinator import Coordinator
 from rayfl.own_packages import claim
 from tests.refusals import refused
 

@@ -15,7 +15,7 @@ import ray
 from ray.exceptions import RayError
 
 from actors import driver, errors, pool, ray_internals, supervision
-from actors.driver import Progress, RunSpec
+from actors.coordinator import Progress, RunSpec
 from actors.errors import TRIES, Cause, ClusterError
 from actors.placement import Placement
 from actors.ray_executor import Call, RayExecutor

@@ -7,7 +7,7 @@ import pytest
 import ray
 
 from actors import driver, session
-from actors.driver import Progress
+from actors.coordinator import Progress
 from actors.errors import ClusterError
 from actors.ray_executor import PendingCalls
 from actors.ray_internals import PLAIN

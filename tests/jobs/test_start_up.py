@@ -33,7 +33,7 @@ NEEDED_FIRST = [
     ("jobs.catalogue, rayfl.experiment.experiment", {"ray", *DRAWS}),
     ("rayfl.rounds.worker, rayfl.run_directory.play_run", {"ray", *DRAWS}),
     (CHOSEN_BY_NAME, {"ray", *DRAWS}),
-    ("jobs.single, actors.client, actors.driver", DRAWS),
+    ("jobs.single, actors.client, actors.coordinator", DRAWS),
 ]
 """What is imported one after the other in one process, and what may not be loaded by then."""
 
