@@ -26,7 +26,8 @@ from rayfl.methods.base import Method, PeerHalf
 from rayfl.metrics.base import Metric
 from rayfl.metrics.fairness import is_summary
 from rayfl.models.base import Architecture
-from rayfl.population.availability import Diurnal, LogNormal, PerClient, Trace, UniformValues
+from rayfl.population.availability import Diurnal, PerClient, Trace
+from rayfl.population.distributions import LogNormal, UniformValues
 from rayfl.report import wording
 from rayfl.run_directory.record import SCHEMAS
 from rayfl.run_directory.run_files import PARTS

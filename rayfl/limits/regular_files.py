@@ -1,18 +1,21 @@
-"""Opens users' files only if they are regular files within a size limit, and reads untrusted JSON."""
+"""Opens users' files only if they are regular files within a size limit.
+
+Opening a pipe waits for ever, reading a device may never end, and opening one may have effects.
+Links in users' folders may lead in a circle, or far above them.
+"""
 
 import difflib
 import errno
-import json
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from rayfl.errors import RayflError, reason
 from rayfl.limits.memory import in_words, machine_bytes
-from rayfl.untyped import Anything, Json
+from rayfl.untyped import Anything
 
 _LONGEST_PART = 255
 """Bytes of a file's name, on most file systems."""
@@ -148,32 +151,3 @@ def files_below(folder: Path, lenient: bool = False, around: tuple[Path, ...] = 
     yield from sorted({*inside} - {*folders})
     for path in folders:
         yield from files_below(path, lenient, (*around, Path(os.path.realpath(folder))))
-
-
-MOST_JSON_BYTES = 256 * 10**6
-"""The most bytes of a file. The description of a run with a million clients' own settings is smaller."""
-
-
-def read_json(path: Path) -> Mapping[str, Json]:
-    """The table in a JSON file. If there is none, raise RayflError, whose text is the reason, or OSError."""
-    table = parse_json(read_bytes(path, MOST_JSON_BYTES))
-    if not isinstance(table, Mapping):
-        raise RayflError("it holds no table")
-    return table
-
-
-def parse_json(text: bytes | str) -> Json:
-    """The value of a JSON text. Raise RayflError, whose text is the reason, if it is invalid, or no setting
-    could hold it (`settings.check_plain`)."""
-    # The command line begins without pydantic.
-    from rayfl.settings import check_plain
-
-    try:
-        value = json.loads(text)
-    except RecursionError:
-        raise RayflError("its tables are nested too deep") from None
-    # Wrong JSON, no UTF-8, or a number of more digits than Python reads.
-    except ValueError as error:
-        raise RayflError(f"it is no JSON: {error}") from None
-    check_plain(value)
-    return value

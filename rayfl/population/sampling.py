@@ -14,18 +14,9 @@ from pydantic import Field, model_validator
 
 from rayfl.determinism import seeding
 from rayfl.errors import refuse_if
-from rayfl.population.availability import (
-    Availability,
-    Diurnal,
-    PerClient,
-    Shares,
-    Speeds,
-    Trace,
-    TraceLines,
-    available,
-    values,
-)
+from rayfl.population.availability import Availability, Diurnal, PerClient, Trace, TraceLines, available
 from rayfl.population.client import ClientStatus, Traits
+from rayfl.population.distributions import Shares, Speeds, values
 from rayfl.selections.base import Seen
 from rayfl.selections.plain import Uniform
 from rayfl.settings import Settings

@@ -29,7 +29,8 @@ from pydantic import Field
 from rayfl import tree
 from rayfl.compress.base import Packet
 from rayfl.errors import RayflError, log, reason
-from rayfl.limits.regular_files import read_json, require_regular
+from rayfl.limits.json_files import read_json
+from rayfl.limits.regular_files import require_regular
 from rayfl.rounds.executor import Executor, Ref
 from rayfl.rounds.rounds import RunState
 from rayfl.rounds.run_state import Air, Clocks

@@ -20,11 +20,10 @@ from typing import Any, TypeVar
 
 from rayfl import toml
 from rayfl.errors import RayflError, reason
-from rayfl.limits.regular_files import read_json
+from rayfl.limits.json_files import read_json
 from rayfl.metrics.facts import RECORDED_BEFORE, Facts
 from rayfl.run_directory.disk import RunFiles, Stamp, locked, stamp, write_json, write_text, write_whole
 from rayfl.settings import Settings
-from rayfl.untyped import Json
 
 EXPERIMENT = "experiment.json"
 """A directory is a run directory if it has this file."""
@@ -55,7 +54,7 @@ _GIT_TIMEOUT_S = 5
 _PACKAGE = Path(__file__).parents[1]
 _Content = TypeVar("_Content")
 INPUT_FILES = RunFiles(
-    (r"files/[a-z]+-[0-9a-f]{12}(-\w+)?(\.[^/]*)?", "files/plugin-[0-9a-f]{12}/.+"),
+    (r"files/[a-z]+-[0-9a-f]{12}(-\w+)?(\..*)?", "files/plugin-[0-9a-f]{12}/.+"),
     {
         "`files/`": "copies of the files that the experiment names: its trace, its graph, the weights that it begins "
         "with, your code and what it imports and reads from its folder; a resumed run reads these and not the originals"
@@ -143,15 +142,10 @@ def read_metric_facts(directory: Path) -> Mapping[str, Facts]:
 
 def read_resources(directory: Path) -> dict[str, float]:
     """What a run has used of its machines; {} if that is not known."""
-    entries = _entries(directory / RESOURCES)
-    return {name: value for name, value in entries.items() if isinstance(value, int | float)}
-
-
-def _entries(path: Path) -> Mapping[str, Json]:
-    """The entries of a JSON file on which nothing depends; {} if it cannot be read."""
-    with suppress(OSError, ValueError):
-        return read_json(path)
-    return {}
+    try:
+        return {name: float(value) for name, value in read_json(directory / RESOURCES).items()}
+    except (OSError, ValueError, TypeError):
+        return {}
 
 
 def read_as(make: Callable[..., _Content], path: Path) -> _Content:
@@ -172,9 +166,10 @@ class Notes(Settings):
 
 def read_notes(directory: Path) -> Notes:
     """The note and tags of a run; empty if it has none, or if they cannot be read."""
-    with suppress(ValueError):
-        return Notes(**_entries(directory / NOTES))
-    return Notes()
+    try:
+        return Notes(**read_json(directory / NOTES))
+    except (OSError, ValueError, TypeError):
+        return Notes()
 
 
 def write_notes(directory: Path, notes: Notes) -> None:
@@ -199,7 +194,10 @@ def origin_stamp(directory: Path) -> Stamp | None:
 
 def read_origin(directory: Path) -> Mapping[str, str]:
     """The entries that `write_origin` wrote, without those that cannot be read."""
-    entries = _entries(directory / "origin.json")
+    try:
+        entries = read_json(directory / "origin.json")
+    except (OSError, ValueError):
+        return {}
     return {name: entries[name] for name in ORIGIN if isinstance(entries.get(name), str)}
 
 

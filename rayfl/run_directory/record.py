@@ -21,7 +21,8 @@ import pyarrow.parquet as pq
 
 from rayfl.errors import RayflError, reason
 from rayfl.limits import memory
-from rayfl.limits.regular_files import Unopened, read_json, require_regular
+from rayfl.limits.json_files import read_json
+from rayfl.limits.regular_files import Unopened, require_regular
 from rayfl.metrics.facts import RECORDED_BEFORE, Facts
 from rayfl.run_directory.description import is_run, read_experiment, read_metric_facts, read_platform
 from rayfl.run_directory.disk import RunFiles, locked, sync_directory, write_whole, writing

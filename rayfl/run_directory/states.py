@@ -20,7 +20,7 @@ from safetensors.numpy import save_file
 
 from rayfl.compress.base import Compressor, Packet
 from rayfl.errors import RayflError
-from rayfl.limits.regular_files import parse_json
+from rayfl.limits import json_files
 from rayfl.methods.base import Method
 from rayfl.run_directory.disk import DamagedFile, safetensors_errors
 from rayfl.tree import ArrayTree, PackedBits
@@ -67,7 +67,7 @@ def load_states(path: Path) -> Iterator[tuple[str, ArrayTree]]:
     """
     try:
         with safe_open(path, framework="numpy") as file:
-            for name, description in parse_json((file.metadata() or {})[_LAYOUT]).items():
+            for name, description in json_files.parse((file.metadata() or {})[_LAYOUT]).items():
                 state = _read(file, description)
                 if "tree" not in description:
                     raise RayflError(f"{name!r} is not a tree")

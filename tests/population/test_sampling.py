@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayfl.determinism.seeding import generator
-from rayfl.population.availability import LogNormal, UniformValues
 from rayfl.population.client import ClientStatus
+from rayfl.population.distributions import LogNormal, UniformValues
 from rayfl.population.sampling import DROPOUTS, Clients, Participation, Population
 from tests.population.statuses import with_status
 from tests.refusals import refused

@@ -40,7 +40,7 @@ from rayfl.methods.shared.local_training import LocalCarry, Weighting
 from rayfl.methods.shared.step_draws import choice, next_key
 from rayfl.methods.shared.sub_models import SubModels, SubModelTraining
 from rayfl.models.widths.slices import Sizes
-from rayfl.population.availability import Share
+from rayfl.population.distributions import Share
 from rayfl.task import Objective
 from rayfl.tasks.supervised import Classification
 

@@ -43,7 +43,7 @@ from rayfl.methods.shared.local_training import GradientMethod, LocalCarry, Loca
 from rayfl.methods.shared.narrow_task import NarrowTask, memory_bytes
 from rayfl.methods.shared.optimizers import SGD, Adagrad, AdaptiveAdam, Optimizer, Yogi
 from rayfl.methods.shared.server_optimizer import StepperState
-from rayfl.population.availability import Share
+from rayfl.population.distributions import Share
 from rayfl.task import BoundTask, NetworkTask
 from rayfl.tree import Index
 
