@@ -15,8 +15,6 @@ from actors import fork_server, supervision
 from jobs import shipped_experiments
 from jobs.arguments import (
     ABSOLUTE,
-    COMMANDS,
-    COMPARING,
     EXPERIMENT,
     PLACE,
     SETTINGS,
@@ -27,6 +25,7 @@ from jobs.arguments import (
 )
 from jobs.display import Display, first_sentence, print_table, say, serve_any_reader
 from jobs.failures import FAILED, sentences
+from jobs.report_commands import COMMANDS, COMPARING
 from rayfl.errors import RayflError
 from rayfl.untyped import Foreign, Value
 from rayfl.version import __version__
@@ -229,8 +228,7 @@ def sweep(
         raise click.exceptions.Exit(run_all(combinations, directory, parallel, overwrite, audience))
 
 
-# Before --overwrite, as its help lists them.
-sweep.params[6:6] = COMPARING
+sweep.params.extend(COMPARING)
 
 
 @main.command(cls=WithSettings)
