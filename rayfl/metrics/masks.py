@@ -2,15 +2,34 @@
 
 The Hamming distance of two masks is the share of entries that one keeps and the other does not, over all entries that
 are masked. The similarity of two clients' labels is the cosine between the distributions of their training labels.
+`mask/filters` is the share of the first convolution's output filters of which a client keeps an entry (Tian et al.,
+MCE-PL, Figures 8 and 9); networks without convolutions have none.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from rayfl import tree
 
 HAMMING, SIMILARITY, CORRELATION = "mask/hamming", "labels/similarity", "mask/hamming_label_correlation"
+FILTERS = "mask/filters"
+
+
+class ClientMask(NamedTuple):
+    """A client's mask as it is compared: all entries as one vector, and `mask/filters`."""
+
+    entries: tree.PackedBits
+    filters: float | None
+
+
+def client_mask(mask: tree.Tree) -> ClientMask:
+    """What is compared of `mask`, bool tensors by name."""
+    first_convolution = next((layer for layer in mask.values() if layer.dim() > 2), None)
+    if first_convolution is None:
+        return ClientMask(mask_bits(mask), None)
+    return ClientMask(mask_bits(mask), float(first_convolution.flatten(1).any(dim=1).double().mean()))
 
 
 def mask_bits(mask: tree.Tree) -> tree.PackedBits:
@@ -42,17 +61,22 @@ def of_others(matrix: np.ndarray) -> np.ndarray:
 
 
 def compared(
-    masks: Sequence[tree.PackedBits], counts: np.ndarray | None
+    masks: Sequence[ClientMask], counts: np.ndarray | None
 ) -> tuple[dict[str, np.ndarray], dict[str, float]]:
     """The distances and similarities of all pairs by name, [n, n - 1] each, and their Pearson correlation over pairs.
 
-    counts: the clients' examples of each class, [n, classes]; None if labels are not classes, and then there is no
-    similarity. There is no correlation if distances or similarities have only one value.
+    The shares of filters, [n, 1], are beside the pairs. counts: the clients' examples of each class, [n, classes]; None
+    if labels are not classes, and then there is no similarity. There is no correlation if distances or similarities
+    have only one value.
     """
-    pairs = {HAMMING: of_others(hamming(masks))}
+    pairs = {HAMMING: of_others(hamming([mask.entries for mask in masks]))}
+    filters = [[mask.filters] for mask in masks if mask.filters is not None]
+    if filters:
+        pairs[FILTERS] = np.array(filters)
     if counts is None:
         return pairs, {}
     pairs[SIMILARITY] = of_others(label_similarity(counts))
-    if any(values.size == 0 or np.ptp(values) < 1e-12 for values in pairs.values()):
+    distances, similarities = pairs[HAMMING].ravel(), pairs[SIMILARITY].ravel()
+    if not distances.size or np.ptp(distances) < 1e-12 or np.ptp(similarities) < 1e-12:
         return pairs, {}
-    return pairs, {CORRELATION: float(np.corrcoef(pairs[HAMMING].ravel(), pairs[SIMILARITY].ravel())[0, 1])}
+    return pairs, {CORRELATION: float(np.corrcoef(distances, similarities)[0, 1])}

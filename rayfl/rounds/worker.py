@@ -22,7 +22,7 @@ from rayfl.determinism.seeding import generator
 from rayfl.errors import naming_round_and_client
 from rayfl.gather import RobustMean
 from rayfl.methods.base import Carry, Work
-from rayfl.metrics.masks import mask_bits
+from rayfl.metrics.masks import ClientMask, client_mask
 from rayfl.population.client import ClientStatus
 from rayfl.rounds import evaluation
 from rayfl.rounds.check_hooks import HookInputs, checked_hook
@@ -350,11 +350,11 @@ class Worker(PeerWork):
     @by_class.register
     def masks(
         self, job: MaskJob, round_inputs: RoundInputs, inputs: Sequence[Any]
-    ) -> tuple[dict[int, tree.PackedBits], list[Any]]:
-        """Return every client's mask, by client."""
-        masks: dict[int, tree.PackedBits] = {}
+    ) -> tuple[dict[int, ClientMask], list[Any]]:
+        """Return what is compared of every client's mask, by client."""
+        masks: dict[int, ClientMask] = {}
         for client, kept in ClientOutputs.unpack(self.setup.state_slots, job.clients, inputs).items():
             mask = self.method.mask(self._state(client, kept))
             assert mask is not None, "check_setup.py refuses a method without masks"
-            masks[client] = mask_bits(mask)
+            masks[client] = client_mask(mask)
         return masks, []

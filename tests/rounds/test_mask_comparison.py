@@ -8,7 +8,17 @@ import torch
 
 from rayfl import tree
 from rayfl.experiment.prepare import prepare
-from rayfl.metrics.masks import CORRELATION, HAMMING, SIMILARITY, hamming, label_similarity, mask_bits
+from rayfl.metrics.masks import (
+    CORRELATION,
+    FILTERS,
+    HAMMING,
+    SIMILARITY,
+    client_mask,
+    compared,
+    hamming,
+    label_similarity,
+    mask_bits,
+)
 from rayfl.rounds.evaluation_settings import Evaluation
 from rayfl.rounds.ledger import RoundRecord
 from rayfl.rounds.setup import Setup
@@ -38,6 +48,16 @@ def test_the_distance_is_the_share_of_entries_that_differ():
     other = {"a": torch.tensor([False, True, False]), "b": torch.tensor([True] * 5 + [False] * 2)}
     found = hamming([mask_bits(one), mask_bits(other), mask_bits(one)])
     assert found.tolist() == [[0.0, 0.3, 0.0], [0.3, 0.0, 0.3], [0.0, 0.3, 0.0]]
+
+
+def test_the_share_of_filters_is_of_the_first_convolution():
+    first = torch.zeros(4, 1, 2, 2, dtype=torch.bool)
+    first[0, 0, 0, 0] = first[2] = True
+    mask = {"conv": first, "next": torch.ones(2, 4, 1, 1, dtype=torch.bool), "fc": torch.ones(3, 2, dtype=torch.bool)}
+    thinner = mask | {"conv": first & False}
+    pairs, _ = compared([client_mask(mask), client_mask(thinner)], None)
+    assert pairs[FILTERS].tolist() == [[0.5], [0.0]]
+    assert FILTERS not in compared([client_mask({"fc": mask["fc"]})] * 2, None)[0], "no convolution, no filters"
 
 
 def test_the_similarity_is_the_cosine_of_label_distributions():
