@@ -305,8 +305,7 @@ def data(file: Path, overrides: Sequence[str], write_partition: Path | None) -> 
         dataset = read_dataset(experiment.data)
         make_task(experiment, dataset)
         if write_partition is not None:
-            counted = experiment.partition.counted(dataset)
-            partitions.write_partition(assigned(experiment, counted), write_partition)
+            partitions.write_partition(assigned(experiment, dataset)[1], write_partition)
         dataset, partition = split_data(experiment, dataset)
         display.close()
         print_table(table(dataset, partition, unseen=experiment.clients.unseen_numbers(experiment.seed)), 140)

@@ -142,9 +142,21 @@ class PartitionScheme(Choice, ABC):
     by_class: ClassVar[bool] = False
     """Whether it needs one class for each example."""
 
-    def counted(self, dataset: Dataset) -> Dataset:
-        """The dataset whose examples `split` counts; another one if the partition chooses between train and test."""
-        return dataset
+    def assign(self, dataset: Dataset, num_clients: int, generator: np.random.Generator) -> tuple[Dataset, Partition]:
+        """The dataset whose examples are counted (another one if the partition chooses between train and test), and its
+        partition. Raise RayflError as `split` does, and if the dataset does not fit the scheme or the clients."""
+        if self.by_class and not dataset.has_classes:
+            raise RayflError(
+                f"partition {self.name!r} divides classes, and the labels of dataset {dataset.name!r} are "
+                f"{dataset.train.labels.dtype} [n, {dataset.num_classes}], no classes; take 'iid', or 'natural' with "
+                "owners"
+            )
+        if num_clients > len(dataset.train):
+            raise RayflError(
+                f"clients.count={num_clients} is more than the {len(dataset.train)} train examples of dataset "
+                f"{dataset.name!r}, of which every client needs one: lower clients.count"
+            )
+        return dataset, self.split(dataset, num_clients, generator)
 
     @abstractmethod
     def split(self, dataset: Dataset, num_clients: int, generator: np.random.Generator) -> Partition:

@@ -245,20 +245,10 @@ def with_flipped_labels(dataset: Dataset, partition: Partition, share: float, cl
     return replace(dataset, train=replace(dataset.train, labels=labels))
 
 
-def assigned(experiment: Experiment, dataset: Dataset) -> Partition:
-    """The train and test examples of each client, as the partition assigns them. Raise RayflError if it cannot."""
-    if experiment.partition.by_class and not dataset.has_classes:
-        raise RayflError(
-            f"partition {experiment.partition.name!r} divides classes, and the labels of dataset {dataset.name!r} are "
-            f"{dataset.train.labels.dtype} [n, {dataset.num_classes}], no classes; take 'iid', or 'natural' with owners"
-        )
-    if experiment.clients.count > len(dataset.train):
-        raise RayflError(
-            f"clients.count={experiment.clients.count} is more than the {len(dataset.train)} train examples of dataset "
-            f"{dataset.name!r}, of which every client needs one: lower clients.count"
-        )
+def assigned(experiment: Experiment, dataset: Dataset) -> tuple[Dataset, Partition]:
+    """The dataset, and the train and test examples of each client. Raise RayflError if the partition does not fit."""
     generator = seeding.generator(experiment.seed, purpose="partition")
-    return experiment.partition.split(dataset, experiment.clients.count, generator)
+    return experiment.partition.assign(dataset, experiment.clients.count, generator)
 
 
 def split_data(experiment: Experiment, dataset: Dataset) -> tuple[Dataset, Partition]:
@@ -267,8 +257,7 @@ def split_data(experiment: Experiment, dataset: Dataset) -> tuple[Dataset, Parti
     With `evaluation.split` "validation" a further share of the train examples replaces the test examples. The unseen
     clients are drawn from the seed among the partition's clients; they get the last numbers.
     """
-    dataset = experiment.partition.counted(dataset)
-    partition = assigned(experiment, dataset)
+    dataset, partition = assigned(experiment, dataset)
     defaults = {key: share for part in (experiment.method.kind, *experiment.wrap) for key, share in part.splits.items()}
     ratios = {
         "validation": experiment.splits.validation_ratio,

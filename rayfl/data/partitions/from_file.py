@@ -67,10 +67,12 @@ class PartitionFile(PartitionScheme):
         default="iid", description="test examples of each client if the file has none"
     )
 
-    def counted(self, dataset: Dataset) -> Dataset:
+    def assign(self, dataset: Dataset, num_clients: int, generator: np.random.Generator) -> tuple[Dataset, Partition]:
+        """As every scheme; of a joined dataset, its examples that the clients have."""
+        return super().assign(self._chosen(dataset) if self.joined else dataset, num_clients, generator)
+
+    def _chosen(self, dataset: Dataset) -> Dataset:
         """The examples that the clients have of a joined dataset, each split in the order of their indices."""
-        if not self.joined:
-            return dataset
         splits = _read(self.path, len(dataset.train) + len(dataset.test))
         if "test" not in splits:
             raise RayflError(

@@ -161,8 +161,7 @@ def test_joined_indices_count_train_and_test_together(tmp_path: Path):
     file = tmp_path / "partition.pkl"
     file.write_bytes(pickle.dumps({"separation": {}, "data_indices": [*map(as_arrays, clients)]}))
     scheme = make(PartitionScheme, {"name": "file", "path": str(file), "joined": True})
-    counted = scheme.counted(dataset)
-    partition = scheme.split(counted, 2, generator(0))
+    counted, partition = scheme.assign(dataset, 2, generator(0))
     for name, split_examples in (("train", counted.train), ("test", counted.test)):
         labels = [split_examples.labels[indices].tolist() for indices in lists(partition, name)]
         both = np.concatenate([dataset.train.labels, dataset.test.labels])
