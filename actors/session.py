@@ -48,12 +48,10 @@ def session(runtime: Runtime, resume: str | None = None) -> Iterator[None]:
     supervision.tell_parent(processes={})
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     cluster = runtime.cluster
+    ray_here = started(runtime.object_store_memory_mb, resume) if cluster is None else joined(cluster)
     if cluster is None:
         require_room_here(runtime)
-        opened = started(runtime.object_store_memory_mb, resume)
-    else:
-        opened = joined(cluster)
-    with ray_internals.published_lines_logged(), opened:
+    with ray_internals.published_lines_logged(), ray_here:
         supervision.tell_parent(cluster=cluster, processes={} if cluster else ray_internals.own_processes())
         try:
             yield
@@ -157,12 +155,12 @@ def _join(address: str) -> None:
         ) from error
 
 
-def _needs_no_token(head: str) -> bool:
-    """Whether a cluster's head answers a call that has no token."""
+def _needs_no_token(address: str) -> bool:
+    """Whether the head of the cluster at `address` answers a call that has no token."""
     import grpc
 
     # Closed at once: a process with an open channel must not fork, as ray.init does.
-    with grpc.insecure_channel(head) as channel:
+    with grpc.insecure_channel(address) as channel:
         try:
             channel.unary_unary(ray_internals.GET_CLUSTER_ID)(b"", timeout=_ANSWER_S)
         except grpc.RpcError:

@@ -12,7 +12,6 @@ from rayfl.determinism import platform
 from rayfl.errors import RayflError, log
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.identity import described, determining_settings, require_copies
-from rayfl.experiment.prepare import with_task
 from rayfl.experiment.runtime import Runtime
 from rayfl.experiment.table import located, read_table, split_override, with_overrides
 from rayfl.run_directory import run_folder
@@ -21,6 +20,7 @@ from rayfl.run_directory.object_storage import is_url, opened
 from rayfl.run_directory.record import Run, read_run
 from rayfl.run_directory.run_folder import RunFolder
 from rayfl.settings import dotted, shown
+from rayfl.tasks.supervised import with_task
 from rayfl.untyped import SettingsTable
 
 _MOST_SHOWN = 3

@@ -19,7 +19,7 @@ from rayfl.determinism.torch_flags import own_flags
 from rayfl.errors import MethodError, RayflError, log, log_once, refusing_exits
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.identity import described, identity
-from rayfl.experiment.prepare import prepare, with_task
+from rayfl.experiment.prepare import prepare
 from rayfl.experiment.report_options import ReportOptions
 from rayfl.report.summary import early_end, summary
 from rayfl.rounds.executor import InlineExecutor
@@ -33,6 +33,7 @@ from rayfl.run_directory.record import Run, read_records, read_run
 from rayfl.run_directory.run_files import REPORT, require_no_links, require_replaceable
 from rayfl.run_directory.run_folder import RunFolder
 from rayfl.settings import dotted
+from rayfl.tasks.supervised import with_task
 
 Player = Callable[[RunOutput, Listener], object]
 """Plays the rounds of a prepared experiment."""
@@ -82,8 +83,7 @@ def run(
 
 def folder_of(experiment: Experiment, output: Path | str | None = None) -> tuple[RunFolder, Experiment]:
     """Return the run's folder (`output` as in `run`), and the experiment whose `output.directory` is the copy's."""
-    home = experiment.output.directory
-    folder = RunFolder.named(experiment.name, home) if output is None else RunFolder.at(output, home)
+    folder = RunFolder.at(output, experiment.output.directory, experiment.name)
     changed = experiment.output.model_copy(update={"directory": folder.output})
     return folder, experiment.model_copy(update={"output": changed})
 

@@ -128,8 +128,8 @@ def run_all(
     if type(parallel) is not int or parallel < 1:
         raise RayflError(f"--parallel {shown(parallel)} is not allowed; it must be a whole number of at least 1")
     first = combinations[0].experiment
-    home = first.output.directory
-    folder = RunFolder.at(directory, home) if directory else RunFolder.named(first.name, home).next_free()
+    folder = RunFolder.at(directory, first.output.directory, first.name)
+    folder = folder if directory else folder.next_free()
     directory = folder.directory
     url = folder.url
     supervision.tell_parent(again=again or f"go on with --dir {directory}")

@@ -183,7 +183,7 @@ def tune(tuning: Tuning, budget: int, directory: Path | None, audience: console.
     options = experiments[0].report
     metric = options.metric or comparable.default_metric(known, experiments[0].evaluation.own)
     goal = metric, comparable.comparable(known).get(metric, facts.LOSS).sign, options.last
-    named = run_folder.RunFolder.named(f"{tuning.name}-tune", experiments[0].output.directory).next_free().directory
+    named = run_folder.RunFolder.at(None, experiments[0].output.directory, f"{tuning.name}-tune").next_free().directory
     home = directory or named
     studies = {label: _study(tuning, label, budget) for label in tuning.cases}
     supervision.tell_parent(again=f"go on with --dir {home}")

@@ -110,11 +110,11 @@ class Network:
         self.frozen = frozen
         self.local = {name: weights[name].numpy() for name in weights if name in kept}
         self.constants = {name: weights[name].numpy() for name in weights if name not in trained | kept}
+        self._place(torch.device("cpu"))
         by_rows = {
             f"{name}.{buffer_name}" for name, layer in batch_norm.layers(self.module) for buffer_name in layer._buffers
         }
         self.vmappable = self.vmappable and self.moving <= by_rows
-        self._place(torch.device("cpu"))
         return {name: tensor for name, tensor in weights.items() if name in trained - kept}
 
     def changed_buffers(self, inputs: Tensor) -> frozenset[str]:

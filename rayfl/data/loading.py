@@ -22,20 +22,22 @@ MOST_CLASSES = 1_000_000
 """The largest number of classes: labels count from 0 without gaps, and a model has an output for each class."""
 
 
-_held: WeakValueDictionary[str, Dataset] = WeakValueDictionary()
+_in_use: WeakValueDictionary[str, Dataset] = WeakValueDictionary()
 """The datasets of files that this process still uses, by their settings and the digests of the files."""
 
 
 def read_dataset(source: Source) -> Dataset:
-    """Load and check the dataset of a source, or return the one that this process already holds of the same files.
+    """Load and check the dataset of a source, or return the one that this process already uses of the same files.
 
     Raise RayflError as `checked_dataset` does.
     """
-    if not (digests := source_digests(source)):
-        return checked_dataset(source.load())
-    key = repr((type(source), source.to_table(), digests))
-    if (dataset := _held.get(key)) is None:
-        dataset = _held[key] = checked_dataset(source.load())
+    digests = source_digests(source)
+    settings = repr((type(source), source, digests))
+    dataset = _in_use.get(settings) if digests else None
+    if dataset is None:
+        dataset = checked_dataset(source.load())
+        if digests:
+            _in_use[settings] = dataset
     return dataset
 
 

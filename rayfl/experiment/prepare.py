@@ -2,7 +2,7 @@
 
 import math
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from rayfl.data.datasets import Dataset, Examples
 from rayfl.data.loading import read_dataset
 from rayfl.data.partition import Partition, Shards
 from rayfl.determinism import seeding, torch_flags
-from rayfl.determinism.global_draws import key, preserved
+from rayfl.determinism.global_draws import key, keyed, preserved
 from rayfl.determinism.process import prepare_process
 from rayfl.errors import HookError, RayflError, error_text, out_of_memory
 from rayfl.experiment.experiment import Experiment
@@ -55,13 +55,14 @@ def prepare(experiment: Experiment) -> Setup:
     """
     model = experiment.model
     seed = experiment.seed
+    foreign = given_elsewhere(experiment)
     with _naming_failed_code(experiment):
         require_installed(experiment.output.track)
         prepare_process()
-        key(seed, purpose="data")
-        dataset = read_dataset(experiment.data)
-        # Files that have been read before may be read without draws.
         key(seed, purpose="preparation")
+        # Files that have been read before may be read without draws.
+        with keyed(seed, purpose="data"):
+            dataset = read_dataset(experiment.data)
         dataset, partition = split_data(experiment, dataset)
         if share := experiment.data.flipped_clients:
             clients = attackers(seed, experiment.clients.num_seen, share)
@@ -84,6 +85,9 @@ def prepare(experiment: Experiment) -> Setup:
     if model.start is not None and any(initial[name] is not params[name] for name in params):
         raise RayflError(f"method {experiment.method.name!r} starts from weights of its own; remove model.start")
     runtime = experiment.runtime
+    evaluation = experiment.evaluation
+    if not method.capabilities.has_global_model:
+        evaluation = evaluation.model_copy(update={"pooled": False})
     setup = Setup(
         seed=seed,
         rounds=experiment.rounds,
@@ -95,9 +99,7 @@ def prepare(experiment: Experiment) -> Setup:
         uplink=experiment.uplink,
         downlink=experiment.downlink,
         topology=topology,
-        evaluation=experiment.evaluation.model_copy(
-            update={} if method.capabilities.has_global_model else {"pooled": False}
-        ),
+        evaluation=evaluation,
         selection=experiment.selection,
         schedule=experiment.schedule,
         engine_name=runtime.engine,
@@ -110,13 +112,7 @@ def prepare(experiment: Experiment) -> Setup:
     )
     check(setup, experiment, task)
     stop = None if experiment.stop is None else checked_stop(experiment.stop, setup)
-    unread = [setting for setting in given_elsewhere(experiment) if setting.id not in read_here()]
-    return replace(setup, stop=stop, unread=unread)
-
-
-def with_task(table: Mapping[str, object], dataset: Dataset) -> dict[str, object]:
-    """The table of an experiment, in which a task that follows from the data is written."""
-    return {**table, "task": table.get("task") or task_for(dataset).to_table()}
+    return replace(setup, stop=stop, unread=[setting for setting in foreign if setting.id not in read_here()])
 
 
 def given_elsewhere(experiment: Experiment) -> list[ThirdPartySetting]:

@@ -117,23 +117,6 @@ def scales(module: nn.Module) -> dict[str, Scale]:
     }
 
 
-def with_magnitudes(started: Tree, before: Tree) -> Tree:
-    """`started`, in which DoRA's norms are those of its weights; `before` has the norms of its own weights."""
-    norms: Tree = {}
-    for name in (name for name in started if MAGNITUDE in name):
-        layer = base_weight(name)
-        of_rows = torch.linalg.vector_norm(before[layer], dim=1)
-        # The weights of a Conv1D are [in, out].
-        has_rows = of_rows.shape == before[name].shape and torch.allclose(of_rows, before[name])
-        norms[name] = torch.linalg.vector_norm(started[layer], dim=1 if has_rows else 0)
-    return {**started, **norms}
-
-
-def plain_names(weights: Tree) -> dict[str, str]:
-    """The names of a model's own weights without adapters, each with its name in the adapted model."""
-    return {name.replace(BASE, "."): name for name in weights if LORA not in name}
-
-
 def _matching(patterns: tuple[str, ...], names: list[str], setting: str, what: str) -> list[str]:
     """The names that patterns match. Raise RayflError for a pattern without one."""
     matched: list[str] = []

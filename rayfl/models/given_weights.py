@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from rayfl.errors import RayflError, did_you_mean, log
 from rayfl.limits.regular_files import reading, require_regular
-from rayfl.models.adapters import BASE, plain_names, with_magnitudes
+from rayfl.models.adapters import BASE, LORA, MAGNITUDE, base_weight
 from rayfl.tree import Tree
 
 
@@ -39,7 +39,7 @@ def read_backbone(
     """
     plain = {name.replace(BASE, "."): weight.replace(BASE, ".") for name, weight in (stored or {}).items()}
     loaded = _renamed(path, _weights(path), plain)
-    names = plain_names(weights)
+    names = _plain_names(weights)
     missing = [name for name in names if name not in loaded and names[name] in trained]
     expected = {
         name: weights[full]
@@ -54,7 +54,24 @@ def read_backbone(
         if some:
             log.warning("model.start=%s: %s %s", path, ", ".join(some), what)
     started = _copied(loaded, {names[name]: (name, tensor) for name, tensor in expected.items()})
-    return with_magnitudes({**weights, **started}, weights)
+    return _with_magnitudes({**weights, **started}, weights)
+
+
+def _plain_names(weights: Tree) -> dict[str, str]:
+    """The names of a model's own weights without adapters, each with its name in the adapted model."""
+    return {name.replace(BASE, "."): name for name in weights if LORA not in name}
+
+
+def _with_magnitudes(started: Tree, before: Tree) -> Tree:
+    """`started`, in which DoRA's norms are those of its weights; `before` has the norms of its own weights."""
+    norms: Tree = {}
+    for name in (name for name in started if MAGNITUDE in name):
+        layer = base_weight(name)
+        of_rows = torch.linalg.vector_norm(before[layer], dim=1)
+        # The weights of a Conv1D are [in, out].
+        has_rows = of_rows.shape == before[name].shape and torch.allclose(of_rows, before[name])
+        norms[name] = torch.linalg.vector_norm(started[layer], dim=1 if has_rows else 0)
+    return {**started, **norms}
 
 
 def _is_stored(name: str, stored: Mapping[str, str] | None) -> bool:

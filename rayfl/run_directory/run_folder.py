@@ -44,17 +44,16 @@ class RunFolder:
     output: str
 
     @classmethod
-    def at(cls, location: Path | str, output: str) -> "RunFolder":
-        """The folder of the run at `location`, a directory or the URL of a copy. A URL also gives `output`."""
+    def at(cls, location: Path | str | None, output: str, name: str = "") -> "RunFolder":
+        """The folder of the run at `location`, a directory or the URL of a copy. A URL also gives `output`.
+
+        None: the folder of the run of this name in an `output.directory`.
+        """
         if isinstance(location, str):
             output, name = parted(location)
-            location = LOCAL / name
+        if not isinstance(location, Path):
+            location = (LOCAL if is_url(output) else Path(output)) / name
         return cls(location.absolute(), output)
-
-    @classmethod
-    def named(cls, name: str, output: str) -> "RunFolder":
-        """The folder of the run of this name in an `output.directory`."""
-        return cls.at((LOCAL if is_url(output) else Path(output)) / name, output)
 
     @property
     def url(self) -> str | None:

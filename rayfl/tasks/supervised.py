@@ -1,5 +1,6 @@
 """Supervised tasks: the targets are classes, yes-or-no labels, following tokens, or numbers."""
 
+from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
@@ -196,3 +197,8 @@ def task_for(dataset: Dataset) -> Task:
                 f"not only 0 and 1: if they are classes, give {cure}, [n]; to predict numbers, set task='regression'"
             )
     return Regression()
+
+
+def with_task(table: Mapping[str, object], dataset: Dataset) -> dict[str, object]:
+    """The table of an experiment, in which a task that follows from the data is written."""
+    return {**table, "task": table.get("task") or task_for(dataset).to_table()}

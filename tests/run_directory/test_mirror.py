@@ -12,7 +12,7 @@ import pytest
 from jobs.single import run
 from rayfl.errors import RayflError
 from rayfl.experiment.identity import identity
-from rayfl.experiment.prepare import prepare, with_task
+from rayfl.experiment.prepare import prepare
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.setup import Setup
 from rayfl.run_directory.checkpoint import Checkpoints
@@ -22,6 +22,7 @@ from rayfl.run_directory.play_run import Listener, RunOutput, play_run, recalled
 from rayfl.run_directory.record import read_run
 from rayfl.run_directory.run_files import own_files
 from rayfl.run_directory.run_folder import Copies, fetch, fetch_newer, mirrored, reached
+from rayfl.tasks.supervised import with_task
 from tests.actors.toys import assert_same_run, experiment, logged
 from tests.refusals import check_sentence, refused
 from tests.run_directory.s3_server import KEYS, Server, serving
