@@ -5,17 +5,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from logging import INFO, Handler, LogRecord
-from pathlib import Path
 
 from jobs.display import STOPPING, Display, ProgressLine, say
 from jobs.failures import INTERRUPTED, LIMIT
-from rayfl.errors import RayflError, log
+from rayfl.errors import log
 from rayfl.metrics.facts import RECORDED_BEFORE, Facts
 from rayfl.report.wording import megabytes
 from rayfl.rounds.executor import Wave
 from rayfl.rounds.ledger import OnRound, RoundRow
-from rayfl.run_directory.description import origin_stamp
-from rayfl.run_directory.disk import Stamp, locked
 
 PLACES = ("pooled", "own", "unseen", "personal_pooled", "own_after_training")
 """Where models are evaluated, the most important place first."""
@@ -28,29 +25,13 @@ class Audience:
     display: the live area of the command. If it is not live, a line per round is printed; if it is hidden, nothing is,
     not even the log. on_round: called with every round's row and means; if it raises, the run
     ends and can be resumed. stopping: asked after each round; if it returns true, the run ends as after a first Ctrl-C.
-    began: when the command began, by `time.monotonic`; `runtime.limit_s` counts from then. played: the directories of
-    the runs that it has played, and the stamps of their origins, by which a run knows its directory again.
+    began: when the command began, by `time.monotonic`; `runtime.limit_s` counts from then.
     """
 
     on_round: OnRound = lambda row, means: None
     stopping: Callable[[], bool] = lambda: False
     display: Display = field(default_factory=Display)
     began: float = field(default_factory=time.monotonic)
-    played: dict[Path, Stamp | None] = field(default_factory=dict)
-
-    @contextmanager
-    def own(self, directory: Path) -> Iterator[None]:
-        """Keep other processes from replacing the run in `directory`, if it is one of this command's.
-
-        Raise RayflError if one has replaced it since its last round, as with --overwrite.
-        """
-        if directory not in self.played:
-            yield
-            return
-        with locked(directory):
-            if origin_stamp(directory) != self.played[directory]:
-                raise RayflError(f"another process has replaced the run in {directory} after its last round")
-            yield
 
     def is_over(self, limit_s: float | None) -> bool:
         """Whether the command has taken `limit_s` seconds."""

@@ -81,9 +81,7 @@ def run(
     """
     chosen = _experiment(experiment, overrides, settings)
     with _audience(chosen.rounds, on_round, progress) as audience:
-        played = single.run(chosen, _place(directory), overwrite, audience)
-        with audience.own(played):
-            return RunResults(read_run(played), chosen)
+        return RunResults(read_run(single.run(chosen, _place(directory), overwrite, audience)), chosen)
 
 
 def resume(
@@ -100,9 +98,7 @@ def resume(
     """
     before, chosen = resuming.to_resume(_place(directory) or Path(), overrides, settings)
     with _audience(chosen.rounds, on_round, progress) as audience:
-        played = single.go_on(before, chosen, audience)
-        with audience.own(played):
-            return RunResults(read_run(played), chosen)
+        return RunResults(read_run(single.go_on(before, chosen, audience)), chosen)
 
 
 def sweep(

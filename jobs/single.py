@@ -25,7 +25,7 @@ from rayfl.report.summary import early_end, summary
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.ledger import RoundRow
 from rayfl.rounds.setup import Setup
-from rayfl.run_directory.description import Description, origin_stamp, write_origin
+from rayfl.run_directory.description import Description, write_origin
 from rayfl.run_directory.disk import writing
 from rayfl.run_directory.object_storage import is_url
 from rayfl.run_directory.play_run import Listener, RunOutput, Stopped, play_run
@@ -162,7 +162,6 @@ def _play(
                     prepared.description.write(folder.directory, machines)
                 if before is None:
                     write_origin(folder.directory)
-                audience.played[folder.directory] = origin_stamp(folder.directory)
             written = prepared.experiment.output
             output = RunOutput(
                 folder.directory,
@@ -182,7 +181,7 @@ def _play(
             if prepared.experiment.output.report:
                 audience.display.stage(DRAWING)
                 # Drawn while Ray shuts down.
-                page = drawing.submit(_draw_own, folder.directory, audience)
+                page = drawing.submit(draw, folder.directory)
         if page is not None:
             page.result()
     return folder.directory
@@ -245,11 +244,6 @@ def _log_facts(experiment: Experiment, dataset: Dataset) -> None:
         log_once(INFO, f"{dataset.train.place or dataset.name}: {line}")
 
 
-def _draw_own(directory: Path, audience: Audience) -> None:
-    with audience.own(directory):
-        draw(directory)
-
-
 def draw(
     directory: Path,
     runs: Sequence[Path] = (),
@@ -310,8 +304,7 @@ def run_or_resume(experiment: Experiment, output: Path | str | None, audience: A
 def print_result(directory: Path, audience: Audience) -> int:
     """Close the display and print the result of a run. Return the exit code: 0, or why the run ended before its end."""
     page = directory / "report.html"
-    with audience.own(directory):
-        records = read_run(directory)
+    records = read_run(directory)
     audience.display.close()
     print_table(result_table(summary(records)), 100)
     say(f"run directory: {directory.absolute()}")

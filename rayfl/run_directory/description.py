@@ -22,7 +22,7 @@ from rayfl import toml
 from rayfl.errors import RayflError, reason
 from rayfl.limits.json_files import read_json
 from rayfl.metrics.facts import RECORDED_BEFORE, Facts
-from rayfl.run_directory.disk import RunFiles, Stamp, locked, stamp, write_json, write_text, write_whole
+from rayfl.run_directory.disk import RunFiles, locked, write_json, write_text, write_whole
 from rayfl.settings import Settings
 
 EXPERIMENT = "experiment.json"
@@ -142,17 +142,17 @@ def read_metric_facts(directory: Path) -> Mapping[str, Facts]:
 
 def read_resources(directory: Path) -> dict[str, float]:
     """What a run has used of its machines; {} if that is not known."""
-    try:
-        return {name: float(value) for name, value in read_json(directory / RESOURCES).items()}
-    except (OSError, ValueError, TypeError):
-        return {}
+    return read_as(lambda **used: {name: float(value) for name, value in used.items()}, directory / RESOURCES, {})
 
 
-def read_as(make: Callable[..., _Content], path: Path) -> _Content:
-    """What `make` makes of the entries of a JSON file of a run. Raise RayflError if it cannot be read."""
+def read_as(make: Callable[..., _Content], path: Path, default: _Content | None = None) -> _Content:
+    """What `make` makes of the entries of a JSON file of a run. If it cannot be read, return the default; raise
+    RayflError if there is none."""
     try:
         return make(**read_json(path))
     except (OSError, ValueError, TypeError) as error:
+        if default is not None:
+            return default
         raise RayflError(f"{path} cannot be read ({reason(error)}): restore it, or run the experiment again") from None
 
 
@@ -166,10 +166,7 @@ class Notes(Settings):
 
 def read_notes(directory: Path) -> Notes:
     """The note and tags of a run; empty if it has none, or if they cannot be read."""
-    try:
-        return Notes(**read_json(directory / NOTES))
-    except (OSError, ValueError, TypeError):
-        return Notes()
+    return read_as(Notes, directory / NOTES, Notes())
 
 
 def write_notes(directory: Path, notes: Notes) -> None:
@@ -186,18 +183,9 @@ def write_origin(directory: Path) -> None:
         write_json(directory / "origin.json", origin(Path.cwd()))
 
 
-def origin_stamp(directory: Path) -> Stamp | None:
-    """The stamp of a run's origin, which is written once; None if there is none."""
-    path = directory / "origin.json"
-    return stamp(path) if path.is_file() else None
-
-
 def read_origin(directory: Path) -> Mapping[str, str]:
     """The entries that `write_origin` wrote, without those that cannot be read."""
-    try:
-        entries = read_json(directory / "origin.json")
-    except (OSError, ValueError):
-        return {}
+    entries = read_as(dict, directory / "origin.json", {})
     return {name: entries[name] for name in ORIGIN if isinstance(entries.get(name), str)}
 
 

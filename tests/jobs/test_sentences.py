@@ -5,14 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from jobs.console import Audience
-from jobs.display import Display
-from jobs.single import print_result, run
-from rayfl.experiment.experiment import Experiment, read
-from rayfl.run_directory.record import read_run
 from rayfl.wrappers.differential_privacy import epsilon
 from tests.jobs.commands import rayfl
-from tests.refusals import check_sentence, refused
+from tests.refusals import check_sentence
 
 TABLE = """
 rounds = 3
@@ -71,20 +66,6 @@ def test_an_error_in_round_0_names_it_and_advises_no_resume(name: str, facts: li
     assert result.exit_code == 1
     check_sentence(result.stderr.splitlines()[-1], ["round 0", f"{name}.server_update", *facts])
     assert "resume" not in result.stderr and "kept" not in result.stderr
-
-
-def test_a_run_does_not_read_the_run_that_replaced_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    experiment = read(written(tmp_path))
-    other = Experiment(**{**experiment.as_dict(), "rounds": 1})
-    audience = Audience(display=Display(hidden=True))
-    place = run(experiment, tmp_path / "run", audience=audience)
-    with audience.own(place):
-        refused(lambda: run(other, place, overwrite=True), names=[place, "another process"])
-    assert print_result(place, audience) == 0
-    run(other, place, overwrite=True, audience=Audience(display=Display(hidden=True)))
-    capsys.readouterr()
-    refused(lambda: print_result(place, audience), names=[place, "replaced"])
-    assert capsys.readouterr().out == "" and len(read_run(place).rounds) == 1
 
 
 def test_a_tiny_noise_has_a_bound_and_no_warning_of_opacus():
