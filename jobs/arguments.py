@@ -34,21 +34,17 @@ class _Place(click.ParamType):
 
 def _local(word: str) -> Path:
     """A path on this machine. Raise RayflError for a URL, for which a folder called "s3:" would be made."""
-    if ":" in word:
-        from rayfl.run_directory.object_storage import require_path
+    from rayfl.run_directory.object_storage import require_path
 
-        require_path(word)
+    require_path(word)
     return Path(word)
 
 
 def _place(word: str) -> Path | str:
     """An absolute path, or the URL of a run or of a folder in object storage."""
-    if ":" in word:
-        from rayfl.run_directory.object_storage import is_url
+    from rayfl.run_directory.object_storage import is_url
 
-        if is_url(word):
-            return word
-    return _local(word).absolute()
+    return word if is_url(word) else Path(word).absolute()
 
 
 ABSOLUTE = _Place(lambda word: _local(word).absolute())
@@ -95,13 +91,11 @@ class WithSettings(click.Command):
             option = error.option_name
             # --lr=0.1, or --lr 0.1
             value = re.search(rf"(?:^|\0){re.escape(option)}[=\0]([^\0]+)", "\0".join(words))
-            word = value[1] if value else "VALUE"
-            if (
-                option == "--output"
-                or (key := next(iter(keys_meant_by(option.lstrip("-"), Experiment, CHOSEN)), None)) is None
-            ):
+            keys = keys_meant_by(option.lstrip("-"), Experiment, CHOSEN)
+            if option == "--output" or not keys:
                 raise
-            raise RayflError(f"there is no option {option}; settings are written KEY=VALUE: {key}={word}") from None
+            meant = f"{keys[0]}={value[1] if value else 'VALUE'}"
+            raise RayflError(f"there is no option {option}; settings are written KEY=VALUE: {meant}") from None
 
 
 def report_options(

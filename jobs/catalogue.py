@@ -1,6 +1,7 @@
 """Lists of the methods, models, ... that an experiment can choose, and one page about each, made from docstrings."""
 
 import inspect
+import sys
 
 from pydantic.fields import FieldInfo
 from rich.table import Table
@@ -8,7 +9,7 @@ from rich.text import Text
 
 from jobs.display import first_sentence, print_table, say
 from rayfl import toml
-from rayfl.choices.kinds import Choice, Kind, find, known
+from rayfl.choices.kinds import Kind, find, known
 from rayfl.experiment.experiment import CHOSEN, LISTED
 from rayfl.experiment.unknown_keys import settings_of
 from rayfl.methods.base import Method, ServerHalf
@@ -23,10 +24,9 @@ def print_list(table: str) -> None:
     listed = Table(kind.label, *["where"] * (kind is Method), "what it is", "settings")
     for name, component in sorted(known(kind).items()):
         if kind is Method:
-            paper = component.paper
             where = "server" if issubclass(component, ServerHalf) else "peers"
             own_settings = [key for key in settings_of(component) if key not in LocalTraining.model_fields]
-            listed.add_row(name, where, Text(paper), ", ".join(own_settings))
+            listed.add_row(name, where, Text(component.paper), ", ".join(own_settings))
         else:
             settings = [
                 key if default == "required" else f"{key} = {default}" for key, default, *_ in setting_rows(component)
@@ -82,11 +82,9 @@ def setting_rows(component: Anything) -> list[tuple[str, str, str, str]]:
 
 def about(component: Anything) -> list[str]:
     """The paragraphs of a docstring. For a method, the docstring of its module, with the paper, comes first."""
-    texts = [inspect.getdoc(component) or ""]
+    texts = [inspect.getdoc(component)]
     if isinstance(component, type) and issubclass(component, Method):
-        module = inspect.getmodule(component)
-        paper = inspect.cleandoc(module.__doc__ or "") if module is not None else ""
-        texts.insert(0, paper or component.paper)
+        texts.insert(0, inspect.cleandoc(sys.modules[component.__module__].__doc__ or component.paper))
     return [text for text in texts if text]
 
 
@@ -116,6 +114,4 @@ def _allowed(field: FieldInfo) -> str:
 def _shown(value: Value) -> str:
     if value is None:
         return "none"
-    if isinstance(value, Choice):
-        return value.name
-    return value if isinstance(value, str) else shown(value) if isinstance(value, bool | tuple) else str(value)
+    return shown(value) if isinstance(value, bool | tuple) else str(getattr(value, "name", value))

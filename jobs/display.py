@@ -5,7 +5,6 @@ On a terminal rich draws one area, below which nothing is printed. A notebook, a
 module loads neither torch nor Ray, so the area appears before they are loaded.
 """
 
-import codecs
 import math
 import os
 import re
@@ -14,7 +13,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from io import BufferedWriter, FileIO, StringIO, TextIOWrapper
+from io import BufferedWriter, FileIO, TextIOWrapper
 from typing import TextIO
 
 from rich.console import Console
@@ -31,19 +30,6 @@ from rich.table import Column, Table
 
 from rayfl.errors import one_line, printable
 from rayfl.untyped import Foreign
-
-_PLAIN = {"\N{PLUS-MINUS SIGN}": "+-", "\N{EN DASH}": "-", "\N{HORIZONTAL ELLIPSIS}": "..."}
-"""How a terminal that lacks them shows the characters that rayfl and rich print themselves, but for lines of tables."""
-
-
-def _plainly(error: UnicodeError) -> tuple[str, int]:
-    """A handler of codecs: characters that an encoding lacks become those of `_PLAIN`, or what Python writes."""
-    assert isinstance(error, UnicodeEncodeError)
-    letters = error.object[error.start : error.end]
-    return "".join(_PLAIN.get(letter, ascii(letter)[1:-1]) for letter in letters), error.end
-
-
-codecs.register_error(_plainly.__name__, _plainly)
 
 
 class _Patient(FileIO):
@@ -69,15 +55,7 @@ def serve_any_reader() -> None:
             continue
         stream.flush()
         file = BufferedWriter(_Patient(stream.fileno(), "w", closefd=False))
-        setattr(sys, name, TextIOWrapper(file, stream.encoding, _plainly.__name__, line_buffering=True))
-
-
-class _AsEncoded(StringIO):
-    """Text for standard output: rich draws tables in ASCII if the encoding has no other lines."""
-
-    @property
-    def encoding(self) -> str:
-        return sys.stdout.encoding
+        setattr(sys, name, TextIOWrapper(file, stream.encoding, "backslashreplace", line_buffering=True))
 
 
 def first_sentence(text: str) -> str:
@@ -99,9 +77,11 @@ def line_width(width: int) -> int:
 
 def print_table(table: Table, width: int = 110) -> None:
     """Print a table as wide as the terminal, or `width` letters wide if the output is a file; escaped as by `say`."""
-    text = _AsEncoded()
-    Console(file=text, width=line_width(width), color_system=None, markup=False).print(table)
-    say(text.getvalue().removesuffix("\n"))
+    # On standard output, because rich draws a table in ASCII if the encoding has no other lines.
+    console = Console(width=line_width(width), color_system=None, markup=False, force_jupyter=False)
+    with console.capture() as text:
+        console.print(table)
+    say(text.get().removesuffix("\n"))
 
 
 STOPPING = "stopping after this round; Ctrl-C: now"
