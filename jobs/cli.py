@@ -124,11 +124,10 @@ def run(
             from jobs.dry_run import foresee
 
             return foresee(experiment, audience.display)
-        from jobs.single import print_result, run_or_resume
-        from jobs.single import run as run_once
+        from jobs import single
 
-        play = run_or_resume if resumed else partial(run_once, overwrite=overwrite)
-        raise click.exceptions.Exit(print_result(play(experiment, output, audience=audience), audience))
+        play = single.run_or_resume if resumed else partial(single.run, overwrite=overwrite)
+        raise click.exceptions.Exit(single.print_result(play(experiment, output, audience=audience), audience))
 
 
 @main.command(cls=WithSettings)
@@ -150,11 +149,10 @@ def resume(
     if isinstance(directory, Path):
         supervision.tell_parent(run=str(directory))
     with _audience(inline) as audience:
-        from jobs.single import print_result
-        from jobs.single import resume as go_on
+        from jobs import single
 
-        settings = [*overrides, *_settings(rounds, actors, inline)]
-        raise click.exceptions.Exit(print_result(go_on(directory, settings, audience), audience))
+        played = single.resume(directory, [*overrides, *_settings(rounds, actors, inline)], audience)
+        raise click.exceptions.Exit(single.print_result(played, audience))
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from statistics import median
 from typing import Any, NamedTuple
@@ -40,15 +40,15 @@ LONGEST_S = 30.0
 """Seconds after which no further round is simulated."""
 
 
+@dataclass
 class DryEngine:
     """Trains one client for each shape of carries. example_s: seconds per example; spent_s: seconds of all training."""
 
-    def __init__(self, engine: engines.Engine, width: int) -> None:
-        self.engine = engine
-        self.width = width
-        self.example_s = 0.0
-        self.spent_s = 0.0
-        self.known: dict[Hashable, tuple[Carry, Carry]] = {}
+    engine: engines.Engine
+    width: int
+    example_s: float = 0.0
+    spent_s: float = 0.0
+    known: dict[Hashable, tuple[Carry, Carry]] = field(default_factory=dict)
 
     def __call__(
         self, method: Method, tasks: Sequence[engines.LocalTask], width: int = 1
@@ -94,10 +94,9 @@ class DrySetup(Setup):
     @property
     def has_fixed_sizes(self) -> bool:
         """Whether the sizes of messages do not depend on their values."""
-        method = self.method
         is_dense = isinstance(self.uplink, Dense) and isinstance(self.downlink, Dense)
-        can = method.capabilities
-        free = can.own_compression or can.may_be_silent or type(method).has_work is not Method.has_work
+        can = self.method.capabilities
+        free = can.own_compression or can.may_be_silent or type(self.method).has_work is not Method.has_work
         return is_dense and can.hands_over_trees and not free
 
 
@@ -126,7 +125,7 @@ def forecast(experiment: Experiment, runs: int = 1) -> Forecast:
     plain = replace(prepare(experiment), stop=None)
     if plain.device_name == "cuda" and not torch.cuda.is_available():
         plain = replace(plain, device_name="cpu")
-    setup = DrySetup(**{field.name: getattr(plain, field.name) for field in fields(Setup)})
+    setup = DrySetup(**{known.name: getattr(plain, known.name) for known in fields(Setup)})
     sums = Counter[str]()
     walls = list[float]()
     begun = time.monotonic()

@@ -66,21 +66,22 @@ def sentence_and_code(error: BaseException) -> tuple[str, int]:
         traceback.print_exception(error)
         advice = ""
     words, code = " ".join(str(error).split())[:_LONGEST], FAILED
-    if isinstance(error, MethodError | HookError | ExitError):
-        sentence = f"the run failed: {error}{advice}"
-    elif isinstance(error, ClientError | ClusterError | DiskError):
-        sentence = f"the run failed: {error}"
-    elif isinstance(error, RayflError):
-        sentence, code = str(error), MISTAKE
-    elif isinstance(error, OSError) and (error.filename or error.errno):
-        path = error.filename or "a file"
-        sentence, code = f"{path} cannot be used: {reason(error)}; name another place", MISTAKE
-    elif out_of_memory(error):
-        lack = f" ({words})" if words else ""
-        sentence = f"this machine's memory ran out{lack}; use a smaller model, less data or a larger machine"
-    else:
-        cause = f"{type(error).__name__}{f': {words}' if words else ''}{plugin_line(error)}"
-        sentence = f"an error that rayfl did not expect: {cause}{advice}"
+    match error:
+        case MethodError() | HookError() | ExitError():
+            sentence = f"the run failed: {error}{advice}"
+        case ClientError() | ClusterError() | DiskError():
+            sentence = f"the run failed: {error}"
+        case RayflError():
+            sentence, code = str(error), MISTAKE
+        case OSError() if error.filename or error.errno:
+            path = error.filename or "a file"
+            sentence, code = f"{path} cannot be used: {reason(error)}; name another place", MISTAKE
+        case _ if out_of_memory(error):
+            lack = f" ({words})" if words else ""
+            sentence = f"this machine's memory ran out{lack}; use a smaller model, less data or a larger machine"
+        case _:
+            cause = f"{type(error).__name__}{f': {words}' if words else ''}{plugin_line(error)}"
+            sentence = f"an error that rayfl did not expect: {cause}{advice}"
     return one_line(sentence), code
 
 

@@ -126,19 +126,20 @@ def check_plain(value: Value, key: tuple[str, ...] = ()) -> None:
     if isinstance(value, Mapping | list | tuple) and len(key) == MOST_NESTED:
         path = ".".join(_named(key)[:3])
         raise RayflError(f"{path}... is nested deeper than {MOST_NESTED} tables and lists; use fewer")
-    if isinstance(value, Mapping):
-        for name, inner in value.items():
-            if not isinstance(name, str):
-                raise RayflError(f" has the key {shown(name)}; the keys of a table are texts", _named(key))
-            check_plain(name, key)
-            check_plain(inner, (*key, str(name)))
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            check_plain(inner, (*key, ""))
-    elif isinstance(value, int) and value.bit_length() > 63:
-        raise RayflError(" is a whole number of more than 64 bits; give a smaller one", _named(key))
-    elif isinstance(value, str) and "\0" in value:
-        raise RayflError(" has a null character; leave it out", _named(key))
+    match value:
+        case Mapping():
+            for name, inner in value.items():
+                if not isinstance(name, str):
+                    raise RayflError(f" has the key {shown(name)}; the keys of a table are texts", _named(key))
+                check_plain(name, key)
+                check_plain(inner, (*key, name))
+        case list() | tuple():
+            for inner in value:
+                check_plain(inner, (*key, ""))
+        case int() if value.bit_length() > 63:
+            raise RayflError(" is a whole number of more than 64 bits; give a smaller one", _named(key))
+        case str() if "\0" in value:
+            raise RayflError(" has a null character; leave it out", _named(key))
 
 
 def _named(key: tuple[str, ...]) -> tuple[str, ...]:
@@ -179,7 +180,7 @@ def explained_mistake(error: ValidationError, model: type[BaseModel], values: Se
     if kind == "value_error":
         return _refused(first, model)
     assert field is not None
-    allowed = describe(field.annotation, field.metadata)
+    mistake = " is missing" if kind == "missing" else f"={shown(values.get(key, first['input']))} is not allowed"
     if kind == "missing":
         try:
             model(**{**values, key: {}})
@@ -187,8 +188,7 @@ def explained_mistake(error: ValidationError, model: type[BaseModel], values: Se
             # A table that needs a name says which names there are.
             if without_name.key == (key, "name"):
                 return without_name
-        return RayflError(f" is missing; it must be {allowed}", (key,))
-    return RayflError(f"={shown(values.get(key, first['input']))} is not allowed; it must be {allowed}", (key,))
+    return RayflError(f"{mistake}; it must be {describe(field.annotation, field.metadata)}", (key,))
 
 
 def _inside(annotation: Foreign, value: Value) -> RayflError | None:
@@ -235,20 +235,18 @@ def shown(value: object) -> str:
 
 def describe(annotation: Foreign, bounds: Iterable[Foreign] = (), several: bool = False) -> str:
     """The allowed values of a field, in words: "a number in (0, 1]", "'sgd' or 'adam'", "a list of whole numbers"."""
-    arguments = get_args(annotation)
-    if get_origin(annotation) is Annotated:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
         return describe(arguments[0], arguments[1:], several)
-    if get_origin(annotation) is Literal:
+    if origin is Literal:
         return listed([repr(choice) for choice in arguments], "or")
-    if get_origin(annotation) in (Union, UnionType):
+    if origin in (Union, UnionType):
         choices = [describe(choice, bounds) for choice in arguments if choice is not NoneType]
         return listed(choices, "or") + (", or be left out" if NoneType in arguments else "")
-    if get_origin(annotation) is list:
-        return f"a list of {describe(arguments[0], several=True)}"
-    if get_origin(annotation) is tuple:
-        length = "" if Ellipsis in arguments else f"{len(arguments)} "
+    if origin in (list, tuple):
+        length = "" if origin is list or Ellipsis in arguments else f"{len(arguments)} "
         return f"a list of {length}{describe(arguments[0], several=True)}"
-    if get_origin(annotation) in (abc.Mapping, dict):
+    if origin in (abc.Mapping, dict):
         return "a table" if arguments[1] is Any else f"a table of {describe(arguments[1], several=True)}"
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         keys = list(annotation.model_fields)
@@ -261,11 +259,10 @@ def describe(annotation: Foreign, bounds: Iterable[Foreign] = (), several: bool 
 def _range(bounds: Iterable[Foreign]) -> str:
     """The bounds of a number (annotated_types' Gt, Ge, Lt, Le) in words; "" without bounds."""
     flat = [part for bound in bounds for part in (bound.metadata if isinstance(bound, FieldInfo) else (bound,))]
-    limits = {name: f"{getattr(b, name):g}" for b in flat for name in ("gt", "ge", "lt", "le") if hasattr(b, name)}
+    limits = {name: f"{getattr(b, name):g}" for name in ("gt", "ge", "lt", "le") for b in flat if hasattr(b, name)}
     if len(limits) == 2:
-        low = f"({limits['gt']}" if "gt" in limits else f"[{limits['ge']}"
-        high = f"{limits['lt']})" if "lt" in limits else f"{limits['le']}]"
-        return f" in {low}, {high}"
+        ends = {"gt": "({}", "ge": "[{}", "lt": "{})", "le": "{}]"}
+        return f" in {', '.join(ends[name].format(limit) for name, limit in limits.items())}"
     words = {"gt": "greater than", "ge": "of at least", "lt": "less than", "le": "of at most"}
     return "".join(f" {words[name]} {limit}" for name, limit in limits.items())
 

@@ -142,11 +142,9 @@ def _checked(kind: type[Kind], component: Anything) -> Anything:
 
 def reference(component: Anything) -> str:
     """The name by which an experiment finds a class again."""
-    if isinstance(component, type) and issubclass(component, Kind):
-        name = vars(component).get("name")
-        if isinstance(name, str) and named(_widest(component)).get(name) is component:
-            return name
-    return plugins.reference(component)
+    ours = named(_widest(component)) if isinstance(component, type) and issubclass(component, Kind) else {}
+    name = next((name for name, known in ours.items() if known is component), None)
+    return name or plugins.reference(component)
 
 
 def make(kind: type[Choice], table: SettingsTable) -> Anything:
@@ -167,8 +165,8 @@ def resolve(kind: type[Choice], given: Value, field: str | None = None) -> Anyth
         _checked(widest, type(given))
     component = given if isinstance(given, widest) else make(widest, as_table(given, field))
     if isinstance(component, widest) and not isinstance(component, kind):
-        narrow = [name for name, component in named(widest).items() if issubclass(component, kind)]
-        raise RayflError(f"{component.name!r} is no {kind.__name__.lower()}; give one of {', '.join(narrow)}")
+        narrow = ", ".join(name for name, component in named(widest).items() if issubclass(component, kind))
+        raise RayflError(f"{component.name!r} is no {kind.__name__.lower()}; give one of {narrow}")
     return component
 
 
@@ -177,8 +175,8 @@ def as_table(given: Value, field: str | None) -> dict[str, Value]:
     if isinstance(given, str) or callable(given):
         return {"name": given}
     if not isinstance(given, Mapping):
-        key = (field,) if field is not None else ()
-        raise RayflError(f"={shown(given)} is not allowed; it must be a name, or a table with a name", key)
+        mistake = f"={shown(given)} is not allowed; it must be a name, or a table with a name"
+        raise RayflError(mistake, () if field is None else (field,))
     return dict(given)
 
 

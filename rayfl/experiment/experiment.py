@@ -8,7 +8,6 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field, PlainSerializer, ValidationInfo, field_validator, model_validator
 
-from rayfl import toml
 from rayfl.choices import plugins
 from rayfl.choices.kinds import TO_TABLE, Kind, as_table, find, from_table, known, reference
 from rayfl.compress.base import Compressor
@@ -79,11 +78,6 @@ def _choice(value: Value, info: ValidationInfo) -> MethodChoice:
     if "name" not in table:
         raise RayflError(f" is missing; a method is one of {some_of(known(Method))}", ("name",))
     kind = find(Method, table.pop("name"))
-    if "elastic" in table and "elastic" not in kind.Hyper.model_fields:
-        options = table["elastic"] if isinstance(table["elastic"], Mapping) else {}
-        items = ", ".join(toml.dumps({"name": "elastic", **options}).splitlines())
-        line = f"wrap = [{{{items}}}]" if table["elastic"] else "wrap = []"
-        raise RayflError(f" is a wrapper and no setting of a method; beside [method] write {line}", ("elastic",))
     return MethodChoice(kind=kind, hyper=kind.Hyper(**table))
 
 
@@ -254,10 +248,11 @@ class Experiment(Settings):
     @property
     def in_memory(self) -> list[str]:
         """The objects from Python that cannot be made again by a name, in words."""
-        values = [*self.as_dict().values()]
-        tables = [table for value in values for table in (value if isinstance(value, list) else [value])]
+        tables = [
+            table for value in self.as_dict().values() for table in (value if isinstance(value, list) else [value])
+        ]
         names = [table.get("name") for table in tables if isinstance(table, dict)]
-        return [name.removeprefix(plugins.MEMORY) for name in names if name is not None and plugins.is_in_memory(name)]
+        return [name.removeprefix(plugins.MEMORY) for name in names if plugins.is_in_memory(name)]
 
     def as_dict(self) -> dict[str, Value]:
         """The experiment as plain JSON values; `Experiment(**as_dict())` is the same experiment."""

@@ -63,15 +63,15 @@ def determining_settings(experiment: Mapping[str, object]) -> dict[str, object]:
 
     Where the data have whole digests their folder decides nothing: only which of its files has which part.
     """
+    kept = mapped({key: value for key, value in experiment.items() if key not in NOT_DETERMINING}, _by_content)
     parts = _parts(data) if isinstance(data := experiment.get("data"), Mapping) and has_whole_digests(data) else {}
-    tables = {name: table for name, table in experiment.items() if name not in NOT_DETERMINING}
-    settings = dotted(mapped(tables, _by_content)) | parts
-    only_time = [f"runtime.{key}" for key in _ONLY_TIME]
+    settings = dotted(kept) | parts
     # The first condition saves time where hundreds of runs are compared.
-    left_out = {
-        key for key in settings if key.startswith("runtime.") and any(lies_in(key, setting) for setting in only_time)
+    return {
+        key: value
+        for key, value in settings.items()
+        if not (key.startswith("runtime.") and any(lies_in(key, f"runtime.{setting}") for setting in _ONLY_TIME))
     }
-    return {key: value for key, value in settings.items() if key not in left_out}
 
 
 def _by_content(key: tuple[str, ...], path: str) -> str:

@@ -181,29 +181,27 @@ def _has_name(value: Value) -> bool:
 
 def described(value: Value) -> str:
     """A value in a few words: 0.1, "fp16", topk(keep_ratio=0.1), feedback(topk(keep_ratio=0.1)), MyNet."""
-    if isinstance(value, Choice):
-        return described({key: inner for key, inner in value.to_table().items() if inner is not None})
-    if isinstance(value, Method) or callable(value):
-        return getattr(value, "__name__", type(value).__name__)
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(described(item) for item in value)}]"
-    if not isinstance(value, Mapping):
-        return plugins.short(str(value))
-    parts = [
-        described(part) if _is_named(part) else f"{key}={described(part)}"
-        for key, part in value.items()
-        if key != "name"
-    ]
-    name = plugins.short(str(value.get("name", "")))
-    return f"{name}({', '.join(parts)})" if parts else name
+    match value:
+        case Choice():
+            return described({key: inner for key, inner in value.to_table().items() if inner is not None})
+        case bool():
+            return str(value).lower()
+        case list() | tuple():
+            return f"[{', '.join(map(described, value))}]"
+        case Mapping():
+            parts = [
+                described(part) if _is_named(part) else f"{key}={described(part)}"
+                for key, part in value.items()
+                if key != "name"
+            ]
+            return plugins.short(str(value.get("name", ""))) + (f"({', '.join(parts)})" if parts else "")
+    is_from_python = isinstance(value, Method) or callable(value)
+    return getattr(value, "__name__", type(value).__name__) if is_from_python else plugins.short(str(value))
 
 
 def _is_named(value: Value) -> bool:
-    if isinstance(value, list):
-        return bool(value) and all(_is_named(item) for item in value)
-    return isinstance(value, Mapping) and "name" in value
+    inner = value if isinstance(value, list) else [value]
+    return bool(inner) and all(isinstance(item, Mapping) and "name" in item for item in inner)
 
 
 def _settings(items: Sequence[_Item]) -> list[tuple[str, Value]]:

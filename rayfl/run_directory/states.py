@@ -33,12 +33,13 @@ _CODECS = "rayfl.compress."
 
 def _describe(leaf: Anything, path: str, arrays: dict[str, np.ndarray]) -> dict[str, Json]:
     """The description of a leaf or a tree at `path`; its arrays are added to `arrays`."""
-    if isinstance(leaf, Mapping):
-        return {"tree": {name: _describe(inner, f"{path}/{name}", arrays) for name, inner in leaf.items()}}
-    if isinstance(leaf, PackedBits):
-        return {"bits": _add(leaf.bits, path, arrays), "shape": list(leaf.shape)}
-    if isinstance(leaf, np.ndarray):
-        return {"array": _add(leaf, path, arrays)}
+    match leaf:
+        case Mapping():
+            return {"tree": {name: _describe(inner, f"{path}/{name}", arrays) for name, inner in leaf.items()}}
+        case PackedBits():
+            return {"bits": _add(leaf.bits, path, arrays), "shape": list(leaf.shape)}
+        case np.ndarray():
+            return {"array": _add(leaf, path, arrays)}
     packet = leaf if isinstance(leaf, Packet) else leaf.open()
     parts = {name: _add(part, f"{path}/{name}", arrays) for name, part in packet.parts.items()}
     return {"packet": _codec_to_json(packet.codec), "parts": parts}
@@ -79,12 +80,13 @@ def load_states(path: Path) -> Iterator[tuple[str, ArrayTree]]:
 
 
 def _read(file: Foreign, description: Mapping[str, Json]) -> Anything:
-    if "tree" in description:
-        return {name: _read(file, inner) for name, inner in description["tree"].items()}
-    if "array" in description:
-        return _array(file, description["array"])
-    if "bits" in description:
-        return _packed(_array(file, description["bits"]), description["shape"])
+    match description:
+        case {"tree": tree}:
+            return {name: _read(file, inner) for name, inner in tree.items()}
+        case {"array": key}:
+            return _array(file, key)
+        case {"bits": key}:
+            return _packed(_array(file, key), description["shape"])
     parts = {name: _array(file, key) for name, key in description["parts"].items()}
     codec = _codec_from_json(description["packet"])
     if not all(callable(getattr(codec, name, None)) for name in ("decode", "support", "add_to")):
@@ -112,11 +114,10 @@ def _packed(bits: np.ndarray, shape: Json) -> PackedBits:
 def _codec_to_json(value: Anything) -> Json:
     if not dataclasses.is_dataclass(value):
         return value
-    kind = type(value)
+    home = type(value).__module__
+    prefix = f"{home.removeprefix(_CODECS)}." if home.startswith(_CODECS) else f"{home}:"
     settings = {field.name: _codec_to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    ours = kind.__module__.startswith(_CODECS)
-    prefix = f"{kind.__module__.removeprefix(_CODECS)}." if ours else f"{kind.__module__}:"
-    return {"codec": f"{prefix}{kind.__name__}", "settings": settings}
+    return {"codec": f"{prefix}{type(value).__name__}", "settings": settings}
 
 
 def _codec_from_json(value: Json) -> Anything:
@@ -126,14 +127,14 @@ def _codec_from_json(value: Json) -> Anything:
         return tuple(_codec_from_json(item) for item in value)
     if not isinstance(value, Mapping):
         return value
-    module, colon, name = value["codec"].rpartition(":" if ":" in value["codec"] else ".")
-    home = module if colon == ":" else _CODECS + module
+    home, colon, name = value["codec"].rpartition(":" if ":" in value["codec"] else ".")
     if colon == ":":
-        module_found = sys.modules.get(home) if home.partition(".")[0] in _plugin_packages() else None
+        module = sys.modules.get(home) if home.partition(".")[0] in _plugin_packages() else None
     else:
-        module_found = import_module(home) if module.isidentifier() else None
-    kind = getattr(module_found, name, None)
-    if not (isinstance(kind, type) and dataclasses.is_dataclass(kind) and kind.__module__ == home):
+        module = import_module(_CODECS + home) if home.isidentifier() else None
+    kind = getattr(module, name, None)
+    is_codec = isinstance(kind, type) and dataclasses.is_dataclass(kind)
+    if module is None or not is_codec or kind.__module__ != module.__name__:
         raise RayflError(f"{value['codec']!r} is not a codec")
     return kind(**{key: _codec_from_json(setting) for key, setting in value["settings"].items()})
 
