@@ -92,8 +92,9 @@ def _notice(loss: Failure) -> str:
         "objects": f"objects were lost with a node ({reason}); the run continues from its last checkpoint, {next_try}",
         "coordinator": f"the coordinator died; another one continues the run from its last checkpoint, {next_try}",
     }
-    lost_call = f"{loss.about}: client actor {loss.pid} is gone ({reason}); its call is sent again, {next_try}"
-    return notices.get(loss.cause, lost_call)
+    return notices.get(
+        loss.cause, f"{loss.about}: client actor {loss.pid} is gone ({reason}); its call is sent again, {next_try}"
+    )
 
 
 def _error(loss: Failure) -> str:

@@ -76,8 +76,10 @@ class Packed:
         self.buffer = np.frombuffer(b"".join(pieces), np.uint8)
 
     def __getitem__(self, index: int) -> Anything:
-        spans = self.spans[self.firsts[index] : self.firsts[index + 1]].tolist()
-        head, *buffers = (self.buffer[first:last].data for first, last in spans)
+        head, *buffers = (
+            self.buffer[first:last].data
+            for first, last in self.spans[self.firsts[index] : self.firsts[index + 1]].tolist()
+        )
         return pickle.loads(head, buffers=buffers)  # noqa: S301 - an object of this run
 
 
@@ -89,8 +91,7 @@ def value(content: Anything, index: int) -> Anything:
 def objects(job: Job) -> list[Sequence[int]]:
     """The outputs of a job, by position, in each object of its call, in the order in which the objects are complete."""
     kept = [column[at : at + job.together] for column in job.kept for at in range(0, len(column), job.together)]
-    alone = {*range(job.num_outputs)}.difference(*kept)
-    return sorted([*kept, *((at,) for at in alone)], key=lambda group: group[-1])
+    return sorted([*kept, *((at,) for at in {*range(job.num_outputs)}.difference(*kept))], key=lambda group: group[-1])
 
 
 def in_objects(outputs: Iterable[Anything], together: Iterable[Sequence[int]]) -> Iterator[Anything]:
@@ -172,11 +173,8 @@ class WaitingJobs:
     def take(self, node: str) -> int:
         """Take the next job for an actor on this node: a job at home here, else one without a home, else one of the
         home with the most jobs."""
-        if self.at_home(node):
-            return self._queues[node].popleft()
-        if self._queues.get(None):
-            return self._queues[None].popleft()
-        return max(self._queues.values(), key=len).popleft()
+        queues = self._queues
+        return (queues.get(node) or queues.get(None) or max(queues.values(), key=len)).popleft()
 
     def put_back(self, index: int) -> None:
         """Let a job wait again, before the others of its home."""

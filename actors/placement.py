@@ -41,9 +41,7 @@ class Node:
     def holds(self, num_cpus: float, num_gpus: float) -> int:
         """The number of actors of this size that fit on the node. `num_gpus`: at most 1, a part of one GPU."""
         by_cpu = _steps(self.cpus) // _steps(num_cpus) if num_cpus else sys.maxsize
-        if num_gpus == 0:
-            return by_cpu
-        return min(by_cpu, int(self.gpus) * (_UNIT // _steps(num_gpus)))
+        return min(by_cpu, int(self.gpus) * (_UNIT // _steps(num_gpus))) if num_gpus else by_cpu
 
 
 @dataclass(frozen=True)
@@ -151,8 +149,10 @@ def place(runtime: Runtime, nodes: Sequence[Node] | None = None, most_calls: int
 
 def require_room_here(runtime: Runtime) -> None:
     """Raise RayflError, before Ray starts, if this machine cannot hold the actors. Ray alone knows its labels."""
-    without_labels = runtime.model_copy(update={"labels": {}})
-    place(without_labels, [Node("this machine", os.cpu_count() or 1, torch.cuda.device_count())])
+    place(
+        runtime.model_copy(update={"labels": {}}),
+        [Node("this machine", os.cpu_count() or 1, torch.cuda.device_count())],
+    )
 
 
 def share(
@@ -167,11 +167,10 @@ def share(
     if parallel == 1:
         place(runtime, nodes, most_calls)
         return runtime
-    if isinstance(runtime.actors, int):
-        actors = runtime.actors
-    else:
+    actors = _most(runtime, most_calls)
+    if not isinstance(runtime.actors, int):
         room = _room(runtime, nodes if _waits(runtime, nodes) else _chosen(runtime, nodes))
-        actors = min(max(1, room // parallel), _most(runtime, most_calls))
+        actors = min(max(1, room // parallel), actors)
     try:
         placement = place(runtime.model_copy(update={"actors": actors * parallel}), nodes)
     except RayflError as error:

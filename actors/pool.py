@@ -181,8 +181,7 @@ class ActorPool:
         most = self.placement.most
         if most is not None and self._next_look <= time.monotonic():
             self._next_look = time.monotonic() + GROWTH_S
-            wanted = min(most, max(self._room(), self.placement.num_actors))
-            more = wanted - len(self.ready) - len(self._starting)
+            more = min(most, max(self._room(), self.placement.num_actors)) - len(self.ready) - len(self._starting)
             if more > 0:
                 log.info(f"the cluster has grown: client actors that start now: {more}")
                 self.start(more)
@@ -217,8 +216,7 @@ class ActorPool:
             actor = ClientActor.options(**resources, scheduling_strategy="SPREAD", label_selector=labels).remote(
                 size.num_gpus
             )
-            joined = actor.join.remote([self._setup])
-            self._starting[joined] = Starting(actor, time.monotonic() + size.start_timeout_s)
+            self._starting[actor.join.remote([self._setup])] = Starting(actor, time.monotonic() + size.start_timeout_s)
 
     def replace(self, actor: Actor) -> int | None:
         """Kill an actor that was at work and start another one.
@@ -281,9 +279,8 @@ class ActorPool:
             self._next_line = now + LINE_S
             free = _in_words(ray.available_resources())
             total = _in_words(ray.cluster_resources())
-            most = "or for the first of them"
-            if self.ready:
-                most = f"at most runtime.start_timeout_s={size.start_timeout_s:g}"
+            timeout = f"runtime.start_timeout_s={size.start_timeout_s:g}"
+            most = f"at most {timeout}" if self.ready else "or for the first of them"
             log.warning(
                 f"waiting for room for client actors, {size.num_actors - len(self.ready)} of {size.size} each, {most}: "
                 f"of the cluster's {total}, {free} are free"

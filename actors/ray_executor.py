@@ -115,9 +115,8 @@ class PendingCalls:
         cause = unwrapped(error)
         if isinstance(cause, ClientError | HookError):
             return cause
-        kind_of_error = ClientError
-        if isinstance(cause, RayError):
-            kind_of_error = LostObjects if isinstance(cause, ObjectLostError) else ClusterError
+        of_ray = LostObjects if isinstance(cause, ObjectLostError) else ClusterError
+        kind_of_error = of_ray if isinstance(cause, RayError) else ClientError
         wrapped = kind_of_error(f"{self.about(call)}: {type(cause).__name__}: {cause}")
         wrapped.add_note(str(error))
         return wrapped
@@ -275,8 +274,9 @@ class RayExecutor:
         limit = self.pool.placement.call_timeout_s
         job = pending.jobs[index]
         (refs, places), together = inputs(job.inputs), objects(job)
-        method = actor.call.options(num_returns=1 + len(together))
-        returned = method.remote(together, pending.shared, job.work, places, *refs)
+        returned = actor.call.options(num_returns=1 + len(together)).remote(
+            together, pending.shared, job.work, places, *refs
+        )
         *objects_made, result = returned if together else [returned]
         pending.sent[result] = Call(
             index, actor, objects_made, time.monotonic() + (math.inf if limit is None else limit)

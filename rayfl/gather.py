@@ -132,8 +132,14 @@ class Sum(Gather):
 
     def _added(self, total: Aggregate, packet: Packet, factor: float, weight: float) -> Aggregate:
         """`total` and `factor` times the message."""
-        sums = (_plus(total.sum, packet, factor),)
-        return Aggregate(total.gather, sums, total.weight + weight, total.weights, total.count + 1, total.items)
+        return Aggregate(
+            total.gather,
+            (_plus(total.sum, packet, factor),),
+            total.weight + weight,
+            total.weights,
+            total.count + 1,
+            total.items,
+        )
 
     def joined(self, a: Aggregate, b: Aggregate) -> Aggregate:
         if not (a.sum and b.sum and type(self).merge is Gather.merge):
@@ -173,10 +179,8 @@ class ElementwiseMean(Gather):
     counted: Literal["sent", "nonzero"] = "sent"
 
     def add(self, total: Aggregate, packet: Packet, weight: float, sender: int) -> Aggregate:
-        if self.counted == "sent":
-            present = packet.presence()
-        else:
-            present = tree.map(lambda t: (t != 0).to(torch.float32), packet.decode())
+        sent = self.counted == "sent"
+        present = packet.presence() if sent else tree.map(lambda t: (t != 0).to(torch.float32), packet.decode())
         weights = total.weights if total.count else tree.zeros_like(present)
         for name, tensor in weights.items():
             # The products are exact: present is 1 or 0.

@@ -146,8 +146,7 @@ class Network:
             first, second = (
                 [leaf for leaf in tree_leaves(nested) if isinstance(leaf, Tensor)] for nested in (outputs, again)
             )
-            has_nan = any(bool(tensor.isnan().any()) for tensor in first)
-            if not has_nan and not all(map(torch.equal, first, second)):
+            if not any(bool(tensor.isnan().any()) for tensor in first) and not all(map(torch.equal, first, second)):
                 mode = "training" if training else "evaluation"
                 raise RayflError(
                     f"two equal passes of the model in {mode} mode differ: it changes its inputs in place, keeps "
@@ -249,8 +248,11 @@ class Network:
 
     def __getstate__(self) -> dict[str, object]:
         # Counted once, and not again by every actor.
-        state = {**self.__dict__, "weight_uses": self.weight_uses}
-        return {name: value for name, value in state.items() if name not in _MADE}
+        return {
+            name: value
+            for name, value in {**self.__dict__, "weight_uses": self.weight_uses}.items()
+            if name not in _MADE
+        }
 
     def __setstate__(self, state: dict[str, object]) -> None:
         vars(self).update(state)

@@ -42,11 +42,16 @@ def cut(num_leaves: int, num_calls: int, stack_width: int = 1, at_most: bool = F
         widest = max(last - first for first, last in nodes)
         if widest == 1 or ((at_most or len(nodes) >= num_calls) and widest <= -(-num_leaves // num_calls)):
             break
-        split = [halves(node) if node[1] - node[0] == widest else (node,) for node in nodes]
-        nodes = [node for parts in split for node in parts]
+        nodes = [
+            node
+            for parts in [halves(node) if node[1] - node[0] == widest else (node,) for node in nodes]
+            for node in parts
+        ]
     if stack_width > 1 or (at_most and len(nodes) > num_calls):
-        stacks = runs(range(0, num_leaves, stack_width), num_calls)
-        return [(span[0], min(span[-1] + stack_width, num_leaves)) for span in stacks]
+        return [
+            (span[0], min(span[-1] + stack_width, num_leaves))
+            for span in runs(range(0, num_leaves, stack_width), num_calls)
+        ]
     return nodes
 
 
@@ -69,9 +74,8 @@ def add_up(node: SumNode, empty: Callable[[], T], add: Callable[[T, int], T], me
         return add(empty(), node[0])
     left, right = halves(node)
     total = add_up(left, empty, add, merge)
-    if right[1] - right[0] == 1:
-        return add(total, right[0])
-    return merge(total, add_up(right, empty, add, merge))
+    is_leaf = right[1] - right[0] == 1
+    return add(total, right[0]) if is_leaf else merge(total, add_up(right, empty, add, merge))
 
 
 def pairs(nodes: Sequence[SumNode], leaves: Sequence[int]) -> tuple[list[list[tuple[int, int]]], dict[SumNode, int]]:

@@ -8,7 +8,7 @@ generator has moved; if one has, the job counts for nothing and is done again wi
 
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import cache
 from typing import Any, TypeVar
@@ -66,17 +66,14 @@ class Watch:
 
 def key(seed: int, round_number: int = NOBODY, client: int = NOBODY, purpose: str = "") -> None:
     """Seed the global generators as `seeding.generator` would; in `watched` work they stay as they are."""
-    if _watch.get() is None:
+    if not is_watched():
         _seed(torch_seed(seed, round_number, client, purpose))
 
 
 @contextmanager
 def keyed(seed: int, round_number: int = NOBODY, client: int = NOBODY, purpose: str = "") -> Iterator[None]:
     """`key` for a while; the generators are restored afterwards."""
-    if _watch.get() is not None:
-        yield
-        return
-    with seeded(torch_seed(seed, round_number, client, purpose)):
+    with nullcontext() if is_watched() else seeded(torch_seed(seed, round_number, client, purpose)):
         yield
 
 

@@ -140,8 +140,7 @@ def kinds_besides(recorded: Platform) -> list[Platform]:
 def commonest(platforms: Sequence[Platform]) -> Platform:
     """The most frequent kind of machine, independent of the order; `platforms` has at least one."""
     written = [json.dumps([machine.get(key) for key in DECISIVE], sort_keys=True) for machine in platforms]
-    most = min(set(written), key=lambda kind: (-written.count(kind), kind))
-    return platforms[written.index(most)]
+    return platforms[written.index(min(set(written), key=lambda kind: (-written.count(kind), kind)))]
 
 
 def _gpu_driver() -> str | None:

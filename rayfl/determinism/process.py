@@ -124,8 +124,7 @@ def processor() -> tuple[str, frozenset[str]]:
     family, model = entries.get("cpu family", ""), entries.get("model", "")
     named = [entries.get("vendor_id", ""), entries.get("model name", ""), family and f"family {family} model {model}"]
     arm = [f"{name} {entries[name]}" for name in ("CPU implementer", "CPU part", "CPU variant") if name in entries]
-    flags = entries.get("flags", entries.get("Features", ""))
-    return " ".join(filter(None, [*named, *arm])), frozenset(flags.split())
+    return " ".join(filter(None, [*named, *arm])), frozenset(entries.get("flags", entries.get("Features", "")).split())
 
 
 def pinned() -> dict[str, str | None]:

@@ -98,8 +98,9 @@ def available(model: PerClient | Diurnal | TraceLines | None, count: int, seed: 
     """Boolean [count]: the clients that can be reached in this round; all if `[clients]` has no availability."""
     if model is None:
         return np.ones(count, dtype=bool)
-    draws = seeding.generator(seed, round_number, purpose="availability").random(count)
-    return draws < model.chances(count, seed, round_number)
+    return seeding.generator(seed, round_number, purpose="availability").random(count) < model.chances(
+        count, seed, round_number
+    )
 
 
 def read_trace(path: Path, count: int) -> np.ndarray:

@@ -140,22 +140,26 @@ class Clients(Settings):
 
     def unseen_numbers(self, seed: int) -> list[int]:
         """The numbers in the partition of the clients that no round asks, ascending: those of a run's last clients."""
-        draws = seeding.generator(seed, purpose="unseen clients")
-        return sorted(draws.choice(self.count, self.num_unseen, replace=False).tolist())
+        return sorted(
+            seeding.generator(seed, purpose="unseen clients")
+            .choice(self.count, self.num_unseen, replace=False)
+            .tolist()
+        )
 
     @property
     def num_selected(self) -> int:
         """Clients selected each round."""
-        if self.per_round is not None:
-            return self.per_round
-        return max(1, math.floor((self.fraction or 1.0) * self.num_seen + 0.5))
+        return self.per_round or max(1, math.floor((self.fraction or 1.0) * self.num_seen + 0.5))
 
 
 def attackers(seed: int, num_clients: int, share: float) -> frozenset[int]:
     """The clients that attack: a share of all, rounded to a whole number, the same in all rounds. The attackers of a
     smaller share are among those of a larger one."""
-    order = seeding.generator(seed, purpose="attackers").permutation(num_clients)
-    return frozenset(order[: math.floor(share * num_clients + 0.5)].tolist())
+    return frozenset(
+        seeding.generator(seed, purpose="attackers")
+        .permutation(num_clients)[: math.floor(share * num_clients + 0.5)]
+        .tolist()
+    )
 
 
 @dataclass(frozen=True)
@@ -263,9 +267,8 @@ class Population:
         """By client, float64 [clients.count]: speed over the median speed of those that rounds ask, at most 1; 1 where
         all do the full work."""
         speeds = self._drawn["examples_per_s"]
-        if self.settings.work == "full":
-            return np.ones(len(speeds))
-        return np.minimum(1.0, speeds / np.median(speeds[: len(self)]))
+        shares = np.minimum(1.0, speeds / np.median(speeds[: len(self)]))
+        return shares if self.settings.work == "capacity" else np.ones(len(speeds))
 
     @cached_property
     def retention_groups(self) -> list[float]:

@@ -108,8 +108,7 @@ def merge(current: CurrentRound, sums: dict[SumNode, Ref], root: SumNode) -> Non
     while root not in sums:
         works = [MergeJob(node, parts) for node, parts in ready_nodes(root, sums, most).items()]
         jobs = [Job(work, tuple(sums.pop(part) for part in work.parts), 1) for work in works]
-        answers = current.run(jobs)
-        sums |= {work.node: answer.outputs[0] for work, answer in zip(works, answers, strict=True)}
+        sums |= {work.node: answer.outputs[0] for work, answer in zip(works, current.run(jobs), strict=True)}
 
 
 def robust_mean(current: CurrentRound, name: str, received: Aggregate, messages: Mapping[int, Ref]) -> Aggregate:

@@ -42,13 +42,12 @@ def checked_hook(hook: Callable[P, T]) -> Callable[P, T]:
     def call(*args: Anything, **kwargs: Anything) -> T:
         try:
             answer = hook(*args, **kwargs)
-        except KeyboardInterrupt:
-            raise
         # SystemExit too: a hook must not end the process.
         except BaseException as error:
             # The method does not cause the loss of an object or of a node.
             of_executor = type(error).__module__.partition(".")[0] in ("ray", "actors")
-            if of_executor or isinstance(error, ClientError | HookError | RayflError) or out_of_memory(error):
+            ours = ClientError | HookError | RayflError | KeyboardInterrupt
+            if of_executor or isinstance(error, ours) or out_of_memory(error):
                 raise
             blamed = _innermost(method, error)
             raise HookError(f"{_called(blamed, name, _line(blamed, error))}: {error_text(error)}") from error
@@ -193,8 +192,12 @@ def _metrics(metrics: Anything) -> None:
 
 
 def _reply(reply: Anything, method: object, args: tuple[Anything, ...]) -> None:
-    wanted = "packets, which ctx.downlink and rayfl.compress make,"
-    _each(reply.message, "a message", wanted, lambda part: isinstance(part, Packet))
+    _each(
+        reply.message,
+        "a message",
+        "packets, which ctx.downlink and rayfl.compress make,",
+        lambda part: isinstance(part, Packet),
+    )
     _require_state(reply.server_memory, "a Reply whose server_memory is tensors by name")
     _metrics(reply.metrics)
 
@@ -217,8 +220,12 @@ def _finished_stack(finished: Anything, method: Anything, args: tuple[Anything, 
 
 
 def _sendable(message: Anything, method: Anything) -> None:
-    wanted = "trees, Differences or packets"
-    _each(message, "a message", wanted, lambda part: isinstance(part, dict | tree.Difference | Packet))
+    _each(
+        message,
+        "a message",
+        "trees, Differences or packets",
+        lambda part: isinstance(part, dict | tree.Difference | Packet),
+    )
     read_alone = getattr(type(method), "store_uplink", ServerHalf.store_uplink) is not ServerHalf.store_uplink
     for name, part in message.items():
         # Nobody would read a tree under another name; a packet may be sent only to be billed.

@@ -26,9 +26,8 @@ def check_setup(setup: Setup) -> None:
     check_splits(method, setup.partition)
     check_retention(method, setup.uplink, clients)
     check_feedback(setup)
-    classifier = method.task if isinstance(method.task, NetworkTask) else None
-    if classifier is not None and not isinstance(classifier.task, Classification):
-        classifier = None
+    is_classifier = isinstance(method.task, NetworkTask) and isinstance(method.task.task, Classification)
+    classifier = method.task if isinstance(method.task, NetworkTask) and is_classifier else None
     if method.capabilities.label_counts and (setup.is_peer or classifier is None):
         cause = "it has no server" if setup.is_peer else "there are classes only with task 'classification'; take it"
         raise RayflError(f"{name} needs clients to tell the server their label counts, and {cause}, or another method")
@@ -46,18 +45,23 @@ def check_setup(setup: Setup) -> None:
     # First states may only exist for models that fit.
     checked_hook(method.check_model)(setup.initial)
     check_masks(setup, name)
-    if setup.selection.name != "uniform" and clients.num_selected >= setup.num_clients:
-        raise RayflError(
-            f"={setup.selection.name!r} chooses among clients, and all of them are asked; lower clients.per_round",
-            ("selection",),
-        )
     half = None if setup.is_peer else setup.server_half
-    if half and setup.downlink.init(setup.initial) and (half.overrides("reply") or half.overrides("personal_message")):
-        raise RayflError(
-            f"={setup.downlink.name!r} keeps one memory for all clients, and {name} sends each a message of its own; "
-            "give a compressor without a memory",
-            ("downlink",),
-        )
+    has_own_messages = half and (half.overrides("reply") or half.overrides("personal_message"))
+    refuse_if(
+        [
+            (
+                setup.selection.name != "uniform" and clients.num_selected >= setup.num_clients,
+                "selection",
+                f"={setup.selection.name!r} chooses among clients, and all of them are asked; lower clients.per_round",
+            ),
+            (
+                has_own_messages and setup.downlink.init(setup.initial),
+                "downlink",
+                f"={setup.downlink.name!r} keeps one memory for all clients, and {name} sends each a message of its "
+                "own; give a compressor without a memory",
+            ),
+        ]
+    )
     check_schedule(setup, name)
     check_server(setup, name)
     fewer = ("per_round", "fraction") if clients.num_selected < setup.num_clients else ()
@@ -76,8 +80,7 @@ def check_setup(setup: Setup) -> None:
         check_unseen(setup, name)
     check_topology(setup, name)
     setup.method.check(setup.num_clients, setup.topology, setup.seed)
-    ctx = setup.context(0, setup.plan(0), 0, "check")
-    method.check_ratios(setup.population.retention_groups or [1.0], ctx)
+    method.check_ratios(setup.population.retention_groups or [1.0], setup.context(0, setup.plan(0), 0, "check"))
 
 
 def check_server(setup: Setup, name: str) -> None:
@@ -152,13 +155,17 @@ def check_topology(setup: Setup, name: str) -> None:
 
 def check_graph(setup: Setup, topology: Topology, name: str) -> None:
     """Reject a graph that cannot be drawn or weighted, and mixing matrices that do not fit the method."""
-    if setup.num_clients < 2:
-        raise RayflError("=1 client has no graph of peers; give at least 2", ("clients", "count"))
     given = [key for key in ("weights", "epsilon") if topology.own_weights and topology.is_given(key)]
-    if given:
-        raise RayflError(
-            f" does nothing with {topology.name!r}, which has weights of its own; remove it", ("topology", *given[:1])
-        )
+    refuse_if(
+        [
+            (setup.num_clients < 2, "clients.count", "=1 client has no graph of peers; give at least 2"),
+            (
+                given,
+                ".".join(["topology", *given[:1]]),
+                f" does nothing with {getattr(topology, 'name', 'file')!r}, which has weights of its own; remove it",
+            ),
+        ]
+    )
     if not setup.is_peer:
         setup.links(0)
         return
@@ -183,8 +190,7 @@ def check_graph(setup: Setup, topology: Topology, name: str) -> None:
     for round_number in range(num_checked if topology.varying else 1):
         for missing in (0, 1, setup.num_clients // 2) if away and can.needs_weights != "row" else (0,):
             draws = generator(setup.seed, round_number, purpose="absent in a check")
-            present = draws.permutation(setup.num_clients) >= missing
-            exchange = setup.exchange(round_number, present)
+            exchange = setup.exchange(round_number, draws.permutation(setup.num_clients) >= missing)
             graph = graph_among(setup, exchange)
             try:
                 setup.peer_half.mixing(mixing_weights(setup, graph, exchange), exchange)

@@ -149,12 +149,12 @@ class ClientRound:
         with naming_round_and_client(self.round, self.client):
             self.personal = Reply({}, server_memory)
             if server is not None and self.plan.down:
-                draws = LazyGenerator(setup.seed, ctx.draws.key[1], self.client, "personal")
-                at_server = ctx.but(initial=setup.initial, draws=draws)
+                at_server = ctx.but(
+                    initial=setup.initial, draws=LazyGenerator(setup.seed, ctx.draws.key[1], self.client, "personal")
+                )
                 self.personal = checked_hook(setup.server_half.personal_message)(server, server_memory, at_server)
-        self.received: Message = {}
-        if self.plan.down and not setup.is_peer:
-            self.received = {**message, **for_hooks(setup, self.personal.message)}
+        downloads = self.plan.down and not setup.is_peer
+        self.received: Message = {**message, **for_hooks(setup, self.personal.message)} if downloads else {}
         missed = self.round_inputs.missed.get(self.client, Missed())
         self.downlink_bits = message_bits(self.received) + missed.bits
         self.num_received = num_values(self.received) + missed.values
@@ -202,18 +202,9 @@ class ClientRound:
 
     def local_task(self) -> LocalTask:
         """The client's local work, for the engine."""
-        return LocalTask(
-            client=self.client,
-            round=self.ctx.draws.key[1],
-            seed=self.setup.seed,
-            begin=self.begin,
-            data=self.setup.data(self.client),
-            stages=self.plan.stages,
-            device=self.setup.device,
-            share=self.ctx.traits.work_share,
-            on_device=self.setup.hooks_on_device,
-            graphs=self.setup.step_graphs,
-            is_flight=self.number is not None,
+        _, number, _, _ = self.ctx.draws.key
+        return self.setup.local_task(
+            self.client, number, self.plan.stages, self.begin, is_flight=self.number is not None
         )
 
     def begin(self) -> Carry:
@@ -256,9 +247,8 @@ class ClientRound:
         added = result.status is ClientStatus.DELIVERED and not setup.keeps_messages
         if not added or setup.relayed:
             message = {name: packet.written() for name, packet in message.items()}
-        model: tree.Tree | None = None
-        if result.status.keeps_state and self.may_be_evaluated:
-            model = self.trained_model(finished.state, carry)
+        is_evaluated = result.status.keeps_state and self.may_be_evaluated
+        model = self.trained_model(finished.state, carry) if is_evaluated else None
         kept = to_memory(with_memory(finished.state, uplink_memory), setup.device)
         outputs = ClientOutputs.of(
             setup.output_slots,
@@ -305,8 +295,9 @@ def operations(setup: Setup, state: State, ctx: Context) -> dict[str, float]:
     for stage in ctx.plan.stages:
         mask = method.trains_under(state, stage, ctx)
         cost = flops.gradient_flops(uses, dense if mask is None else flops.forward_flops(uses, mask, setup.initial))
-        done = ctx.work[stage.name].num_examples * method.gradients_per_example(stage, ctx)
-        gradients[cost] = gradients.get(cost, 0.0) + done
+        gradients[cost] = gradients.get(cost, 0.0) + (
+            ctx.work[stage.name].num_examples * method.gradients_per_example(stage, ctx)
+        )
     return {"flops/training": sum([cost * number for cost, number in gradients.items()])}
 
 

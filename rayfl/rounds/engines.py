@@ -12,7 +12,8 @@ one in the stack. Models of several widths are another (`run_vmap`).
 import itertools
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from functools import reduce
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,7 +29,7 @@ from rayfl.errors import HookError, RayflError
 from rayfl.methods.base import Carry, Method, Stage, Work
 from rayfl.models import flops
 from rayfl.rounds.check_hooks import checked_hook
-from rayfl.rounds.step_graphs import Numbers, Step, StepGraphs
+from rayfl.rounds.step_graphs import Numbers, Step, StepGraphs, shape_of
 
 
 @dataclass(frozen=True)
@@ -83,9 +84,8 @@ class LocalTask:
 
     def graphs_for(self, stage: Stage) -> StepGraphs | None:
         """What captures the steps of a stage; None if they run as they are."""
-        if self.graphs is None or not self.graphs.takes(stage, self.data.store.split(stage.split).is_resident):
-            return None
-        return self.graphs
+        is_resident = self.data.store.split(stage.split).is_resident
+        return self.graphs if self.graphs is not None and self.graphs.takes(stage, is_resident) else None
 
     # Any: arguments of `ClientData.order`.
     def _drawn(self, stage: Stage, draws: np.random.Generator | None = None) -> dict[str, Any]:
@@ -101,14 +101,9 @@ class LocalTask:
         }
 
 
-class Engine(Protocol):
-    """Trains clients; yields each one's carry and its work by stage name, in the order of `tasks`."""
-
-    def __call__(
-        self, method: Method, tasks: Sequence[LocalTask], width: int = 1
-    ) -> Iterator[tuple[Carry, dict[str, Work]]]:
-        """`width`: number of clients in a full stack."""
-        ...
+Engine = Callable[[Method, Sequence[LocalTask], int], Iterator[tuple[Carry, dict[str, Work]]]]
+"""Trains the clients of some tasks, in stacks of a width; yields each one's carry and its work by stage name, in the
+order of the tasks."""
 
 
 def run_loop(method: Method, tasks: Sequence[LocalTask], width: int = 1) -> Iterator[tuple[Carry, dict[str, Work]]]:
@@ -220,19 +215,16 @@ def stage_batches(tasks: Sequence[LocalTask], stage: Stage, orders: Sequence[Ord
     in rounds, whose stacks are always the same."""
     data = tasks[0].data
     most = stage.num_examples(data.most_examples(stage.split))
-    size = min(stage.batch_size, most) if stage.batch_size else None
-    if size is None and tasks[0].is_flight:
-        size = most
-    group = stage.batches_per_step
-    return StackBatches(data.store, stage.split, orders, width=width, size=size, batches_per_step=group)
+    size = min(stage.batch_size or most, most) if stage.batch_size or tasks[0].is_flight else None
+    return StackBatches(
+        data.store, stage.split, orders, width=width, size=size, batches_per_step=stage.batches_per_step
+    )
 
 
 def run_stage(method: Method, carry: Carry, batches: StackBatches, stage: Stage) -> Carry:
     """Run all steps of one stage on a stacked carry [width, ...], without waiting for the device."""
-    step = stack_step(method, batches, stage)
-    for index in range(batches.num_steps):
-        carry = step(carry, (*batches.numbers(index), batches.active(index)))
-    return carry
+    numbers = ((*batches.numbers(index), batches.active(index)) for index in range(batches.num_steps))
+    return reduce(stack_step(method, batches, stage), numbers, carry)
 
 
 def stack_step(method: Method, batches: StackBatches, stage: Stage) -> Step:
@@ -242,8 +234,9 @@ def stack_step(method: Method, batches: StackBatches, stage: Stage) -> Step:
     def step(carry: Carry, numbers: Numbers) -> Carry:
         *of_batches, active = numbers
         batch = batches.batch_of(of_batches)
-        stacked = torch.vmap(lambda carry, batch: one_step(carry, batch, stage=stage), in_dims=(0, _stacked(batch)))
-        advanced = stacked(carry, batch)
+        advanced = torch.vmap(lambda carry, batch: one_step(carry, batch, stage=stage), in_dims=(0, _stacked(batch)))(
+            carry, batch
+        )
         return advanced if active is None else _where(active, advanced, carry)
 
     return step
@@ -277,16 +270,6 @@ def _ended(method: Method, carry: Carry, stage: Stage, task: LocalTask) -> Carry
 def _end_stage(method: Method, carry: Carry, stage: Stage, task: LocalTask) -> Carry:
     with keyed(task.seed, task.round, task.client, f"{task.purpose}/{stage.name}/end"):
         return checked_hook(method.end_stage)(carry, stage=stage)
-
-
-# Any: a carry, or a part of it.
-def shape_of(carry: Any) -> Hashable:
-    """Names, shapes and types of all leaves."""
-    if isinstance(carry, torch.Tensor):
-        return carry.shape, carry.dtype
-    if isinstance(carry, dict):
-        return tuple((name, shape_of(part)) for name, part in carry.items())
-    return tuple(map(shape_of, carry))
 
 
 def _where(active: torch.Tensor, new: Carry, old: Carry) -> Carry:

@@ -81,10 +81,10 @@ def evaluate_unseen(current: CurrentRound, pooled: ModelSums | None) -> None:
         return
     if takes_a_round:
         ctx = setup.context(current.number, plan, NOBODY, "newcomers")
-        downlink = current.run_state.downlink
-        message, _ = downlinks.broadcast(setup, server, downlink, ctx)
-        personal = tree.to_arrays(server) if setup.server_half.overrides("personal_message") else None
-        current.change_inputs(message=message, server=personal)
+        message, _ = downlinks.broadcast(setup, server, current.run_state.downlink, ctx)
+        current.change_inputs(
+            message=message, server=tree.to_arrays(server) if setup.server_half.overrides("personal_message") else None
+        )
     kind, slots = (NewcomerJob, Slots()) if takes_a_round else (EvaluateJob, setup.state_slots)
     for answer in current.run(current.client_jobs(kind, setup.unseen, slots)):
         current.ledger.add(answer.result)
@@ -139,8 +139,9 @@ def compare_masks(current: CurrentRound) -> None:
 def mean_model(current: CurrentRound) -> tree.ArrayTree:
     """The mean of all peers' models."""
     everyone = tuple(range(current.setup.num_clients))
-    inputs = current.run_state.inputs(current.setup.state_slots, everyone)
-    (answer,) = current.run([Job(MeanModelJob(everyone), inputs, num_outputs=1)])
+    (answer,) = current.run(
+        [Job(MeanModelJob(everyone), current.run_state.inputs(current.setup.state_slots, everyone), num_outputs=1)]
+    )
     return current.executor.get(answer.outputs[0])
 
 

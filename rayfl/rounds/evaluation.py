@@ -36,7 +36,7 @@ from rayfl.rounds.check_hooks import checked_hook
 from rayfl.rounds.engines import LocalTask, run_loop
 from rayfl.rounds.model_sums import ModelSums, model_sums, of_client, values
 from rayfl.rounds.setup import Setup
-from rayfl.rounds.worker_jobs import ClientResult, SplitSums
+from rayfl.rounds.worker_jobs import ClientResult, EvaluatedSplit, SplitSums
 
 Values = Mapping[str, float | None]
 """Values by name, None where they are undefined."""
@@ -55,15 +55,17 @@ def evaluate_model(setup: Setup, params: Tree, client: int, round_number: int, s
     is_unseen = client in setup.unseen
     where = "unseen" if is_unseen else "own"
     tested_on, trained_on = setup.partition.test[client], setup.partition.train[client]
-    evaluated: dict[str, SplitSums] = {}
-    if (setup.evaluation.own or is_unseen) and len(tested_on):
-        evaluated[f"{where}{suffix}"] = model_sums(setup, params, "test", tested_on).total
-    if setup.evaluation.train and len(trained_on):
-        evaluated[f"{where}_train{suffix}"] = model_sums(setup, params, "train", trained_on).total
-    if setup.evaluation.personal_on_pooled and adapts and not is_unseen:
-        evaluated[f"personal_pooled{suffix}"] = model_sums(
-            setup, params, "test", np.arange(len(setup.dataset.test))
-        ).total
+    everything = np.arange(len(setup.dataset.test) if adapts and not is_unseen else 0)
+    places: list[tuple[bool, str, EvaluatedSplit, np.ndarray]] = [
+        (setup.evaluation.own or is_unseen, where, "test", tested_on),
+        (setup.evaluation.train, f"{where}_train", "train", trained_on),
+        (setup.evaluation.personal_on_pooled, "personal_pooled", "test", everything),
+    ]
+    evaluated = {
+        f"{place}{suffix}": model_sums(setup, params, split, indices).total
+        for is_wanted, place, split, indices in places
+        if is_wanted and len(indices)
+    }
     # A page draws the clients' own models together.
     drawn = [index for index, metric in enumerate(setup.metrics) if metric.drawn]
     return client_result(setup, client, evaluated, () if suffix else drawn)
@@ -80,8 +82,9 @@ def client_result(
         for name, value in values(setup, split.sums, of_client=True).items()
     }
     kept = range(len(setup.metrics)) if setup.evaluation.merged else drawn
-    sums = {where: split.only(kept) for where, split in evaluated.items()} if kept else {}
-    return ClientResult(client, metrics=metrics, sums=sums)
+    return ClientResult(
+        client, metrics=metrics, sums={where: split.only(kept) for where, split in evaluated.items()} if kept else {}
+    )
 
 
 def personal_model(setup: Setup, state: State, server: State, model: Tree | None, ctx: Context) -> Tree:

@@ -22,7 +22,7 @@ flights under way: a resumed run trains these flights again, with the same bits.
 
 import heapq
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -31,10 +31,8 @@ from rayfl import tree
 from rayfl.compress.base import message_bits
 from rayfl.determinism import seeding
 from rayfl.determinism.addition_order import runs
-from rayfl.determinism.seeding import NOBODY
 from rayfl.errors import HookError
 from rayfl.gather import Aggregate
-from rayfl.methods.base import Plan
 from rayfl.population.availability import available
 from rayfl.population.client import ClientStatus
 from rayfl.population.sampling import Participation
@@ -42,12 +40,11 @@ from rayfl.rounds import label_counts
 from rayfl.rounds.aggregation import add_messages, merge_sums
 from rayfl.rounds.check_hooks import checked
 from rayfl.rounds.downlinks import broadcast
-from rayfl.rounds.engines import LocalTask
 from rayfl.rounds.executor import Job, Ref
 from rayfl.rounds.participants import clients_named, train_jobs
 from rayfl.rounds.run_state import Air, CurrentRound, Flight, RunState, server_inputs
 from rayfl.rounds.simulated_clock import arrival_s, example_costs, moment, reply_s
-from rayfl.rounds.worker_jobs import ClientOutputs, ClientResult, EvaluateTrainedJob
+from rayfl.rounds.worker_jobs import ClientOutputs, ClientResult, EvaluateTrainedJob, RoundInputs
 from rayfl.schedules.base import AT_ONCE, NOT_YET, Now
 
 
@@ -60,12 +57,12 @@ class UnderWay(ABC):
     flights: dict[int, Flight]
     queue: list[tuple[float, int, int]] = field(init=False)
     """A heap of (second, client, number) for each flight, and for earlier forms of it, which `first` skips."""
-    drawn: tuple[int, np.ndarray] = field(default=(NOBODY, np.empty(0)), init=False)
-    """The round of availability for which `reachable` was called last, and what it returned."""
+    drawn: dict[int, np.ndarray] = field(default_factory=dict, init=False)
+    """What `reachable` returned last, by the round of availability."""
 
     def __post_init__(self) -> None:
-        self.queue = [(flight.ends_s, flight.client, flight.number) for flight in self.flights.values()]
-        heapq.heapify(self.queue)
+        self.began_s = self.second
+        self.queue = sorted((flight.ends_s, flight.client, flight.number) for flight in self.flights.values())
 
     def put(self, flight: Flight) -> None:
         """Add a flight that begins, or replace it by a later form of it."""
@@ -86,32 +83,33 @@ class UnderWay(ABC):
         return None
 
     def reachable(self) -> np.ndarray:
-        """Boolean [num_clients], read-only: whether the client is available."""
+        """Boolean [num_clients], which nobody changes: whether the client is available."""
         population = self.current.setup.population
         slot = population.slot(self.second)
-        if slot != self.drawn[0]:
-            reachable = available(population.availability, len(population), population.seed, slot)
-            reachable.flags.writeable = False
-            self.drawn = slot, reachable
-        return self.drawn[1]
+        if slot not in self.drawn:
+            self.drawn = {slot: available(population.availability, len(population), population.seed, slot)}
+        return self.drawn[slot]
 
     def status(self, number: int, client: int) -> ClientStatus:
         """The status that is drawn for a flight."""
         return self.current.setup.population.drawn_statuses(number, [client])[client]
 
-    def planned(self, flight: Flight, plan: Plan, result: ClientResult) -> ClientResult:
-        """The flight's result before its training, with the work of `plan` unless it may turn out to be less."""
-        setup, client = self.current.setup, flight.client
+    def start(self, number: int, began_s: float, result: ClientResult) -> None:
+        """Let a flight of `result.client` begin; `result`: before its training.
+
+        The earliest second at which it can end follows from the plan's work, unless this may turn out to be less.
+        """
+        setup, client, plan = self.current.setup, result.client, self.current.inputs.plan
         # A client that drops out after the download does no work; its state may shorten any work.
         may_be_less = setup.method.has_own_stages or setup.population.settings.sparse_speedup
-        if result.status is ClientStatus.DROPPED_AFTER_DOWNLOAD or may_be_less:
-            return result
-        share = setup.population.traits(client).work_share
-        data = setup.data(client)
-        task = LocalTask(client, flight.number, setup.seed, dict, data, plan.stages, setup.device, share=share)
-        work = {stage.name: task.planned(stage) for stage in plan.stages}
-        ctx = replace(setup.context(flight.version, plan, client, "client"), work=work)
-        return replace(result, work=work, costs=example_costs(setup, ctx, {}))
+        if not (may_be_less or result.status is ClientStatus.DROPPED_AFTER_DOWNLOAD):
+            task = setup.local_task(client, number, plan.stages)
+            work = {stage.name: task.planned(stage) for stage in plan.stages}
+            ctx = replace(setup.context(self.current.number, plan, client, "client"), work=work)
+            result = replace(result, work=work, costs=example_costs(setup, ctx, {}))
+        most_s = setup.population.settings.deadline_s or NOT_YET
+        earliest_s = moment(began_s + min(most_s, arrival_s(setup.population.traits(client), result)))
+        self.put(Flight(number, client, self.current.number, began_s, earliest_s, earliest_s))
 
     def train(self) -> None:
         """Train all flights under way that are not trained yet, of all versions in one wave."""
@@ -122,14 +120,15 @@ class UnderWay(ABC):
         for version in sorted({flight.version for flight in untrained}):
             numbers = {flight.client: flight.number for flight in untrained if flight.version == version}
             statuses = {client: self.status(number, client) for client, number in numbers.items()}
-            jobs += train_jobs(current, statuses, numbers, self.put_inputs(version), begun)
+            own_inputs = None if version == current.number else current.executor.put(self.inputs_of(version))
+            jobs += train_jobs(current, statuses, numbers, own_inputs, begun)
         for job, answer in zip(jobs, current.run(jobs), strict=True):
             outputs = ClientOutputs.unpack(setup.output_slots, job.work.trained, answer.outputs)
             for result in answer.result.results:
                 flight = self.flights[result.client]
-                traits = setup.population.traits(result.client)
+                back_s = flight.began_s + arrival_s(setup.population.traits(result.client), result)
                 # A client without work may be done sooner, but its flight does not end before `earliest_s`.
-                ends_s = max(flight.ends_s, moment(flight.began_s + arrival_s(traits, result)))
+                ends_s = max(flight.ends_s, moment(back_s))
                 self.put(flight._replace(ends_s=ends_s, result=result, outputs=outputs.get(result.client)))
 
     def begun(self) -> RunState:
@@ -137,13 +136,18 @@ class UnderWay(ABC):
         return self.current.run_state
 
     @abstractmethod
-    def put_inputs(self, version: int) -> Ref:
-        """The inputs of clients that began with another version; None for those of the round itself."""
+    def inputs_of(self, version: int) -> RoundInputs:
+        """The inputs of clients that began with an earlier version than that of the round."""
+
+    def timed(self, flight: Flight, result: ClientResult, **further: float) -> ClientResult:
+        """The result with its flight's version, times and `further` metrics of it."""
+        times = {"version": float(flight.version), "began_s": flight.began_s, "ended_s": flight.ends_s, **further}
+        return replace(result, metrics={**result.metrics, **{f"flight/{name}": x for name, x in times.items()}})
 
     def evaluate(self, models: Mapping[int, Ref], began: Mapping[int, tuple[int, int]]) -> None:
-        """Evaluate models after their training; `began`: by client as in `EvaluateTrainedJob`."""
+        """Evaluate models after their training if this round evaluates; `began`: as in `EvaluateTrainedJob`."""
         current = self.current
-        parts = runs([*models], current.calls_per_wave)
+        parts = runs([*models], current.calls_per_wave) if current.inputs.evaluated else ()
         works = [EvaluateTrainedJob({client: began[client] for client in part}) for part in parts]
         jobs = [Job(work, tuple(models[client] for client in work.clients)) for work in works]
         for answer in current.run(jobs) if jobs else ():
@@ -165,9 +169,10 @@ def fly(current: CurrentRound) -> dict[str, Aggregate]:
 def await_replies(current: CurrentRound) -> None:
     """Mark clients that get a reply after the update as busy until they have downloaded it."""
     traits, air = current.setup.population.traits, current.run_state.air
-    results = sorted(current.ledger.results.items())
     busy_s = {
-        client: moment(air.second + reply_s(traits(client), result)) for client, result in results if result.reply_bits
+        client: moment(air.second + reply_s(traits(client), result))
+        for client, result in sorted(current.ledger.results.items())
+        if result.reply_bits
     }
     still = {client: until for client, until in air.busy_s.items() if until > air.second}
     current.run_state = replace(current.run_state, air=replace(air, busy_s={**still, **busy_s}))
@@ -188,17 +193,20 @@ class Window(UnderWay):
     @property
     def now(self) -> Now:
         """What the server knows."""
-        places = self.current.setup.population.settings.num_selected
         return Now(
-            self.second, self.before.second, self.current.number, len(self.flights), len(self._messages()), places
+            second=self.second,
+            updated_s=self.began_s,
+            version=self.current.number,
+            under_way=len(self.flights),
+            arrived=len(self._messages()),
+            places=self.current.setup.population.settings.num_selected,
         )
 
     def _messages(self) -> dict[int, Flight]:
         """The ended flights whose messages are used in the update, by ascending client."""
-        arrived = sorted(self.ended.items())
         return {
             client: flight
-            for client, flight in arrived
+            for client, flight in sorted(self.ended.items())
             if flight.result and flight.result.status is ClientStatus.DELIVERED
         }
 
@@ -225,7 +233,7 @@ class Window(UnderWay):
         due = moment(
             checked(self.current.setup.schedule.due, "a number of seconds", lambda s: not np.isnan(s))(self.now)
         )
-        return due if due > self.before.second or self._messages() else NOT_YET
+        return due if due > self.began_s or self._messages() else NOT_YET
 
     def go_on(self) -> bool:
         """Let clients begin, and move the clock to what happens next. Returns whether that is the update."""
@@ -247,33 +255,26 @@ class Window(UnderWay):
         begins = checked(setup.schedule.begins, "a whole number", lambda count: isinstance(count, int | np.integer))
         while (wanted := begins(self.now)) > 0 and len(idle := self._idle()):
             draws = seeding.generator(setup.seed, self.next_number, purpose="participants")
-            seen = setup.population.seen(self.current.number)
-            chosen = clients_named(setup.selection.choose, state, seen, idle, wanted, draws)
+            chosen = clients_named(
+                setup.selection.choose, state, setup.population.seen(self.current.number), idle, wanted, draws
+            )
             for number, client in enumerate(chosen, self.next_number):
                 status = self.status(number, client)
                 if status is ClientStatus.DROPPED_BEFORE_DOWNLOAD:
-                    self.ended[client] = self._begun(number, client, status)
+                    now, result = self.second, ClientResult(client, status)
+                    self.ended[client] = Flight(number, client, self.current.number, now, now, now, result)
                 else:
-                    self.put(self._begun(number, client, status))
+                    telling_s = label_counts.telling_s(self.current, [client]).get(client, 0.0)
+                    self.start(
+                        number,
+                        self.second + telling_s,
+                        ClientResult(client, status, downlink_bits=message_bits(self.current.inputs.message)),
+                    )
             # If a selection draws nobody, the number still moves on, so that the next draw is a new one.
             self.next_number += max(1, len(chosen))
             if self.ended.keys().isdisjoint(chosen):
                 return len(chosen) < wanted
         return wanted > 0
-
-    def _begun(self, number: int, client: int, status: ClientStatus) -> Flight:
-        """A flight that begins now, with the earliest second at which it can end."""
-        setup = self.current.setup
-        flight = Flight(number, client, self.current.number, self.second, self.second, self.second)
-        if status is ClientStatus.DROPPED_BEFORE_DOWNLOAD:
-            return flight._replace(result=ClientResult(client, status))
-        began_s = self.second + label_counts.telling_s(self.current, [client]).get(client, 0.0)
-        flight = flight._replace(began_s=began_s)
-        bits = message_bits(self.current.inputs.message)
-        result = self.planned(flight, self.current.inputs.plan, ClientResult(client, status, downlink_bits=bits))
-        most_s = setup.population.settings.deadline_s or NOT_YET
-        earliest_s = moment(began_s + min(most_s, arrival_s(setup.population.traits(client), result)))
-        return flight._replace(earliest_s=earliest_s, ends_s=earliest_s)
 
     def _server(self, version: int) -> tree.State:
         """The server's state of a version."""
@@ -281,15 +282,13 @@ class Window(UnderWay):
             return self.current.run_state.server
         return tree.to_tensors(self.current.executor.get(self.before.versions[version]))
 
-    def put_inputs(self, version: int) -> Ref:
+    def inputs_of(self, version: int) -> RoundInputs:
         """See `UnderWay`."""
         setup = self.current.setup
-        if version == self.current.number:
-            return None
         ctx = setup.context(version, setup.plan(version), seeding.NOBODY, "server")
         server = self._server(version)
         message, _ = broadcast(setup, server, {}, ctx)
-        return self.current.executor.put(server_inputs(setup, server, ctx, message))
+        return server_inputs(setup, server, ctx, message)
 
     def end(self, flight: Flight) -> None:
         """End a flight: its message has arrived, or is dropped as too stale, and its state becomes the client's."""
@@ -301,8 +300,7 @@ class Window(UnderWay):
             result = replace(result, status=ClientStatus.STALE, metrics={}, sums={})
         self.ended[flight.client] = flight._replace(result=result)
         if flight.outputs is not None and result.status.keeps_state:
-            kept = {flight.client: flight.outputs}
-            self.current.run_state = self.current.run_state.updated(setup.memory_slots, kept)
+            self.current.run_state = self.current.run_state.updated(setup.memory_slots, {flight.client: flight.outputs})
 
     def close(self) -> dict[str, Aggregate]:
         """End the window with an update: fill the ledger, keep the flights under way, and return what has arrived."""
@@ -311,33 +309,6 @@ class Window(UnderWay):
         statuses = {flight.client: self.status(flight.number, flight.client) for flight in ended}
         ledger.participation = Participation(statuses, np.flatnonzero(~self.reachable()))
         ledger.results = {flight.client: flight.result for flight in ended if flight.result}
-        self._evaluate(ended)
-        ledger.results = {flight.client: self._timed(flight, ledger.results[flight.client]) for flight in ended}
-        ledger.simulated_s = self.second - before.second
-        if ledger.simulated_s:
-            times = [(max(flight.began_s, before.second), flight.ends_s) for flight in (*ended, *self.flights.values())]
-            flown = sum(min(ends_s, self.second) - began_s for began_s, ends_s in times)
-            ledger.metrics["flight/idle_share"] = max(0.0, 1.0 - moment(flown / ledger.simulated_s / self.now.places))
-        received = self._received()
-        used = sorted({flight.version for flight in self.flights.values()})
-        state = current.executor.put(tree.to_arrays(current.run_state.server)) if current.number in used else None
-        versions = {version: before.versions.get(version, state) for version in used}
-        air = Air(self.second, self.next_number, self.flights, before.busy_s, versions)
-        current.run_state = replace(current.run_state, air=air)
-        return received
-
-    def _timed(self, flight: Flight, result: ClientResult) -> ClientResult:
-        """The result with its flight's times, version and staleness."""
-        times = {
-            "flight/version": float(flight.version),
-            "flight/began_s": flight.began_s,
-            "flight/ended_s": flight.ends_s,
-            "flight/staleness": float(self.current.number - flight.version),
-        }
-        return replace(result, metrics={**result.metrics, **times})
-
-    def _evaluate(self, ended: Sequence[Flight]) -> None:
-        """If this round evaluates, evaluate the models that stayed with the flights that have ended."""
         models = {
             flight.client: flight.outputs.model
             for flight in ended
@@ -346,8 +317,24 @@ class Window(UnderWay):
             and flight.outputs
             and flight.outputs.model is not None
         }
-        if self.current.inputs.evaluated:
-            self.evaluate(models, {flight.client: (flight.version, flight.number) for flight in ended})
+        self.evaluate(models, {flight.client: (flight.version, flight.number) for flight in ended})
+        for flight in ended:
+            staleness, result = float(current.number - flight.version), ledger.results[flight.client]
+            ledger.results[flight.client] = self.timed(flight, result, staleness=staleness)
+        ledger.simulated_s = self.second - self.began_s
+        if ledger.simulated_s:
+            flown = sum(
+                min(flight.ends_s, self.second) - max(flight.began_s, self.began_s)
+                for flight in (*ended, *self.flights.values())
+            )
+            ledger.metrics["flight/idle_share"] = max(0.0, 1.0 - moment(flown / ledger.simulated_s / self.now.places))
+        received = self._received()
+        used = sorted({flight.version for flight in self.flights.values()})
+        state = current.executor.put(tree.to_arrays(current.run_state.server)) if current.number in used else None
+        versions = {version: before.versions.get(version, state) for version in used}
+        air = Air(self.second, self.next_number, self.flights, before.busy_s, versions)
+        current.run_state = replace(current.run_state, air=air)
+        return received
 
     def _received(self) -> dict[str, Aggregate]:
         """The aggregates of the messages, by name, with each message scaled by its staleness."""
@@ -363,10 +350,8 @@ class Window(UnderWay):
         received = merge_sums(current, sums, sum_bytes)
         if mixes and flights:
             ((client, flight),) = flights.items()
-            name = setup.method.difference
-            half = setup.server_half
-            now, then = (half.model(self._server(version)) for version in (current.number, flight.version))
-            delta = received[name].result
-            moved = {key: value + (now[key] - then[key]) for key, value in delta.items()}
+            name, model = setup.method.difference, setup.server_half.model
+            now, then = (model(self._server(version)) for version in (current.number, flight.version))
+            moved = {key: value + (now[key] - then[key]) for key, value in received[name].result.items()}
             received[name] = replace(received[name], sums=(), weights={}, known=tree.scale(moved, scales[client]))
         return received

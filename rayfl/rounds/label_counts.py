@@ -47,8 +47,7 @@ def bill(current: CurrentRound) -> None:
 
 def _told(current: CurrentRound) -> torch.Tensor:
     """Whether each client has told its counts, bool [num_clients]."""
-    nobody = torch.zeros(current.setup.num_clients, dtype=torch.bool)
-    return current.run_state.told.get("clients", nobody)
+    return current.run_state.told.get("clients", torch.zeros(current.setup.num_clients, dtype=torch.bool))
 
 
 def _seconds(setup: Setup, client: int) -> float:

@@ -76,8 +76,7 @@ class RoundRecord:
     @property
     def means(self) -> dict[str, float]:
         """The round's own values by name (not those of single clients), without those that are undefined."""
-        own_metrics = [metric for metric in self.metrics if metric.client is None]
-        return {metric.name: metric.value for metric in own_metrics if metric.value is not None}
+        return {name: value for client, name, value in self.metrics if client is None and value is not None}
 
 
 @dataclass
@@ -98,8 +97,9 @@ class Ledger:
 
     def result(self, client: int) -> ClientResult:
         """A client's result so far; if it has none, a result with the status that was drawn for it."""
-        drawn = self.participation.statuses.get(client, ClientStatus.NOT_SELECTED)
-        return self.results.get(client) or ClientResult(client, drawn)
+        return self.results.get(client) or ClientResult(
+            client, self.participation.statuses.get(client, ClientStatus.NOT_SELECTED)
+        )
 
     def add(self, later: Iterable[ClientResult]) -> None:
         """Add a later wave's results of clients: downloads are added up, metrics are joined."""
@@ -112,8 +112,9 @@ def record(setup: Setup, round_number: int, ledger: Ledger) -> RoundRecord:
 
     A metric of the server replaces the mean over clients of the same name.
     """
-    worked = {client for client, result in ledger.results.items() if result.work}
-    took_part = sorted({*ledger.participation.selected, *worked})
+    took_part = sorted(
+        {*ledger.participation.selected, *{client for client, result in ledger.results.items() if result.work}}
+    )
     rows = [client_row(setup.population.traits(client), ledger.result(client)) for client in took_part]
     values = dict(ledger.metrics)
     if setup.population.availability is not None:

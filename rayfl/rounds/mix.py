@@ -114,14 +114,15 @@ def gather_rows(
     robust = any(isinstance(rule, RobustMean) for rule in rules.values())
     keys = {c: (c if robust else None, tuple(sorted(row.items()))) for c, row in job.rows.items()}
     rows = {keys[client]: row for client, row in job.rows.items() if row}
-    shares: dict[tuple[int | None, tuple[tuple[int, float], ...]], dict[str, Aggregate]]
-    shares = {key: {} for key in keys.values()}
+    shares = {key: dict[str, Aggregate]() for key in keys.values()}
     for name, rule in rules.items():
         packets = {sender: messages[sender][name] for sender in sorted(job.senders) if name in messages[sender]}
-        if isinstance(rule, RobustMean):
-            totals = robust_rows(rule, packets, list(rows.values()), [key[0] or 0 for key in rows])
-        else:
-            totals = gathered(rule, packets, list(rows.values()))
+        weights, receivers = list(rows.values()), [key[0] or 0 for key in rows]
+        totals = (
+            robust_rows(rule, packets, weights, receivers)
+            if isinstance(rule, RobustMean)
+            else gathered(rule, packets, weights)
+        )
         for row, total in zip(rows, totals, strict=True):
             shares[row][name] = total
     return {client: shares[key] for client, key in keys.items()}
@@ -185,14 +186,14 @@ def robust_rows(
             for index in heard:
                 totals[index] = totals[index] + rule.measure(torch.stack([flats[sender] for sender in senders[index]]))
         for index in heard:
-            weights = np.array([rows[index][sender] for sender in senders[index]])
-            decisions[index] = rule.decide_among(totals[index], weights, own_rows[index])
+            decisions[index] = rule.decide_among(
+                totals[index], np.array([rows[index][sender] for sender in senders[index]]), own_rows[index]
+            )
     parts: list[dict[str, list[torch.Tensor]]] = [{} for _ in rows]
     for name, flats in slices(packets):
         for index in heard:
             stacked = torch.stack([flats[sender] for sender in senders[index]])
-            combined = rule.combine_among(stacked, decisions[index], own_rows[index])
-            parts[index].setdefault(name, []).append(combined)
+            parts[index].setdefault(name, []).append(rule.combine_among(stacked, decisions[index], own_rows[index]))
     like = next(iter(packets.values())).decode() if packets else {}
     aggregates = [rule.empty() for _ in rows]
     for index in heard:
@@ -218,16 +219,14 @@ def slices(packets: Mapping[int, Packet]) -> Iterator[tuple[str, dict[int, torch
 
 def common_shapes(packets: Sequence[Packet]) -> Shapes | None:
     """The common shapes of packets that can be read in pieces; None if shapes differ or a packet has no pieces."""
-    codecs = [packet.codec for packet in packets]
-    shapes = {codec.shapes if isinstance(codec, Divisible) else None for codec in codecs}
+    shapes = {packet.codec.shapes if isinstance(packet.codec, Divisible) else None for packet in packets}
     return shapes.pop() if len(shapes) == 1 else None
 
 
 def in_pieces(packets: Mapping[int, Packet]) -> Iterator[dict[int, Packet]]:
-    """Yield the first piece of every packet by sender, then the second pieces, and so on."""
-    pieces = [packet.pieces() for packet in packets.values()]
-    for each in zip(*pieces, strict=True):
-        yield dict(zip(packets, each, strict=True))
+    """The first piece of every packet by sender, then the second pieces, and so on."""
+    rows = zip(*[packet.pieces() for packet in packets.values()], strict=True)
+    return (dict(zip(packets, row, strict=True)) for row in rows)
 
 
 def keep_result_only(total: Aggregate, result: Tree) -> Aggregate:
@@ -243,8 +242,9 @@ def blank(shape: tuple[int, ...]) -> torch.Tensor:
     size = math.prod(shape)
     if size < LARGE:
         return torch.empty(shape)
-    pages = mmap.mmap(-1, 4 * size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    return torch.frombuffer(pages, dtype=torch.float32).view(shape)
+    return torch.frombuffer(
+        mmap.mmap(-1, 4 * size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype=torch.float32
+    ).view(shape)
 
 
 class PeerWork(JobInputs):
@@ -267,10 +267,12 @@ class PeerWork(JobInputs):
                 ctx = replace(ctx, neighbours_in=job.heard[client], neighbours_out=job.listeners[client])
                 state, _ = without_memory(self._state(client, kept))
                 for receiver in ctx.neighbours_out:
-                    upload = checked_hook(self.setup.peer_half.message_to)(state, receiver, ctx)
-                    message, _ = encode_upload(upload, {}, ctx)
-                    written = {name: packet.written() for name, packet in message.items()}
-                    outputs[calls[receiver]].setdefault(client, {})[receiver] = written
+                    message, _ = encode_upload(
+                        checked_hook(self.setup.peer_half.message_to)(state, receiver, ctx), {}, ctx
+                    )
+                    outputs[calls[receiver]].setdefault(client, {})[receiver] = {
+                        name: packet.written() for name, packet in message.items()
+                    }
                     sizes.append(LinkSize(client, receiver, message_bits(message), num_values(message)))
         return tuple(sizes), outputs
 

@@ -41,8 +41,10 @@ class ModelSums(NamedTuple):
     @property
     def total(self) -> SplitSums:
         """The sums over all examples."""
-        sums = {index: _of_rows(rows) for index, rows in self.rows.items()}
-        return SplitSums(self.others.num_examples, {**sums, **self.others.sums})
+        return SplitSums(
+            self.others.num_examples,
+            {**{index: _of_rows(rows) for index, rows in self.rows.items()}, **self.others.sums},
+        )
 
 
 MOST_OUTPUT_BYTES = 256 << 20
@@ -110,8 +112,9 @@ def _of_batch(setup: Setup, params: Tree, batch: Batch, keep_outputs: bool) -> M
             rows[index] = torch.stack([row.double() for row in each]).cpu().numpy()
         else:
             sums[index] = as_arrays(metric.measure(predictions, batch.labels))
-    kept = predictions.float().cpu().numpy() if keep_outputs else None
-    return ModelSums(rows, SplitSums(len(batch.labels), sums), kept)
+    return ModelSums(
+        rows, SplitSums(len(batch.labels), sums), predictions.float().cpu().numpy() if keep_outputs else None
+    )
 
 
 def joined(parts: Sequence[ModelSums]) -> ModelSums:

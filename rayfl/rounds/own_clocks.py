@@ -130,10 +130,14 @@ class Inboxes(Wakes):
             weights = np.array([weight for *_, (weight, _) in links], dtype=np.float64)
             matrix = scipy.sparse.csr_array((weights, (*places.T,)), shape=(len(present), len(present)))
             for part in in_calls(receivers, matrix, current.executor.num_workers, 4 * tree.num_entries(setup.initial)):
-                numbers = {client: self.peers[client].number - 1 for client in part}
-                work = replace(mix_job(part, matrix, present, self.hearers), numbers=numbers)
-                mails = (messages[sender].message for sender in work.senders)
-                inputs = (*current.run_state.inputs(slots, part), *mails)
+                work = replace(
+                    mix_job(part, matrix, present, self.hearers),
+                    numbers={client: self.peers[client].number - 1 for client in part},
+                )
+                inputs = (
+                    *current.run_state.inputs(slots, part),
+                    *(messages[sender].message for sender in work.senders),
+                )
                 jobs.append(Job(work, inputs, len(slots) * len(part), slots.kept(len(part)), setup.together))
         if jobs:
             current.keep(slots, jobs, current.run(jobs))
@@ -145,12 +149,12 @@ class Inboxes(Wakes):
         groups: list[tuple[dict[int, Mail], list[int]]] = []
         for client, heard in self.heard.items():
             mails = {sender: mail for sender, (_, mail) in heard.items()}
-            fits = (all(group.get(sender, mail) is mail for sender, mail in mails.items()) for group, _ in groups)
-            place = next((place for place, is_fitting in enumerate(fits) if is_fitting), len(groups))
-            if place == len(groups):
-                groups.append(({}, []))
-            groups[place][0].update(mails)
-            groups[place][1].append(client)
+            fitting = (group for group in groups if all(group[0].get(key, mail) is mail for key, mail in mails.items()))
+            messages, receivers = next(fitting, ({}, []))
+            if not receivers:
+                groups.append((messages, receivers))
+            messages.update(mails)
+            receivers.append(client)
         return groups
 
 
@@ -167,20 +171,19 @@ class Meetings(Wakes):
         # A neighbour may change a peer's model before the peer has ever trained.
         new = [client for client in everyone if client not in current.run_state.states]
         states = current.executor.put_all(tree.to_arrays(setup.first_state(client)) for client in new)
-        first = {client: ClientOutputs(state) for client, state in zip(new, states, strict=True)}
-        current.run_state = current.run_state.updated(setup.state_slots, first)
+        current.run_state = current.run_state.updated(
+            setup.state_slots, dict(zip(new, map(ClientOutputs, states), strict=True))
+        )
         for client in self.flights:
             self.peers[client].begun = self.peers[client].begun or current.run_state.states[client]
         self.graph = graph_among(setup, self.exchange_of_all)
         ctx = setup.context(current.number, current.inputs.plan, 0, "meet")
         with keyed(setup.seed, client=0, purpose="meet"):
-            trees = checked_hook(setup.peer_half.message_to_partner)(setup.first_state(0), ctx)
-        message = uncompressed(trees, ctx)
+            message = uncompressed(checked_hook(setup.peer_half.message_to_partner)(setup.first_state(0), ctx), ctx)
         self.bits, self.num_values = message_bits(message), num_values(message)
 
     def begun(self) -> RunState:
-        run_state = self.current.run_state
-        return replace(run_state, states={client: self.peers[client].begun for client in self.flights})
+        return replace(self.current.run_state, states={client: self.peers[client].begun for client in self.flights})
 
     def begin(self, client: int) -> None:
         """A peer that begins in the moment of its own meeting has the state that this has left."""
@@ -242,11 +245,11 @@ class Meetings(Wakes):
             jobs: list[Job] = []
             for places in runs(range(len(waves[0])), current.calls_per_wave):
                 part = [waves[0][place] for place in places]
-                refs = [(trained, *map(states.get, meeting.pair)) for meeting, trained in part]
                 work = MeetJob(tuple(meeting for meeting, _ in part))
-                inputs = tuple(ref for each in refs for ref in each)
-                kept = setup.state_slots.kept(len(work.clients))
-                jobs.append(Job(work, inputs, len(work.clients), kept, setup.together))
+                inputs = tuple(ref for meeting, trained in part for ref in (trained, *map(states.get, meeting.pair)))
+                jobs.append(
+                    Job(work, inputs, len(work.clients), setup.state_slots.kept(len(work.clients)), setup.together)
+                )
             answers = current.run(jobs)
             if any(bits != self.bits for answer in answers for bits in answer.result):
                 raise HookError(

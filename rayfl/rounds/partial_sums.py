@@ -47,8 +47,9 @@ class FromClient(NamedTuple):
         """The same with packets that decode to `factor` times their trees; the weight stays."""
         if factor == 1:
             return self
-        packets = {name: Scaled(packet.parts, packet.codec, factor) for name, packet in self.message.items()}
-        return self._replace(message=packets)
+        return self._replace(
+            message={name: Scaled(packet.parts, packet.codec, factor) for name, packet in self.message.items()}
+        )
 
 
 @dataclass(frozen=True)

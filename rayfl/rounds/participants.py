@@ -98,8 +98,9 @@ def learn(current: CurrentRound) -> None:
         traits = setup.population.traits(client)
         if selection.hears_losses and result.status == "delivered":
             if (loss := result.metrics.get(LOSS)) is None:
-                name = type(setup.method).__name__
-                raise RayflError(f" {selection.name!r} needs {LOSS}, which {name} does not report", KEY)
+                raise RayflError(
+                    f" {selection.name!r} needs {LOSS}, which {type(setup.method).__name__} does not report", KEY
+                )
             result = ledger.results[client] = replace(result, billed_bits=result.billed_bits + REPORT_BITS)
         answers.append(Answer(client, traits.num_examples, loss, arrival_s(traits, result)))
     observed = checked(selection.observe, *A_STATE)(current.run_state.selection, current.number, answers)
@@ -140,8 +141,9 @@ def server_participants(setup: Setup, plan: Plan, participation: Participation) 
     """Who downloads in a server round, with the status drawn for each, by client in ascending order."""
     statuses = dict(participation.statuses)
     if plan.trainers == "all":
-        others = set(range(setup.num_clients)) - {*statuses, *participation.unavailable.tolist()}
-        statuses |= dict.fromkeys(others, ClientStatus.NOT_SELECTED)
+        statuses |= dict.fromkeys(
+            set(range(setup.num_clients)) - {*statuses, *participation.unavailable.tolist()}, ClientStatus.NOT_SELECTED
+        )
     return {
         client: statuses[client]
         for client in sorted(statuses)
@@ -157,8 +159,9 @@ def train(current: CurrentRound, statuses: Mapping[int, ClientStatus]) -> tuple[
     setup = current.setup
     jobs = train_jobs(current, statuses)
     answers = current.run(jobs)
-    results = [result for answer in answers for result in answer.result.results]
-    current.ledger.results |= cut_off_surplus(setup, current.inputs.plan, results)
+    current.ledger.results |= cut_off_surplus(
+        setup, current.inputs.plan, [result for answer in answers for result in answer.result.results]
+    )
     sum_bytes = sum(answer.result.sum_bytes for answer in answers)
     outputs: dict[int, ClientOutputs] = {}
     sums: dict[SumNode, Ref] = {}
@@ -200,8 +203,9 @@ def train_jobs(
         num_sums = 0 if setup.keeps_messages else len(nodes)
         size = len(work.trained)
         inputs = (*first, *(begun or current.run_state).inputs(setup.memory_slots, work.clients))
-        outputs = len(setup.output_slots) * size + num_sums
-        jobs.append(Job(work, inputs, outputs, setup.output_slots.kept(size), setup.together))
+        jobs.append(
+            Job(work, inputs, len(setup.output_slots) * size + num_sums, setup.output_slots.kept(size), setup.together)
+        )
     return jobs
 
 

@@ -42,8 +42,11 @@ def mix(current: CurrentRound, messages: Mapping[int, Ref]) -> None:
     if not setup.method.capabilities.include_self:
         weights = without_diagonal(weights)
     listeners = graph.T.tocsr()
-    counted = [client for client, result in ledger.results.items() if result.status.keeps_state]
-    receivers = [client for client in counted if client in current.run_state.states or not setup.stateful]
+    receivers = [
+        client
+        for client, result in ledger.results.items()
+        if result.status.keeps_state and (client in current.run_state.states or not setup.stateful)
+    ]
     parts = in_calls(receivers, weights, current.executor.num_workers, 4 * tree.num_entries(setup.initial))
     if setup.peer_half.has_link_messages:
         sent, bits, values = send(current, graph, listeners, parts)
@@ -54,13 +57,17 @@ def mix(current: CurrentRound, messages: Mapping[int, Ref]) -> None:
     slots = setup.state_slots
     jobs = []
     for index, part in enumerate(parts):
-        work = mix_job(part, weights, present, listeners)
-        if sent is None:
-            inputs = [messages[sender] for sender in work.senders]
-        else:
-            work, inputs = replace(work, by_link=True), [answer.outputs[index] for answer in sent]
-        states = current.run_state.inputs(slots, part)
-        jobs.append(Job(work, (*states, *inputs), len(slots) * len(part), slots.kept(len(part)), setup.together))
+        work = replace(mix_job(part, weights, present, listeners), by_link=sent is not None)
+        inputs = [messages[sender] for sender in work.senders] if sent is None else [x.outputs[index] for x in sent]
+        jobs.append(
+            Job(
+                work,
+                (*current.run_state.inputs(slots, part), *inputs),
+                len(slots) * len(part),
+                slots.kept(len(part)),
+                setup.together,
+            )
+        )
     current.keep(slots, jobs, current.run(jobs))
 
 
@@ -77,8 +84,9 @@ def send(
     jobs = []
     for part in in_calls(senders, listeners, current.executor.num_workers, 4 * tree.num_entries(setup.initial)):
         heard, told = ({peer: tuple(row(links, peer)) for peer in part} for links in (graph, listeners))
-        work = SendJob(told, heard, tuple(parts))
-        jobs.append(Job(work, current.run_state.inputs(setup.state_slots, part), len(parts)))
+        jobs.append(
+            Job(SendJob(told, heard, tuple(parts)), current.run_state.inputs(setup.state_slots, part), len(parts))
+        )
     answers = current.run(jobs)
     sizes = np.array([size for answer in answers for size in answer.result], np.int64).reshape(-1, 4).T
     bits, values = (csr_array((size, (sizes[1], sizes[0])), shape=graph.shape) for size in sizes[2:])
@@ -95,8 +103,9 @@ def weighted_graph(current: CurrentRound, exchange: Exchange) -> tuple[Sparse, S
     current.ledger.metrics |= round_metrics(weights, exchange.present)
     if setup.method.capabilities.weighs_links:
         weights = link_weights(topology, graph, exchange)
-    mixing = checked(setup.peer_half.mixing, WEIGHTS, lambda made: made.shape == graph.shape)
-    return graph, csr_array(mixing(weights, exchange))
+    return graph, csr_array(
+        checked(setup.peer_half.mixing, WEIGHTS, lambda made: made.shape == graph.shape)(weights, exchange)
+    )
 
 
 def graph_among(setup: Setup, exchange: Exchange) -> Sparse:
@@ -110,8 +119,9 @@ def graph_among(setup: Setup, exchange: Exchange) -> Sparse:
 def mixing_weights(setup: Setup, graph: Sparse, exchange: Exchange) -> Sparse:
     """The topology's mixing weights [n, n] of a round. Raise RayflError if they are not what the method needs."""
     assert setup.topology is not None
-    mixing = checked(setup.topology.mixing, WEIGHTS, lambda made: made.shape == graph.shape)
-    weights = csr_array(mixing(graph, exchange))
+    weights = csr_array(
+        checked(setup.topology.mixing, WEIGHTS, lambda made: made.shape == graph.shape)(graph, exchange)
+    )
     may_be_negative = not any(isinstance(rule, ElementwiseMean | RobustMean) for rule in setup.method.gather.values())
     check_weights(weights, graph, setup.method.capabilities.needs_weights, may_be_negative)
     return weights
@@ -128,8 +138,8 @@ def bill(ledger: Ledger, senders: Collection[int], bits: Sparse, values: Sparse)
     """Bill every link on both ends. bits, values: the size of the message that row receives from column, [n, n]."""
     received, sent = bits.sum(axis=1), bits.sum(axis=0)
     for client in senders:
-        billed = {"billed_bits": int(sent[client]), "downlink_bits": int(received[client])}
-        ledger.results[client] = replace(ledger.results[client], **billed)
+        up, down = int(sent[client]), int(received[client])
+        ledger.results[client] = replace(ledger.results[client], billed_bits=up, downlink_bits=down)
     ledger.metrics |= paper_comm(values)
 
 

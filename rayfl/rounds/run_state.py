@@ -1,7 +1,7 @@
 """RunState: what is kept from one round to the next, with the flights under way in runs without rounds: of clients with
 a server (`Air`) and of peers on their own clocks (`Clocks`). CurrentRound: one round while it runs."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import NamedTuple, Self
@@ -56,12 +56,10 @@ class Air:
 
     def to_arrays(self) -> tree.ArrayTree:
         """Everything but the versions. Results of training are left out, because training can be done again."""
-        flights = [*self.flights.values()]
         return {
             "second": np.array(self.second),
             "next_number": np.array(self.next_number),
-            "flights": np.array([flight[:3] for flight in flights], dtype=np.int64).reshape(-1, 3),
-            "seconds": np.array([flight[3:5] for flight in flights], dtype=np.float64).reshape(-1, 2),
+            **_flight_arrays(self.flights.values()),
             "busy": np.array([*self.busy_s], dtype=np.int64),
             "busy_s": np.array([*self.busy_s.values()], dtype=np.float64),
         }
@@ -69,7 +67,7 @@ class Air:
     @classmethod
     def from_arrays(cls, arrays: tree.ArrayTree, versions: Mapping[int, Ref]) -> Self:
         """The inverse of `to_arrays`. Raise an error for anything else."""
-        flights = {flight.client: flight for flight in _flights(arrays)}
+        flights = _flights(arrays)
         busy_s = dict(zip(arrays["busy"].tolist(), arrays["busy_s"].tolist(), strict=True))
         if {flight.version for flight in flights.values()} != {*versions}:
             raise RayflError("a version that a flight needs is missing, or has no flight")
@@ -140,14 +138,12 @@ class Clocks:
 
     def to_arrays(self) -> tree.ArrayTree:
         """Everything but the objects. Results of training are left out, because training can be done again."""
-        flights = [*self.flights.values()]
         mails = [(client, mail) for client, peer in enumerate(self.peers) for mail in peer.mail]
         counts = [(peer.number, peer.unmixed, peer.partner, peer.met, *peer.trained) for peer in self.peers]
         return {
             "second": np.array(self.second),
             "counts": np.array([self.num_ended, self.done]),
-            "flights": np.array([flight[:3] for flight in flights], dtype=np.int64).reshape(-1, 3),
-            "seconds": np.array([flight[3:5] for flight in flights], dtype=np.float64).reshape(-1, 2),
+            **_flight_arrays(self.flights.values()),
             "peers": np.array(counts, dtype=np.int64).reshape(-1, 6),
             "mail": np.array(
                 [(client, *mail[:3], len(mail.receivers)) for client, mail in mails], dtype=np.int64
@@ -166,15 +162,13 @@ class Clocks:
         rows = arrays["mail"].tolist()
         ends = np.cumsum([0, *arrays["mail"][:, 4].tolist()]).tolist()
         receivers = [tuple(arrays["receivers"][first:last].tolist()) for first, last in pairwise(ends)]
-        mails = zip(rows, arrays["leaves_s"].tolist(), receivers, strict=True)
-        for (client, number, end, bits, _), leaves_s, to in mails:
-            mail = Mail(number, end, bits, leaves_s, to, objects["messages"][end])
-            peers[client].mail = (*peers[client].mail, mail)
+        for (client, number, end, bits, _), leaves_s, to in zip(
+            rows, arrays["leaves_s"].tolist(), receivers, strict=True
+        ):
+            peers[client].mail = (*peers[client].mail, Mail(number, end, bits, leaves_s, to, objects["messages"][end]))
         for client, peer in enumerate(peers):
             peer.model, peer.begun = objects["models"].get(client), objects["begun"].get(client)
-        num_ended, done = arrays["counts"].tolist()
-        flights = {flight.client: flight for flight in _flights(arrays)}
-        clocks = cls(float(arrays["second"]), num_ended, done, flights, peers)
+        clocks = cls(float(arrays["second"]), *arrays["counts"].tolist(), _flights(arrays), peers)
         if {kind: {*refs} for kind, refs in clocks.objects().items()} != {
             kind: {*refs} for kind, refs in objects.items()
         }:
@@ -182,11 +176,19 @@ class Clocks:
         return clocks
 
 
-def _flights(arrays: tree.ArrayTree) -> Iterator[Flight]:
-    """The flights of a checkpoint, which are not trained."""
+def _flight_arrays(flights: Iterable[Flight]) -> tree.ArrayTree:
+    """Flights without their training."""
+    return {
+        "flights": np.array([flight[:3] for flight in flights], dtype=np.int64).reshape(-1, 3),
+        "seconds": np.array([flight[3:5] for flight in flights], dtype=np.float64).reshape(-1, 2),
+    }
+
+
+def _flights(arrays: tree.ArrayTree) -> dict[int, Flight]:
+    """The inverse of `_flight_arrays`, by client."""
     rows = zip(arrays["flights"].tolist(), arrays["seconds"].tolist(), strict=True)
-    for (number, client, version), (began_s, earliest_s) in rows:
-        yield Flight(number, client, version, began_s, earliest_s, earliest_s)
+    flights = (Flight(*counts, began_s, earliest_s, earliest_s) for counts, (began_s, earliest_s) in rows)
+    return {flight.client: flight for flight in flights}
 
 
 @dataclass(frozen=True)

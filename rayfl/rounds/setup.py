@@ -1,6 +1,6 @@
 """Setup: everything in an experiment that is the same in all rounds. Every worker has it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Literal
@@ -20,7 +20,7 @@ from rayfl.determinism import seeding
 from rayfl.determinism.global_draws import keyed
 from rayfl.determinism.process import ArithmeticPrecision
 from rayfl.gather import Relay, RobustMean
-from rayfl.methods.base import Context, Method, PeerHalf, Plan, ServerHalf, Traits
+from rayfl.methods.base import Carry, Context, Method, PeerHalf, Plan, ServerHalf, Stage, Traits
 from rayfl.metrics.base import Metric
 from rayfl.metrics.check import checked_facts
 from rayfl.metrics.facts import LOSS, Facts
@@ -292,6 +292,24 @@ class Setup:
         # Unseen clients are stacked only with each other.
         stacked = self.num_clients if client < self.num_clients else len(self.partition.train)
         return ClientData(self.dataset, self.partition, client, self.device_data, stacked)
+
+    def local_task(
+        self, client: int, number: int, stages: tuple[Stage, ...], begin: Callable[[], Carry] = dict, **fields: Anything
+    ) -> engines.LocalTask:
+        """A client's work in a round or flight of this number, which keys its draws; `fields`: others of the task."""
+        return engines.LocalTask(
+            client,
+            number,
+            self.seed,
+            begin,
+            self.data(client),
+            stages,
+            self.device,
+            share=float(self.population.work_shares[client]),
+            on_device=self.hooks_on_device,
+            graphs=self.step_graphs,
+            **fields,
+        )
 
     def context(self, round_number: int, plan: Plan, client: int, purpose: str, key: int | None = None) -> Context:
         """The context that a method gets in this round for this client (`seeding.NOBODY`: for the server).

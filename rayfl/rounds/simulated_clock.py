@@ -106,8 +106,9 @@ def cut_off_surplus(setup: Setup, plan: Plan, results: Iterable[ClientResult]) -
         return by_client
     close, last = back[wanted - 1]
     surplus = {client for _, client in back[wanted:]} | {c for c in awaited if moment(times[c]) > close}
-    cut = {client: _cut_off(setup, by_client[client], times[last], ClientStatus.SURPLUS) for client in surplus}
-    return by_client | cut
+    return by_client | {
+        client: _cut_off(setup, by_client[client], times[last], ClientStatus.SURPLUS) for client in surplus
+    }
 
 
 def _cut_off(setup: Setup, result: ClientResult, close_s: float, status: ClientStatus) -> ClientResult:

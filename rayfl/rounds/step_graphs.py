@@ -118,13 +118,18 @@ def by_mask(func: Any, args: Sequence[Any]) -> bool:
 
 
 # Any: a carry, or a part of it.
-def layout_of(carry: Any) -> Hashable:
-    """Names, shapes, types, strides and alignment of all tensors."""
+def shape_of(carry: Any, of_tensor: Callable[[torch.Tensor], Hashable] = lambda x: (x.shape, x.dtype)) -> Hashable:
+    """The names of all leaves, each with its shape and type, or with what `of_tensor` returns."""
     if isinstance(carry, torch.Tensor):
-        return carry.shape, carry.dtype, carry.stride(), carry.device, is_aligned(carry)
-    if isinstance(carry, Mapping):
-        return tuple((name, layout_of(part)) for name, part in carry.items())
-    return tuple(map(layout_of, carry))
+        return of_tensor(carry)
+    if isinstance(carry, dict):
+        return tuple((name, shape_of(part, of_tensor)) for name, part in carry.items())
+    return tuple(shape_of(part, of_tensor) for part in carry)
+
+
+def layout_of(carry: Carry) -> Hashable:
+    """Names, shapes, types, strides and alignment of all tensors."""
+    return shape_of(carry, lambda x: (x.shape, x.dtype, x.stride(), x.device, is_aligned(x)))
 
 
 def is_aligned(tensor: torch.Tensor) -> bool:

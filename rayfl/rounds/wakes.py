@@ -21,11 +21,10 @@ import numpy as np
 from rayfl.errors import RayflError
 from rayfl.population.client import ClientStatus
 from rayfl.population.sampling import Participation
-from rayfl.rounds.executor import Ref
 from rayfl.rounds.flights import UnderWay
 from rayfl.rounds.ledger import comm
 from rayfl.rounds.run_state import Clocks, CurrentRound, Flight, Peer
-from rayfl.rounds.simulated_clock import arrival_s, moment
+from rayfl.rounds.simulated_clock import moment
 from rayfl.rounds.worker_jobs import ClientResult, RoundInputs
 from rayfl.schedules.base import NOT_YET, PeerSchedule
 from rayfl.topology.mixing import Exchange
@@ -42,7 +41,6 @@ class Wakes(UnderWay):
     def __post_init__(self) -> None:
         super().__post_init__()
         count = len(self.peers)
-        self.began_s = self.second
         self.idle = {*range(count)} - self.flights.keys()
         self.looking = {*self.idle}
         """The idle peers that may be able to begin at this second."""
@@ -98,12 +96,9 @@ class Wakes(UnderWay):
 
     def begin(self, client: int) -> None:
         """Let a peer begin its next training."""
-        number, current = self.peers[client].number, self.current
-        flight = Flight(number, client, current.number, self.second, self.second, self.second)
-        result = self.planned(flight, current.inputs.plan, ClientResult(client, self.status(number, client)))
-        earliest_s = moment(self.second + arrival_s(self.traits[client], result))
+        number = self.peers[client].number
         self.idle.remove(client)
-        self.put(flight._replace(earliest_s=earliest_s, ends_s=earliest_s))
+        self.start(number, self.second, ClientResult(client, self.status(number, client)))
 
     def exchange(self, client: int) -> None:
         """Called before a peer begins: let it mix what has arrived."""
@@ -123,10 +118,8 @@ class Wakes(UnderWay):
         self.flush()
         super().train()
 
-    def put_inputs(self, version: int) -> Ref:
-        if version == self.current.number:
-            return None
-        return self.current.executor.put(RoundInputs(version, self.current.setup.plan(version)))
+    def inputs_of(self, version: int) -> RoundInputs:
+        return RoundInputs(version, self.current.setup.plan(version))
 
     def note(self, flight: Flight) -> ClientResult:
         """Count a training that has ended, and add its result to those of the round; returns it."""
@@ -143,12 +136,7 @@ class Wakes(UnderWay):
         self.idle.add(client)
         self.looking.add(client)
         self.busy_s += flight.ends_s - max(flight.began_s, self.began_s)
-        times = {
-            "flight/version": float(flight.version),
-            "flight/began_s": flight.began_s,
-            "flight/ended_s": flight.ends_s,
-        }
-        self.add(replace(result, metrics={**result.metrics, **times}))
+        self.add(self.timed(flight, result))
         setup = self.current.setup
         is_evaluated = setup.keeps_models and setup.evaluation.by_client and client in setup.evaluated_clients
         # The worker returns None for a model that is never evaluated, and a reference does not show it.
@@ -183,23 +171,25 @@ class Wakes(UnderWay):
         ]
         for client in active:
             up, (down, values) = int(self.sent[0, client]), self.received[:, client].tolist()
-            bill = ClientResult(client, ClientStatus.AT_WORK, billed_bits=up, downlink_bits=down, num_received=values)
-            self.add(bill)
-        statuses = {client: ledger.results[client].status for client in active}
-        ledger.participation = Participation(statuses, np.flatnonzero(~self.reachable()))
+            self.add(
+                ClientResult(client, ClientStatus.AT_WORK, billed_bits=up, downlink_bits=down, num_received=values)
+            )
+        ledger.participation = Participation(
+            {client: ledger.results[client].status for client in active}, np.flatnonzero(~self.reachable())
+        )
         models = {client: peer.model for client, peer in enumerate(self.peers) if peer.model is not None}
-        if current.inputs.evaluated:
-            self.evaluate(models, {client: self.peers[client].trained for client in models})
+        self.evaluate(models, {client: self.peers[client].trained for client in models})
         ledger.simulated_s = self.second - self.began_s
         self.busy_s += sum(self.second - max(flight.began_s, self.began_s) for flight in self.flights.values())
         if ledger.simulated_s:
-            share = moment(self.busy_s / ledger.simulated_s / len(self.peers))
-            ledger.metrics["flight/idle_share"] = max(0.0, 1.0 - share)
+            ledger.metrics["flight/idle_share"] = max(
+                0.0, 1.0 - moment(self.busy_s / ledger.simulated_s / len(self.peers))
+            )
         ledger.metrics |= comm(self.received[1], self.sent[1])
         done = max(0, self.done - len(self.peers))
-        states = current.run_state.states
         for client, peer in enumerate(self.peers):
-            if peer.begun is states.get(client):
+            if peer.begun is current.run_state.states.get(client):
                 peer.begun = None
-        clocks = Clocks(self.second, self.num_ended, done, self.flights, self.peers)
-        current.run_state = replace(current.run_state, clocks=clocks)
+        current.run_state = replace(
+            current.run_state, clocks=Clocks(self.second, self.num_ended, done, self.flights, self.peers)
+        )

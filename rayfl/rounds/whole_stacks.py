@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 
 import torch
+from torch.utils._pytree import tree_map
 
 from rayfl import tree
 from rayfl.compress.base import message_bits
@@ -26,7 +27,7 @@ from rayfl.methods.base import Carry, Method, Metrics, Plan, StackRows, State, T
 from rayfl.population.client import ClientStatus
 from rayfl.rounds.check_hooks import checked_hook
 from rayfl.rounds.client_round import CallInputs, ClientRound, Ended, Participant, operations
-from rayfl.rounds.engines import LocalTask, advanced
+from rayfl.rounds.engines import advanced
 from rayfl.rounds.evaluation import SUFFIX, evaluate_model
 from rayfl.rounds.partial_sums import Added, NodeAggregates, Sent, merged, on_wire
 from rayfl.rounds.setup import Setup
@@ -73,16 +74,9 @@ class StackRound:
         self.clients = [*statuses]
         ctx = setup.context(self.round, self.plan, NOBODY, "stack")
         self.ctx = ctx.but(initial=setup.initial_on_device) if setup.hooks_on_device else ctx
-        self.tasks = [self._task(client) for client in self.clients]
+        self.tasks = [setup.local_task(client, self.round, self.plan.stages) for client in self.clients]
         self.work = [{stage.name: task.planned(stage) for stage in self.plan.stages} for task in self.tasks]
         self._train()
-
-    def _task(self, client: int) -> LocalTask:
-        """A client's order of batches; it does not begin by itself."""
-        setup = self.setup
-        share = float(setup.population.work_shares[client])
-        data, stages, graphs = setup.data(client), self.plan.stages, setup.step_graphs
-        return LocalTask(client, self.round, setup.seed, dict, data, stages, setup.device, share=share, graphs=graphs)
 
     def _train(self) -> None:
         """Train all clients, and end their work."""
@@ -123,9 +117,7 @@ class StackRound:
 
         for row, (client, status) in enumerate(self.statuses.items()):
             missed = inputs.missed.get(client, Missed())
-            metrics: Metrics = {}
-            if status.keeps_state:
-                metrics = {**operations_of(*self.work[row].values()), **self.finished.metrics[row]}
+            metrics = {**operations_of(*self.work[row].values()), **self.finished.metrics[row]}
             result = ClientResult(
                 client,
                 status,
@@ -133,7 +125,7 @@ class StackRound:
                 bits,
                 received_bits + missed.bits,
                 self.work[row],
-                metrics,
+                metrics if status.keeps_state else {},
                 num_values=values,
                 num_received=received + missed.values,
                 costs=costs,
@@ -153,8 +145,9 @@ class StackRound:
             client_round = ClientRound(setup, shared, Participant(client, status, {}, {}))
             if status.keeps_state and client_round.may_be_evaluated:
                 with naming_round_and_client(self.round, client):
-                    model = client_round.trained_model(state, carry)
-                    evaluated[client] = evaluate_model(setup, model, client, self.round, SUFFIX)
+                    evaluated[client] = evaluate_model(
+                        setup, client_round.trained_model(state, carry), client, self.round, SUFFIX
+                    )
         return evaluated
 
     def sums(self, leaves: Mapping[int, int], nodes: Sequence[SumNode]) -> dict[SumNode, NodeAggregates]:
@@ -240,12 +233,9 @@ class StackRound:
         }
 
 
-# Any: tensors in dictionaries.
 def first_rows(stacked: Carry, count: int) -> Carry:
     """The first `count` rows of every tensor, as views."""
-    if isinstance(stacked, dict):
-        return {name: first_rows(part, count) for name, part in stacked.items()}
-    return stacked[:count]
+    return tree_map(lambda rows: rows[:count], stacked)
 
 
 class WholeStacks:
@@ -263,8 +253,11 @@ class WholeStacks:
         for first in range(0, len(clients), width):
             statuses = {client: self.job.statuses[client] for client in clients[first : first + width]}
             trains = {client: status for client, status in statuses.items() if status.trains}
-            states = [self._state(client) for client in trains]
-            stacked = StackRound(self.setup, self.call_inputs, trains, states) if trains else None
+            stacked = (
+                StackRound(self.setup, self.call_inputs, trains, [self._state(client) for client in trains])
+                if trains
+                else None
+            )
             ended = stacked.ended() if stacked else iter(())
             yield from (next(ended) if client in trains else self._untrained(client) for client in statuses)
             self._add(stacked, [self.leaves[client] for client in statuses])
@@ -273,8 +266,9 @@ class WholeStacks:
         return self.stored[client] or (self.setup.first_state(client) if self.setup.stateful else {})
 
     def _untrained(self, client: int) -> Ended:
-        participant = Participant(client, self.job.statuses[client], self._state(client), {})
-        ended = ClientRound(self.setup, self.call_inputs, participant).untrained()
+        ended = ClientRound(
+            self.setup, self.call_inputs, Participant(client, self.job.statuses[client], self._state(client), {})
+        ).untrained()
         assert ended is not None, "its status says that it does not train"
         return ended
 
@@ -284,8 +278,9 @@ class WholeStacks:
         roots = {node: root for root in self._parts for node in nodes_within(span, root)}
         sums = stacked.sums(self.leaves, [*roots]) if stacked else {}
         for node, root in roots.items():
-            nothing = {name: rule.empty() for name, rule in self.setup.method.gather.items()}
-            self._parts[root][node] = sums.get(node, nothing)
+            self._parts[root][node] = (
+                sums[node] if stacked else {name: rule.empty() for name, rule in self.setup.method.gather.items()}
+            )
         for root, parts in self._parts.items():
             while ready := ready_nodes(root, parts):
                 for node, (left, right) in ready.items():

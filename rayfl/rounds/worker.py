@@ -164,11 +164,13 @@ class Worker(PeerWork):
             states = [self._state(client, kept[client]) for client in group]
             if self.setup.hooks_on_device:
                 states = to_device(states, self.setup.device)
-            client_rounds: list[ClientRound] = []
-            for client, state in zip(group, states, strict=True):
-                memory = self._server_memory(client, kept[client])
-                participant = Participant(client, statuses[client], state, memory, numbers.get(client))
-                client_rounds.append(ClientRound(self.setup, call_inputs, participant))
+            participants = [
+                Participant(
+                    client, statuses[client], state, self._server_memory(client, kept[client]), numbers.get(client)
+                )
+                for client, state in zip(group, states, strict=True)
+            ]
+            client_rounds = [ClientRound(self.setup, call_inputs, participant) for participant in participants]
             untrained = {client_round.client: client_round.untrained() for client_round in client_rounds}
             tasks = [
                 client_round.local_task() for client_round in client_rounds if untrained[client_round.client] is None
@@ -236,9 +238,14 @@ class Worker(PeerWork):
                 state, uplink_memory = without_memory(self._state(client, kept))
                 state = checked_hook(self.method.receive_reply)(state, answer.message, ctx)
             bits = message_bits(answer.message)
-            received = num_values(answer.message)
             results.append(
-                ClientResult(client, downlink_bits=bits, num_received=received, reply_bits=bits, metrics=answer.metrics)
+                ClientResult(
+                    client,
+                    downlink_bits=bits,
+                    num_received=num_values(answer.message),
+                    reply_bits=bits,
+                    metrics=answer.metrics,
+                )
             )
             outputs += ClientOutputs.of(slots, with_memory(state, uplink_memory), answer.server_memory).pack(slots)
         return tuple(results), outputs
@@ -258,8 +265,7 @@ class Worker(PeerWork):
         """The metrics of a client's model, made of its state and of the server's `model`."""
         with naming_round_and_client(round_inputs.round, client):
             state, _ = without_memory(self._state(client, kept))
-            ctx = self._keyed(round_inputs, client, "judge")
-            params = evaluation.adapted(self.setup, state, model, None, ctx)
+            params = evaluation.adapted(self.setup, state, model, None, self._keyed(round_inputs, client, "judge"))
             result = evaluation.evaluate_model(self.setup, params, client, round_inputs.round)
         self._on_client()
         return result

@@ -253,11 +253,11 @@ class ClientResult:
             before = work.get(name, Work())
             work[name] = Work(before.num_steps + done.num_steps, before.num_examples + done.num_examples)
         operations = [result.metrics.get("flops/training") for result in (self, later)]
+        both = {} if None in operations else {"flops/training": sum(filter(None, operations))}
         joined = self.joined(later)
-        if None not in operations:
-            joined = joined.joined(ClientResult(self.client, metrics={"flops/training": sum(filter(None, operations))}))
         return replace(
             joined,
+            metrics={**joined.metrics, **both},
             status=part.status,
             costs=part.costs,
             stages=part.stages,
@@ -341,8 +341,10 @@ class ClientOutputs:
     def pack(self, slots: Slots) -> list[Any]:
         """The objects that have a slot, in order."""
         values = (self.state, self.memory, self.message, self.model)
-        wanted = (slots.state, slots.memory, slots.message, slots.model)
-        return [*compress(values, wanted), *map(self.packets.get, slots.packets)]
+        return [
+            *compress(values, (slots.state, slots.memory, slots.message, slots.model)),
+            *map(self.packets.get, slots.packets),
+        ]
 
     @classmethod
     def unpack(cls, slots: Slots, clients: Sequence[int], objects: Iterable[Any]) -> dict[int, Self]:
@@ -352,6 +354,7 @@ class ClientOutputs:
 
     @classmethod
     def _next(cls, slots: Slots, left: Iterator[Any]) -> Self:
-        wanted = (slots.state, slots.memory, slots.message, slots.model)
-        state, memory, message, model = [next(left) if has else None for has in wanted]
+        state, memory, message, model = [
+            next(left) if has else None for has in (slots.state, slots.memory, slots.message, slots.model)
+        ]
         return cls(state, memory, message, {name: next(left) for name in slots.packets}, model)

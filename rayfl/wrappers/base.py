@@ -187,12 +187,14 @@ class Wrapped(WrappingClients):
         return {**inner, self.entry: part} if part else dict(inner)
 
     def init_client(self, client: Traits, params: Tree, draws: FirstDraws) -> State:
-        wrapper_state = checked(self.wrapper.init_client, *A_STATE)(params)
-        return self._with(super().init_client(client, params, draws), wrapper_state)
+        return self._with(
+            super().init_client(client, params, draws), checked(self.wrapper.init_client, *A_STATE)(params)
+        )
 
     def begin(self, state: State, received: Message, ctx: Context) -> Carry:
-        came = received[self.entry].decode() if self.entry in received else {}
-        return self._with(super().begin(state, received, ctx), came)
+        return self._with(
+            super().begin(state, received, ctx), received[self.entry].decode() if self.entry in received else {}
+        )
 
     # Any: trees, some of them as `Difference`.
     def changed(
@@ -285,8 +287,12 @@ class WrappedPeers(Wrapped, WrappingPeers):
 
     def message_to(self, state: State, neighbour: int, ctx: Context) -> Upload:
         upload = super().message_to(state, neighbour, ctx)
-        trees = {name: part for name, part in upload.items() if not isinstance(part, Packet)}
-        return {**upload, **self.changed(trees, {}, {}, ctx)[0]}
+        return {
+            **upload,
+            **self.changed({name: part for name, part in upload.items() if not isinstance(part, Packet)}, {}, {}, ctx)[
+                0
+            ],
+        }
 
     def message_to_partner(self, state: State, ctx: Context) -> Mapping[str, Tree]:
         return self.changed(super().message_to_partner(state, ctx), {}, {}, ctx)[0]
