@@ -79,6 +79,8 @@ PARTS: Mapping[str, Mapping[str, str]] = {
         "fedavg": "FedAvg and FedSGD",
         "personal": "Personal models",
         "mixture": "One problem, three methods",
+        "rates": "Table of rates",
+        "few": "Few data a client",
     },
 }
 """The parts of each page: what the names of its claims begin with, and the words for them."""
