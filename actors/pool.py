@@ -157,7 +157,11 @@ class ActorPool:
         awaited = size.num_actors if size.most is None else max(1, min(size.num_actors, self._room()))
         self.start(size.num_actors)
         while not self.ready:
-            while self._starting and len(self.ready) < awaited and not (self.ready and self._overdue):
+            while (
+                self._starting
+                and len(self.ready) < awaited
+                and not (self.ready and self._start_deadline <= time.monotonic())
+            ):
                 self.wait([])
             if self._starting and len(self.ready) < awaited:
                 ready = self._progress("runtime.start_timeout_s", size.start_timeout_s)
@@ -334,11 +338,6 @@ class ActorPool:
     def _start_deadline(self) -> float:
         """When the last of the new actors must be ready: the earlier ones wait for the same room."""
         return max((starting.deadline for starting in self._starting.values()), default=math.inf)
-
-    @property
-    def _overdue(self) -> bool:
-        """Whether the actors that start should be ready by now."""
-        return self._start_deadline <= time.monotonic()
 
     def _progress(self, setting: str, seconds: float) -> str:
         size = self.placement

@@ -37,17 +37,17 @@ workers."""
 
 
 def aggregates(
-    current: CurrentRound, sums: dict[SumNode, Ref], sum_bytes: int, delivered: Mapping[int, ClientOutputs]
+    current: CurrentRound,
+    sums: dict[SumNode, Ref],
+    messages: Mapping[int, Ref],
+    delivered: Mapping[int, ClientOutputs],
 ) -> dict[str, Aggregate]:
     """What arrived in a server round, by message name; empties `sums`.
 
-    `sums`: of nodes that cover the tree, or none if the messages are among the outputs of those who `delivered`.
+    `sums`: of nodes that cover the tree, or none if those who `delivered` have sent `messages` that are not added yet.
     """
     setup = current.setup
-    messages = {client: outputs.message for client, outputs in delivered.items()} if setup.keeps_messages else {}
-    if setup.keeps_messages:
-        sums, sum_bytes = add_messages(current, messages)
-    received = merge_sums(current, sums, sum_bytes)
+    received = merge_sums(current, add_messages(current, messages) if setup.keeps_messages else sums)
     for name, aggregate in received.items():
         if isinstance(aggregate.gather, RobustMean) and aggregate.count:
             received[name] = robust_mean(current, name, aggregate, messages)
@@ -58,11 +58,10 @@ def aggregates(
 
 def add_messages(
     current: CurrentRound, messages: Mapping[int, Ref], scales: Mapping[int, float] | None = None
-) -> tuple[dict[SumNode, Ref], int]:
+) -> dict[SumNode, Ref]:
     """Add up messages that were kept until the server knew which of them count, times `scales` by client (None: 1).
 
-    The sum is the same as if only these clients had been selected. Returns the sums of nodes that cover the tree, and
-    their bytes.
+    The sum is the same as if only these clients had been selected. Returns the sums of nodes that cover the tree.
     """
     clients = list(messages)
     root = (0, len(clients))
@@ -71,32 +70,31 @@ def add_messages(
     for run in cut(len(clients), current.calls_per_wave, at_most=current.has_many_workers):
         work = AddJob(tuple(nodes_within(run, root)), tuple(clients[slice(*run)]), factors[slice(*run)])
         jobs.append(Job(work, tuple(messages[client] for client in work.clients), len(work.nodes)))
-    answers = current.run(jobs)
-    added = zip(jobs, answers, strict=True)
-    sums = {node: ref for job, answer in added for node, ref in zip(job.work.nodes, answer.outputs, strict=True)}
-    return sums, sum(answer.result.sum_bytes for answer in answers)
+    added = zip(jobs, current.run(jobs), strict=True)
+    return {node: ref for job, answer in added for node, ref in zip(job.work.nodes, answer.outputs, strict=True)}
 
 
-def merge_sums(current: CurrentRound, sums: dict[SumNode, Ref], sum_bytes: int) -> dict[str, Aggregate]:
+def merge_sums(current: CurrentRound, sums: dict[SumNode, Ref]) -> dict[str, Aggregate]:
     """The aggregates by message name, from the sums of nodes that cover the tree; empties `sums`."""
     setup, executor = current.setup, current.executor
     if not sums:
         return {name: rule.empty() for name, rule in setup.method.gather.items()}
     root = (0, max(last for _, last in sums))
-    if added_by_calls(current, len(sums), sum_bytes):
+    if added_by_calls(current, len(sums)):
         merge(current, sums, root)
     return Summing(setup).summed(root, {node: executor.get(sums.pop(node)) for node in sorted(sums)})
 
 
-def added_by_calls(current: CurrentRound, num_sums: int, sum_bytes: int) -> bool:
-    """Whether calls add the sums: with more than two workers, more than two sums, and more than FEW_BYTES bytes.
+def added_by_calls(current: CurrentRound, num_sums: int) -> bool:
+    """Whether calls add the sums: with more than two workers, more than two sums, and more than FEW_BYTES bytes, if a
+    sum is as large as the model.
 
     Collected messages are not added: the round loop needs all of them, and every call would copy them again.
     """
     setup = current.setup
-    num_workers = current.executor.num_workers
+    sum_bytes = num_sums * 4 * tree.num_entries(setup.initial)
     collects = any(isinstance(rule, Collect) for name, rule in setup.method.gather.items() if name not in setup.relayed)
-    return min(num_workers, num_sums) > MOST_ALONE and sum_bytes > FEW_BYTES and not collects
+    return min(current.executor.num_workers, num_sums) > MOST_ALONE and sum_bytes > FEW_BYTES and not collects
 
 
 def merge(current: CurrentRound, sums: dict[SumNode, Ref], root: SumNode) -> None:

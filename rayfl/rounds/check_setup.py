@@ -91,10 +91,11 @@ def check_server(setup: Setup, name: str) -> None:
         "a compressed downlink is encoded in main memory": setup.downlink != Dense(),
         f"schedule {setup.schedule.name!r} keeps versions of the server's state": setup.schedule.collects == "flights",
     }
-    if setup.server_on_device and (true := [reason for reason, holds in reasons.items() if holds]):
-        raise RayflError(
-            f"=true keeps the server on the GPU, and {true[0]}; leave it out", ("runtime", "server_on_device")
-        )
+    words = "=true keeps the server on the GPU, and"
+    refuse_if(
+        (setup.server_on_device and holds, "runtime.server_on_device", f"{words} {reason}; leave it out")
+        for reason, holds in reasons.items()
+    )
 
 
 def check_masks(setup: Setup, name: str) -> None:
@@ -208,12 +209,9 @@ def check_tree(setup: Setup, topology: Topology, name: str) -> None:
         "is in several parts": not connected(graph),
         f"has a cycle, with {graph.nnz // 2} links for {setup.num_clients} peers": graph.nnz >= 2 * setup.num_clients,
     }
-    if any(why.values()):
-        raise RayflError(
-            f"={getattr(topology, 'name', 'file')!r} {next(reason for reason in why if why[reason])}, and {name} needs "
-            "a tree, such as grid with rows=1, or the spanning tree of a graph: {name='spanning-tree', base='ring'}",
-            ("topology",),
-        )
+    needs = "a tree, such as grid with rows=1, or the spanning tree of a graph: {name='spanning-tree', base='ring'}"
+    given = getattr(topology, "name", "file")
+    refuse_if((is_so, "topology", f"={given!r} {reason}, and {name} needs {needs}") for reason, is_so in why.items())
 
 
 def check_evaluation(setup: Setup) -> None:

@@ -124,7 +124,7 @@ class UnderWay(ABC):
             jobs += train_jobs(current, statuses, numbers, own_inputs, begun)
         for job, answer in zip(jobs, current.run(jobs), strict=True):
             outputs = ClientOutputs.unpack(setup.output_slots, job.work.trained, answer.outputs)
-            for result in answer.result.results:
+            for result in answer.result:
                 flight = self.flights[result.client]
                 back_s = flight.began_s + arrival_s(setup.population.traits(result.client), result)
                 # A client without work may be done sooner, but its flight does not end before `earliest_s`.
@@ -346,8 +346,7 @@ class Window(UnderWay):
             raise HookError(
                 f"{setup.schedule.due.__qualname__} waits for several messages; mixes_models allows one an update"
             )
-        sums, sum_bytes = add_messages(current, messages, {} if mixes else scales)
-        received = merge_sums(current, sums, sum_bytes)
+        received = merge_sums(current, add_messages(current, messages, {} if mixes else scales))
         if mixes and flights:
             ((client, flight),) = flights.items()
             name, model = setup.method.difference, setup.server_half.model

@@ -30,17 +30,16 @@ Row = Mapping[int, float]
 
 @dataclass(frozen=True)
 class MixJob(WorkerJob):
-    """Mixes messages into receivers, by rows {sender: weight}. Inputs: the receivers' states, then the messages.
+    """Mixes messages into receivers, by rows {sender: weight}. Inputs: the receivers' states, then the messages, or the
+    outputs of `SendJob`s if each link has a message of its own.
 
-    `listeners`: by receiver, the peers that receive from it. `by_link`: whether the inputs after the states are
-    outputs of a `SendJob` instead. `numbers`: by receiver, the number that keys its random draws instead of the
-    round's; {} in rounds. Outputs: the receivers' new states.
+    `listeners`: by receiver, the peers that receive from it. `numbers`: by receiver, the number that keys its random
+    draws instead of the round's; {} in rounds. Outputs: the receivers' new states.
     """
 
     rows: Mapping[int, Mapping[int, float]]
     senders: tuple[int, ...]
     listeners: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    by_link: bool = False
     numbers: Mapping[int, int] = field(default_factory=dict)
 
     @property
@@ -279,7 +278,7 @@ class PeerWork(JobInputs):
     def _mixed(self, round_inputs: RoundInputs, job: MixJob, inputs: Sequence[Any]) -> Iterator[Any]:
         slots, receivers = self.setup.state_slots, tuple(job.rows)
         sent = inputs[len(receivers) :]
-        if job.by_link:
+        if self.setup.peer_half.has_link_messages:
             links = {sender: messages for part in sent for sender, messages in part.items()}
             gathered = {c: gather_links(self.method.gather, row, c, links) for c, row in job.rows.items()}
         else:

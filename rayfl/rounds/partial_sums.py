@@ -54,22 +54,17 @@ class FromClient(NamedTuple):
 
 @dataclass(frozen=True)
 class Added:
-    """The sums of a node by message name, as `gather.to_wire` makes them or on the server's device, and their bytes."""
+    """The sums of a node by message name, as `gather.to_wire` makes them or on the server's device."""
 
     # Any: see `gather.to_wire`.
     sums: Mapping[str, Any]
-    sum_bytes: int
 
 
 @dataclass(frozen=True)
 class Packets:
-    """The messages of a node by leaf, not added up, and the bytes that their sums would have.
-
-    Leaves without a message are left out.
-    """
+    """The messages of a node by leaf, not added up. Leaves without a message are left out."""
 
     by_leaf: Mapping[int, FromClient]
-    sum_bytes: int
 
 
 Sent = Added | Packets
@@ -108,9 +103,7 @@ class Summing:
                 are_smaller = bits < 8 * sum(sizes.values()) or not bits
             asked += 1
         if are_smaller:
-            return Packets(
-                {leaf: written(from_client, round_number) for leaf, from_client in held.items()}, sum(sizes.values())
-            )
+            return Packets({leaf: written(from_client, round_number) for leaf, from_client in held.items()})
 
         def add(sums: NodeAggregates, leaf: int) -> NodeAggregates:
             from_client = held.pop(leaf, None) if leaf < asked else next_sent()
@@ -120,8 +113,7 @@ class Summing:
                 return self._add(sums, from_client)
 
         sums = add_up(node, self._empty, add, merged)
-        # Sums that stay in this process are not sent, and nobody asks for their size.
-        return Added(sums, 0) if self.stays else on_wire(self._in_memory(sums))
+        return Added(sums) if self.stays else on_wire(self._in_memory(sums))
 
     def summed(self, root: SumNode, parts: Mapping[SumNode, Sent]) -> NodeAggregates:
         """The sums of a node, from those of nodes that cover it; `parts` is not changed."""
@@ -178,11 +170,7 @@ def joined(a: NodeAggregates, b: NodeAggregates) -> NodeAggregates:
 
 def on_wire(sums: NodeAggregates) -> Added:
     """Sums with numpy arrays in place of tensors."""
-    trees = [
-        part for aggregate in sums.values() for part in (aggregate.sum, aggregate.weights, *aggregate.items.values())
-    ]
-    sum_bytes = sum(tensor.nbytes for part in trees if isinstance(part, dict) for tensor in part.values())
-    return Added({name: gather.to_wire(aggregate) for name, aggregate in sums.items()}, sum_bytes)
+    return Added({name: gather.to_wire(aggregate) for name, aggregate in sums.items()})
 
 
 def robust_slice(

@@ -159,10 +159,8 @@ def train(current: CurrentRound, statuses: Mapping[int, ClientStatus]) -> tuple[
     setup = current.setup
     jobs = train_jobs(current, statuses)
     answers = current.run(jobs)
-    current.ledger.results |= cut_off_surplus(
-        setup, current.inputs.plan, [result for answer in answers for result in answer.result.results]
-    )
-    sum_bytes = sum(answer.result.sum_bytes for answer in answers)
+    results = (result for answer in answers for result in answer.result)
+    current.ledger.results |= cut_off_surplus(setup, current.inputs.plan, results)
     outputs: dict[int, ClientOutputs] = {}
     sums: dict[SumNode, Ref] = {}
     for job, answer in zip(jobs, answers, strict=True):
@@ -175,7 +173,7 @@ def train(current: CurrentRound, statuses: Mapping[int, ClientStatus]) -> tuple[
     outputs = {client: output for client, output in outputs.items() if status_of[client].keeps_state}
     delivered = {client: output for client, output in outputs.items() if status_of[client] is ClientStatus.DELIVERED}
     messages = {client: output.message for client, output in delivered.items()} if setup.keeps_messages else {}
-    received = {} if setup.is_peer else aggregates(current, sums, sum_bytes, delivered)
+    received = {} if setup.is_peer else aggregates(current, sums, messages, delivered)
     current.run_state = current.run_state.updated(setup.memory_slots, outputs)
     return received, messages
 

@@ -35,7 +35,6 @@ def mix(current: CurrentRound, messages: Mapping[int, Ref]) -> None:
     Both ends of a link are billed for it.
     """
     setup, ledger = current.setup, current.ledger
-    assert setup.topology is not None
     present = np.zeros(setup.num_clients, dtype=bool)
     present[list(messages)] = True
     graph, weights = weighted_graph(current, setup.exchange(current.number, present))
@@ -57,7 +56,7 @@ def mix(current: CurrentRound, messages: Mapping[int, Ref]) -> None:
     slots = setup.state_slots
     jobs = []
     for index, part in enumerate(parts):
-        work = replace(mix_job(part, weights, present, listeners), by_link=sent is not None)
+        work = mix_job(part, weights, present, listeners)
         inputs = [messages[sender] for sender in work.senders] if sent is None else [x.outputs[index] for x in sent]
         jobs.append(
             Job(
@@ -96,13 +95,12 @@ def send(
 def weighted_graph(current: CurrentRound, exchange: Exchange) -> tuple[Sparse, Sparse]:
     """The graph among the peers that are present, and its weights in the method's mixing; its statistics are noted in
     the ledger."""
-    setup, topology = current.setup, current.setup.topology
-    assert topology is not None
+    setup = current.setup
     graph = graph_among(setup, exchange)
     weights = mixing_weights(setup, graph, exchange)
     current.ledger.metrics |= round_metrics(weights, exchange.present)
     if setup.method.capabilities.weighs_links:
-        weights = link_weights(topology, graph, exchange)
+        weights = link_weights(setup.graph_topology, graph, exchange)
     return graph, csr_array(
         checked(setup.peer_half.mixing, WEIGHTS, lambda made: made.shape == graph.shape)(weights, exchange)
     )
@@ -110,17 +108,15 @@ def weighted_graph(current: CurrentRound, exchange: Exchange) -> tuple[Sparse, S
 
 def graph_among(setup: Setup, exchange: Exchange) -> Sparse:
     """The graph [n, n] of a round among the peers that are present."""
-    assert setup.topology is not None
-    links = setup.topology.sparse(setup.num_clients, exchange.seed, exchange.round).tocoo()
+    links = setup.graph_topology.sparse(setup.num_clients, exchange.seed, exchange.round).tocoo()
     counted = exchange.present[links.row] & exchange.present[links.col]
     return graph_of(setup.num_clients, links.row[counted], links.col[counted])
 
 
 def mixing_weights(setup: Setup, graph: Sparse, exchange: Exchange) -> Sparse:
     """The topology's mixing weights [n, n] of a round. Raise RayflError if they are not what the method needs."""
-    assert setup.topology is not None
     weights = csr_array(
-        checked(setup.topology.mixing, WEIGHTS, lambda made: made.shape == graph.shape)(graph, exchange)
+        checked(setup.graph_topology.mixing, WEIGHTS, lambda made: made.shape == graph.shape)(graph, exchange)
     )
     may_be_negative = not any(isinstance(rule, ElementwiseMean | RobustMean) for rule in setup.method.gather.values())
     check_weights(weights, graph, setup.method.capabilities.needs_weights, may_be_negative)

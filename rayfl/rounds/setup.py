@@ -175,6 +175,12 @@ class Setup:
         return checked_facts(self.metrics, predictions, tree.tensor_over(self.dataset.train.labels), is_single)
 
     @property
+    def graph_topology(self) -> Topology:
+        """The topology of an experiment that has one."""
+        assert self.topology is not None
+        return self.topology
+
+    @property
     def server_half(self) -> ServerHalf:
         """The method as a server method."""
         assert isinstance(self.method, ServerHalf)
@@ -354,15 +360,13 @@ class Setup:
 
     def links(self, round_number: int) -> np.ndarray:
         """The weights of a round's graph among all clients, [num_clients, num_clients]."""
-        assert self.topology is not None
         everyone = self.exchange(round_number, np.full(self.num_clients, True))
-        graph = self.topology.sparse(self.num_clients, self.seed, round_number)
-        return link_weights(self.topology, graph, everyone).toarray()
+        graph = self.graph_topology.sparse(self.num_clients, self.seed, round_number)
+        return link_weights(self.graph_topology, graph, everyone).toarray()
 
     def exchange(self, round_number: int, present: np.ndarray) -> Exchange:
         """What the weights of an exchange among the peers that are present, booleans [num_clients], may depend on."""
-        assert self.topology is not None
-        is_steady = not (self.topology.varying or self.away)
+        is_steady = not (self.graph_topology.varying or self.away)
         return Exchange(self.seed, round_number, present, is_steady)
 
     @property

@@ -289,4 +289,4 @@ class WholeStacks:
     def sent(self) -> list[Sent]:
         """The sums of the job's nodes, once all clients have ended."""
         stays = self.setup.server_on_device
-        return [Added(parts[root], 0) if stays else on_wire(parts[root]) for root, parts in self._parts.items()]
+        return [Added(parts[root]) if stays else on_wire(parts[root]) for root, parts in self._parts.items()]

@@ -50,7 +50,6 @@ from rayfl.rounds.worker_jobs import (
     RewriteJob,
     RobustJob,
     RoundInputs,
-    Trained,
     TrainJob,
     WorkerJob,
     num_values,
@@ -110,7 +109,9 @@ class Worker(PeerWork):
     by_class.register(MeetJob, PeerWork.meet)
 
     @by_class.register
-    def train(self, job: TrainJob, round_inputs: RoundInputs, inputs: Sequence[Any]) -> tuple[Trained, list[Any]]:
+    def train(
+        self, job: TrainJob, round_inputs: RoundInputs, inputs: Sequence[Any]
+    ) -> tuple[tuple[ClientResult, ...], list[Any]]:
         """Download, local work, upload, for every client of the job."""
         if job.own_inputs:
             round_inputs, *inputs = inputs
@@ -144,9 +145,7 @@ class Worker(PeerWork):
                 return FromClient(result.client, *left.message)
 
             sent = [self.summing.sent(node, next_sent, round_inputs.round, job.packets) for node in job.nodes]
-        if self.setup.keeps_messages:
-            sent = []
-        return Trained(tuple(results), sum(part.sum_bytes for part in sent)), outputs + sent
+        return tuple(results), outputs if self.setup.keeps_messages else outputs + sent
 
     def _trained(
         self,
@@ -189,15 +188,14 @@ class Worker(PeerWork):
             return client_round.finish(*next(trained))
 
     @by_class.register
-    def add(self, job: AddJob, round_inputs: RoundInputs, inputs: Sequence[Any]) -> tuple[Trained, list[Any]]:
-        """Add up stored messages as `train` adds those of the clients that it trains. There are no client results."""
+    def add(self, job: AddJob, round_inputs: RoundInputs, inputs: Sequence[Any]) -> tuple[None, list[Any]]:
+        """Add up stored messages as `train` adds those of the clients that it trains."""
         scales = job.scales or (1.0,) * len(job.clients)
         senders = (
             FromClient(client, *sent).scaled(scale)
             for client, sent, scale in zip(job.clients, inputs, scales, strict=True)
         )
-        sent = [self.summing.sent(node, lambda: next(senders), round_inputs.round) for node in job.nodes]
-        return Trained(sum_bytes=sum(part.sum_bytes for part in sent)), [*sent]
+        return None, [self.summing.sent(node, lambda: next(senders), round_inputs.round) for node in job.nodes]
 
     @by_class.register
     def merge(self, job: MergeJob, round_inputs: RoundInputs, inputs: Sequence[Any]) -> tuple[None, list[Any]]:
@@ -358,9 +356,7 @@ class Worker(PeerWork):
         self, job: MaskJob, round_inputs: RoundInputs, inputs: Sequence[Any]
     ) -> tuple[dict[int, ClientMask], list[Any]]:
         """Return what is compared of every client's mask, by client."""
-        masks: dict[int, ClientMask] = {}
-        for client, kept in ClientOutputs.unpack(self.setup.state_slots, job.clients, inputs).items():
-            mask = self.method.mask(self._state(client, kept))
-            assert mask is not None, "check_setup.py refuses a method without masks"
-            masks[client] = client_mask(mask)
-        return masks, []
+        kept = ClientOutputs.unpack(self.setup.state_slots, job.clients, inputs)
+        masks = {client: self.method.mask(self._state(client, outputs)) for client, outputs in kept.items()}
+        # check_setup.py refuses a method without masks.
+        return {client: client_mask(mask) for client, mask in masks.items() if mask is not None}, []

@@ -278,14 +278,6 @@ class ClientResult:
         return sum(work.num_steps for work in self.work.values())
 
 
-@dataclass(frozen=True)
-class Trained:
-    """The results of a job's clients, and the bytes of the sums of all its nodes, even if it returned packets."""
-
-    results: tuple[ClientResult, ...] = ()
-    sum_bytes: int = 0
-
-
 OBJECT_BYTES = 1_000_000
 """States of several clients share an object up to this size: to fetch it takes hardly longer than to fetch one of them,
 since every object takes about a millisecond."""

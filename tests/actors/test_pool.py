@@ -80,7 +80,7 @@ def test_results_come_in_the_order_of_the_jobs_and_not_of_their_completion() -> 
     finally:
         executor.close()
     assert sorted(executor.finished) == [0, 1, 2, 3, 4] and executor.finished[-1] == 0
-    clients = [[one.client for one in answer.result.results] for answer in done]
+    clients = [[one.client for one in answer.result] for answer in done]
     assert clients == [list(range(10)), [0], [1], [2], [3]]
 
 
