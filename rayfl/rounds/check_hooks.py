@@ -46,8 +46,11 @@ def checked_hook(hook: Callable[P, T]) -> Callable[P, T]:
         except BaseException as error:
             # The method does not cause the loss of an object or of a node.
             of_executor = type(error).__module__.partition(".")[0] in ("ray", "actors")
-            passes = isinstance(error, ClientError | HookError | RayflError | KeyboardInterrupt)
-            if of_executor or passes or out_of_memory(error):
+            if (
+                of_executor
+                or isinstance(error, ClientError | HookError | RayflError | KeyboardInterrupt)
+                or out_of_memory(error)
+            ):
                 raise
             blamed = _innermost(method, error)
             raise HookError(f"{_called(blamed, name, _line(blamed, error))}: {error_text(error)}") from error

@@ -247,8 +247,9 @@ class ClientRound:
         added = result.status is ClientStatus.DELIVERED and not setup.keeps_messages
         if not added or setup.relayed:
             message = {name: packet.written() for name, packet in message.items()}
-        is_evaluated = result.status.keeps_state and self.may_be_evaluated
-        model = self.trained_model(finished.state, carry) if is_evaluated else None
+        model = (
+            self.trained_model(finished.state, carry) if (result.status.keeps_state and self.may_be_evaluated) else None
+        )
         kept = to_memory(with_memory(finished.state, uplink_memory), setup.device)
         outputs = ClientOutputs.of(
             setup.output_slots,
