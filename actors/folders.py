@@ -89,14 +89,13 @@ def _remove_stale(base: str) -> None:
     for folder in Path(base).glob(f"{_PREFIX}*"):
         # Only if a process of this user on this machine made it.
         with suppress(OSError, ValueError):
-            if folder.lstat().st_uid != os.geteuid() or (folder / _HOST).read_text("utf-8") != socket.gethostname():
-                continue
-            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                _remove(str(folder))
-            finally:
-                os.close(lock)
+            if folder.lstat().st_uid == os.geteuid() and (folder / _HOST).read_text("utf-8") == socket.gethostname():
+                lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    _remove(str(folder))
+                finally:
+                    os.close(lock)
 
 
 def _remove(folder: str) -> None:

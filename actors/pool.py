@@ -215,11 +215,10 @@ class ActorPool:
         if without := self._odd_nodes | self.leaving.announced:
             labels[NODE_KEY] = f"!in({','.join(sorted(without))})"
         self._next_line = time.monotonic() + LINE_S
-        resources = {"num_cpus": size.num_cpus, "num_gpus": size.num_gpus}
         for _ in range(count):
-            actor = ClientActor.options(**resources, scheduling_strategy="SPREAD", label_selector=labels).remote(
-                size.num_gpus
-            )
+            actor = ClientActor.options(
+                num_cpus=size.num_cpus, num_gpus=size.num_gpus, scheduling_strategy="SPREAD", label_selector=labels
+            ).remote(size.num_gpus)
             self._starting[actor.join.remote([self._setup])] = Starting(actor, time.monotonic() + size.start_timeout_s)
 
     def replace(self, actor: Actor) -> int | None:

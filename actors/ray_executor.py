@@ -261,10 +261,9 @@ class RayExecutor:
 
     def _next_pair(self, waiting: WaitingJobs) -> tuple[int, Actor]:
         """A waiting job and an idle actor, on the job's home node if there is such a pair."""
-        position = 0
         ready = self.pool.ready
-        if not waiting.homeless:
-            position = next((at for at, actor in enumerate(self.pool.idle) if waiting.at_home(ready[actor].node)), 0)
+        at_home = (at for at, actor in enumerate(self.pool.idle) if waiting.at_home(ready[actor].node))
+        position = 0 if waiting.homeless else next(at_home, 0)
         actor = self.pool.idle[position]
         del self.pool.idle[position]
         return waiting.take(ready[actor].node), actor

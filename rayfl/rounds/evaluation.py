@@ -111,11 +111,10 @@ def over_clients(setup: Setup, results: Sequence[ClientResult]) -> dict[str, flo
         merged = values(setup, SplitSums.added([split for _, split in splits]).sums)
         summaries |= {f"{where}_merged/{name}": value for name, value in merged.items()}
         if setup.evaluation.merged:
-            weighted = [(metrics, split.num_examples) for metrics, split in splits]
-            for name in dict.fromkeys(
-                name for metrics, _ in weighted for name in metrics if name.partition("/")[0] == where
-            ):
-                known = [(value, n) for metrics, n in weighted if (value := metrics.get(name)) is not None]
+            names = (name for metrics, _ in splits for name in metrics if name.partition("/")[0] == where)
+            for name in dict.fromkeys(names):
+                rows = ((metrics.get(name), split.num_examples) for metrics, split in splits)
+                known = [(value, n) for value, n in rows if value is not None]
                 mean = sum(value * n for value, n in known) / sum(n for _, n in known) if known else None
                 summaries[f"{where}_weighted/{name.partition('/')[2]}"] = mean
     return summaries

@@ -168,7 +168,8 @@ class Clocks:
             peers[client].mail = (*peers[client].mail, Mail(number, end, bits, leaves_s, to, objects["messages"][end]))
         for client, peer in enumerate(peers):
             peer.model, peer.begun = objects["models"].get(client), objects["begun"].get(client)
-        clocks = cls(float(arrays["second"]), *arrays["counts"].tolist(), _flights(arrays), peers)
+        num_ended, done = arrays["counts"].tolist()
+        clocks = cls(float(arrays["second"]), num_ended, done, _flights(arrays), peers)
         if {kind: {*refs} for kind, refs in clocks.objects().items()} != {
             kind: {*refs} for kind, refs in objects.items()
         }:
@@ -187,8 +188,10 @@ def _flight_arrays(flights: Iterable[Flight]) -> tree.ArrayTree:
 def _flights(arrays: tree.ArrayTree) -> dict[int, Flight]:
     """The inverse of `_flight_arrays`, by client."""
     rows = zip(arrays["flights"].tolist(), arrays["seconds"].tolist(), strict=True)
-    flights = (Flight(*counts, began_s, earliest_s, earliest_s) for counts, (began_s, earliest_s) in rows)
-    return {flight.client: flight for flight in flights}
+    return {
+        client: Flight(number, client, version, began_s, earliest_s, earliest_s)
+        for (number, client, version), (began_s, earliest_s) in rows
+    }
 
 
 @dataclass(frozen=True)

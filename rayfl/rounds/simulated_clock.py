@@ -27,9 +27,7 @@ def example_costs(setup: Setup, ctx: Context, state: State) -> dict[str, float]:
     model's operations that the stage's mask keeps.
     """
     costs: dict[str, float] = {}
-    for stage in ctx.plan.stages:
-        if stage.name not in ctx.work:
-            continue
+    for stage in (stage for stage in ctx.plan.stages if stage.name in ctx.work):
         costs[stage.name] = setup.method.gradients_per_example(stage, ctx) or FORWARD
         mask = setup.method.trains_under(state, stage, ctx) if setup.population.settings.sparse_speedup else None
         if mask is not None:
