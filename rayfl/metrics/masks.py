@@ -60,9 +60,7 @@ def of_others(matrix: np.ndarray) -> np.ndarray:
     return matrix[~np.eye(len(matrix), dtype=bool)].reshape(len(matrix), -1)
 
 
-def compared(
-    masks: Sequence[ClientMask], counts: np.ndarray | None
-) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+def compared(masks: Sequence[ClientMask], counts: np.ndarray | None) -> tuple[dict[str, np.ndarray], dict[str, float]]:
     """The distances and similarities of all pairs by name, [n, n - 1] each, and their Pearson correlation over pairs.
 
     The shares of filters, [n, 1], are beside the pairs. counts: the clients' examples of each class, [n, classes]; None

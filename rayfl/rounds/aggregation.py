@@ -124,8 +124,8 @@ def robust_mean(current: CurrentRound, name: str, received: Aggregate, messages:
     width = max(1, ENTRIES // len(refs))
 
     def jobs(decision: np.ndarray | None, outputs: int) -> list[Job]:
-        cuts = [(first, min(first + width, size)) for first in range(0, size, width)]
-        return [Job(RobustJob(name, *cut, decision), tuple(refs), outputs) for cut in cuts]
+        works = (RobustJob(name, first, min(first + width, size), decision) for first in range(0, size, width))
+        return [Job(work, tuple(refs), outputs) for work in works]
 
     measured = [job_result.result for job_result in current.run(jobs(None, 0))] if rule.measures else None
     decision = None if measured is None else checked(rule.decide)(np.sum(measured, axis=0))

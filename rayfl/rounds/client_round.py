@@ -13,7 +13,7 @@ from rayfl.compress.dense import Dense, OpenedDense
 from rayfl.data.transfer import to_device, to_memory
 from rayfl.determinism import global_draws
 from rayfl.determinism.seeding import LazyGenerator
-from rayfl.errors import HookError, MethodError, naming_round_and_client
+from rayfl.errors import naming_round, naming_round_and_client
 from rayfl.methods.base import Carry, Context, Reply, State, Upload, Work
 from rayfl.models import flops
 from rayfl.population.client import ClientStatus
@@ -76,10 +76,8 @@ class JobInputs:
         self._given = HookInputs(setup.method)
 
     def _require_unchanged(self, round_number: int, since: int = 0) -> None:
-        try:
+        with naming_round(round_number):
             self._given.require_unchanged(since)
-        except HookError as error:
-            raise MethodError(f"round {round_number}: {error}") from None
 
     def _call_inputs(self, round_inputs: RoundInputs) -> CallInputs:
         """What all clients of a call read. Each packet is decoded at most once, even if several clients read it."""

@@ -118,8 +118,8 @@ def evaluate_pooled(current: CurrentRound, split: Literal["test", "train"], by_c
     """
     setup = current.setup
     size = len(setup.dataset.test) if split == "test" else len(setup.evaluated_rows)
-    parts = ((first, min(first + BATCH, size)) for first in range(0, size, BATCH))
-    jobs = [Job(PooledJob(first, last, split, by_client)) for first, last in parts]
+    firsts = range(0, size, BATCH)
+    jobs = [Job(PooledJob(first, min(first + BATCH, size), split, by_client)) for first in firsts]
     return joined([answer.result for answer in current.run(jobs)])
 
 

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import scipy
 
 from rayfl import tree
 from rayfl.compress.base import message_bits
@@ -116,22 +115,21 @@ class Inboxes(Wakes):
             self.note_staleness(client, float(np.mean(ages)))
             if self.current.setup.method.capabilities.include_self:
                 heard[client] = (rest, peer.mail[-1])
-        self.heard[client] = heard
+        self.heard[client] = dict(sorted(heard.items()))
 
     def flush(self) -> None:
         """Compute the exchanges that wait, in one wave of calls. A call has at most one message of each sender."""
-        current, setup, heard = self.current, self.current.setup, self.heard
-        slots, present = setup.state_slots, self.exchange_of_all.present
+        current, setup = self.current, self.current.setup
+        slots = setup.state_slots
         current.run_state = current.run_state.updated(slots, self.states)
         jobs: list[Job] = []
         for messages, receivers in self.without_two_versions():
-            links = [(client, *link) for client in receivers for link in heard[client].items()]
-            places = np.array([link[:2] for link in links], dtype=np.int64).reshape(-1, 2)
-            weights = np.array([weight for *_, (weight, _) in links], dtype=np.float64)
-            matrix = scipy.sparse.csr_array((weights, (*places.T,)), shape=(len(present), len(present)))
-            for part in in_calls(receivers, matrix, current.executor.num_workers, 4 * tree.num_entries(setup.initial)):
+            rows = {
+                client: {sender: weight for sender, (weight, _) in self.heard[client].items()} for client in receivers
+            }
+            for part in in_calls(rows, current.executor.num_workers, 4 * tree.num_entries(setup.initial)):
                 work = replace(
-                    mix_job(part, matrix, present, self.hearers),
+                    mix_job({client: rows[client] for client in part}, self.hearers),
                     numbers={client: self.peers[client].number - 1 for client in part},
                 )
                 inputs = (

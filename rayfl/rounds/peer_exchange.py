@@ -12,7 +12,7 @@ from rayfl.gather import ElementwiseMean, RobustMean
 from rayfl.rounds.check_hooks import checked
 from rayfl.rounds.executor import Job, JobResult, Ref
 from rayfl.rounds.ledger import Ledger, paper_comm
-from rayfl.rounds.mix import MixJob, SendJob
+from rayfl.rounds.mix import MixJob, Row, SendJob
 from rayfl.rounds.run_state import CurrentRound
 from rayfl.rounds.setup import Setup
 from rayfl.topology.graphs import graph_of, link_weights
@@ -41,12 +41,12 @@ def mix(current: CurrentRound, messages: Mapping[int, Ref]) -> None:
     if not setup.method.capabilities.include_self:
         weights = without_diagonal(weights)
     listeners = graph.T.tocsr()
-    receivers = [
-        client
+    rows = {
+        client: row(weights, client) if present[client] else {}
         for client, result in ledger.results.items()
         if result.status.keeps_state and (client in current.run_state.states or not setup.stateful)
-    ]
-    parts = in_calls(receivers, weights, current.executor.num_workers, 4 * tree.num_entries(setup.initial))
+    }
+    parts = in_calls(rows, current.executor.num_workers, 4 * tree.num_entries(setup.initial))
     if setup.peer_half.has_link_messages:
         sent, bits, values = send(current, graph, listeners, parts)
     else:
@@ -56,7 +56,7 @@ def mix(current: CurrentRound, messages: Mapping[int, Ref]) -> None:
     slots = setup.state_slots
     jobs = []
     for index, part in enumerate(parts):
-        work = mix_job(part, weights, present, listeners)
+        work = mix_job({client: rows[client] for client in part}, listeners)
         inputs = [messages[sender] for sender in work.senders] if sent is None else [x.outputs[index] for x in sent]
         jobs.append(
             Job(
@@ -80,8 +80,9 @@ def send(
     """
     setup = current.setup
     senders = np.flatnonzero(np.diff(listeners.indptr)).tolist()
+    rows = {peer: row(listeners, peer) for peer in senders}
     jobs = []
-    for part in in_calls(senders, listeners, current.executor.num_workers, 4 * tree.num_entries(setup.initial)):
+    for part in in_calls(rows, current.executor.num_workers, 4 * tree.num_entries(setup.initial)):
         heard, told = ({peer: tuple(row(links, peer)) for peer in part} for links in (graph, listeners))
         jobs.append(
             Job(SendJob(told, heard, tuple(parts)), current.run_state.inputs(setup.state_slots, part), len(parts))
@@ -139,21 +140,21 @@ def bill(ledger: Ledger, senders: Collection[int], bits: Sparse, values: Sparse)
     ledger.metrics |= paper_comm(values)
 
 
-def in_calls(receivers: Sequence[int], weights: Sparse, num_workers: int, model_bytes: int) -> list[tuple[int, ...]]:
-    """The receivers of each call: one call per worker, or more if a call would use too much memory.
+def in_calls(rows: Mapping[int, Row], num_workers: int, model_bytes: int) -> list[tuple[int, ...]]:
+    """The receivers of each call, from their rows: one call per worker, or more if a call would use too much memory.
 
     Every call decodes all messages for its receivers, so fewer calls decode less. Results do not depend on the calls.
     """
 
     def held(part: tuple[int, ...]) -> int:
-        return model_bytes * (1 + len({tuple(row(weights, client).items()) for client in part}))
+        return model_bytes * (1 + len({tuple(rows[client].items()) for client in part}))
 
-    number = min(num_workers, len(receivers))
+    number = min(num_workers, len(rows))
     while True:
-        calls = runs(receivers, number)
-        if number == len(receivers) or max(map(held, calls)) <= CALL_BYTES:
+        calls = runs([*rows], number)
+        if number == len(rows) or max(map(held, calls)) <= CALL_BYTES:
             return calls
-        number = min(number + num_workers, len(receivers))
+        number = min(number + num_workers, len(rows))
 
 
 def row(weights: Sparse, client: int) -> dict[int, float]:
@@ -162,11 +163,7 @@ def row(weights: Sparse, client: int) -> dict[int, float]:
     return dict(zip(weights.indices[part].tolist(), weights.data[part].tolist(), strict=True))
 
 
-def mix_job(receivers: Sequence[int], weights: Sparse, present: np.ndarray, listeners: Sparse) -> MixJob:
-    """The job for these receivers, with their rows of the mixing matrix [n, n]; an absent peer's row is empty.
-
-    listeners: the transposed graph [n, n].
-    """
-    rows = {client: row(weights, client) if present[client] else {} for client in receivers}
+def mix_job(rows: Mapping[int, Row], listeners: Sparse) -> MixJob:
+    """The job for these receivers, with their rows of the mixing matrix; listeners: the transposed graph [n, n]."""
     senders = tuple(sorted({sender for heard in rows.values() for sender in heard}))
-    return MixJob(rows, senders, {client: tuple(row(listeners, client)) for client in receivers})
+    return MixJob(rows, senders, {client: tuple(row(listeners, client)) for client in rows})

@@ -28,6 +28,7 @@ from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.ledger import Ledger
 from rayfl.rounds.mix import gather_rows, gathered
 from rayfl.rounds.peer_exchange import CALL_BYTES, bill, in_calls, link_sizes, mix_job
+from rayfl.rounds.peer_exchange import row as row_of
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.worker_jobs import ClientResult
 from rayfl.testing.contracts import (
@@ -64,21 +65,25 @@ def test_links_are_billed_on_both_ends():
     }
 
 
+def rows(weights: Sparse, size: int = 8) -> dict[int, dict[int, float]]:
+    return {client: row_of(weights, client) for client in range(size)}
+
+
 def test_a_call_a_worker_while_there_is_room():
     ring = mixing_weights(Ring().receives(8, 0, 0), "uniform")
-    assert in_calls(range(8), ring, 2, model_bytes=4) == [(0, 1, 2, 3), (4, 5, 6, 7)]
-    assert in_calls(range(2), ring, 5, model_bytes=4) == [(0,), (1,)]
-    assert in_calls([], ring, 2, model_bytes=4) == []
+    assert in_calls(rows(ring), 2, model_bytes=4) == [(0, 1, 2, 3), (4, 5, 6, 7)]
+    assert in_calls(rows(ring, 2), 5, model_bytes=4) == [(0,), (1,)]
+    assert in_calls({}, 2, model_bytes=4) == []
 
 
 def test_large_models_make_more_calls_and_equal_rows_fewer():
     # A call with d distinct rows holds d results and a state in the making; four models fit.
     ring, full = (mixing_weights(t.receives(8, 0, 0), "uniform") for t in (Ring(), FullyConnected()))
-    assert [len(call) for call in in_calls(range(8), ring, 1, CALL_BYTES // 4)] == [2, 3, 3]
-    assert [len(call) for call in in_calls(range(8), full, 1, CALL_BYTES // 4)] == [8]
-    assert [len(call) for call in in_calls(range(8), ring, 2, CALL_BYTES // 4)] == [2, 2, 2, 2]
+    assert [len(call) for call in in_calls(rows(ring), 1, CALL_BYTES // 4)] == [2, 3, 3]
+    assert [len(call) for call in in_calls(rows(full), 1, CALL_BYTES // 4)] == [8]
+    assert [len(call) for call in in_calls(rows(ring), 2, CALL_BYTES // 4)] == [2, 2, 2, 2]
     # What does not fit at all goes one by one.
-    assert in_calls(range(3), ring, 1, 2 * CALL_BYTES) == [(0,), (1,), (2,)]
+    assert in_calls(rows(ring, 3), 1, 2 * CALL_BYTES) == [(0,), (1,), (2,)]
 
 
 class Counting:
@@ -115,7 +120,7 @@ def test_every_message_is_opened_once_a_call(topology, rule):
     codecs = [Counting(packet) for packet in packets]
     messages = {i: {"m": Packet(packets[i].parts, codecs[i])} for i in range(size)}
     weights = mixing_weights(topology.receives(size, 0, 0), "uniform")
-    job = mix_job(range(size), weights, np.full(size, True), weights)
+    job = mix_job(rows(weights, size), weights)
     found = gather_rows({"m": rule}, job, messages)
     assert [codec.decoded for codec in codecs] == [1] * size
     shared = {id(sums) for sums in found.values()}
