@@ -8,7 +8,6 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import ray
 from ray.exceptions import RayError, RayTaskError
@@ -35,14 +34,6 @@ LOOK_S = 1.0
 
 LINE_S = 60.0
 """Seconds between lines of a run that waits for room."""
-
-
-@dataclass(frozen=True)
-class Starting:
-    """An actor that is starting."""
-
-    actor: Actor
-    deadline: float
 
 
 @ray.remote(num_cpus=0)
@@ -140,7 +131,9 @@ class ActorPool:
         self.leaving = LeavingNodes(placement.most is not None)
         self._odd_nodes: set[str] = set()
         self._setup = setup
-        self._starting: dict[ray.ObjectRef, Starting] = {}
+        self._starting: dict[ray.ObjectRef, Actor] = {}
+        self._start_deadline = math.inf
+        """When the actor that was started last must be ready: the earlier ones wait for the same room."""
         self._false_starts = 0
         self._opening = True
         self._next_look = time.monotonic() + GROWTH_S
@@ -174,7 +167,7 @@ class ActorPool:
 
     def close(self) -> None:
         """End all actors."""
-        for actor in [*self.ready, *(starting.actor for starting in self._starting.values())]:
+        for actor in [*self.ready, *self._starting.values()]:
             ray.kill(actor)
         self.ready.clear()
         self._starting.clear()
@@ -214,12 +207,13 @@ class ActorPool:
         labels = dict(size.labels)
         if without := self._odd_nodes | self.leaving.announced:
             labels[NODE_KEY] = f"!in({','.join(sorted(without))})"
-        self._next_line = time.monotonic() + LINE_S
+        now = time.monotonic()
+        self._next_line, self._start_deadline = now + LINE_S, now + size.start_timeout_s
         for _ in range(count):
             actor = ClientActor.options(
                 num_cpus=size.num_cpus, num_gpus=size.num_gpus, scheduling_strategy="SPREAD", label_selector=labels
             ).remote(size.num_gpus)
-            self._starting[actor.join.remote([self._setup])] = Starting(actor, time.monotonic() + size.start_timeout_s)
+            self._starting[actor.join.remote([self._setup])] = actor
 
     def replace(self, actor: Actor) -> int | None:
         """Kill an actor that was at work and start another one.
@@ -291,7 +285,7 @@ class ActorPool:
 
     def _admit(self, ref: ray.ObjectRef) -> None:
         """Add a new actor to the pool, or start another one if it died as it started."""
-        actor = self._starting.pop(ref).actor
+        actor = self._starting.pop(ref)
         try:
             self.ready[actor] = ray.get(ref)
         except RayError as error:
@@ -332,11 +326,6 @@ class ActorPool:
     def _room(self) -> int:
         """The actors that the cluster's nodes hold."""
         return self.placement.room(living_nodes(), self._odd_nodes | self.leaving.announced)
-
-    @property
-    def _start_deadline(self) -> float:
-        """When the last of the new actors must be ready: the earlier ones wait for the same room."""
-        return max((starting.deadline for starting in self._starting.values()), default=math.inf)
 
     def _progress(self, setting: str, seconds: float) -> str:
         size = self.placement

@@ -1,7 +1,6 @@
 """How many deaths a run bears: as many as it likes while it gets further, ten where it does not."""
 
 import gc
-import math
 import os
 import pickle
 import signal
@@ -14,7 +13,7 @@ import pytest
 import ray
 from ray.exceptions import RayError
 
-from actors import driver, errors, pool, ray_internals, supervision
+from actors import driver, errors, ray_internals, supervision
 from actors.coordinator import Progress, RunSpec
 from actors.errors import TRIES, Cause, ClusterError
 from actors.placement import Placement
@@ -228,6 +227,6 @@ def test_actors_that_die_as_they_start_are_replaced_nine_times(monkeypatch: pyte
         with refused(names=["10 client actors", "--actors"], error=ClusterError):
             while True:
                 joined = dead.join.remote([executor.pool._setup])
-                executor.pool._starting[joined] = pool.Starting(dead, math.inf)
+                executor.pool._starting[joined] = dead
                 executor.pool._admit(joined)
     assert len(starts) == TRIES["start"] - 1
