@@ -267,9 +267,8 @@ class ClientRound:
     def may_be_evaluated(self) -> bool:
         """Whether the client's model is evaluated after its training: now, or by `EvaluateTrainedJob`."""
         setup = self.setup
-        if not (
-            self.method.capabilities.evaluated_after_training and (self.keeps_model or self.round_inputs.evaluated)
-        ):
+        now_or_later = self.round_inputs.evaluated or self.keeps_model
+        if not (self.method.capabilities.evaluated_after_training and now_or_later):
             return False
         return self.client in setup.unseen or (setup.evaluation.by_client and self.client in setup.evaluated_clients)
 

@@ -54,11 +54,10 @@ def evaluate_model(setup: Setup, params: Tree, client: int, round_number: int, s
     adapts = setup.method.capabilities.personalized or bool(setup.method.eval_stages(round_number))
     is_unseen = client in setup.unseen
     where = "unseen" if is_unseen else "own"
-    tested_on, trained_on = setup.partition.test[client], setup.partition.train[client]
     everything = np.arange(len(setup.dataset.test) if adapts and not is_unseen else 0)
     places: list[tuple[bool, str, EvaluatedSplit, np.ndarray]] = [
-        (setup.evaluation.own or is_unseen, where, "test", tested_on),
-        (setup.evaluation.train, f"{where}_train", "train", trained_on),
+        (setup.evaluation.own or is_unseen, where, "test", setup.partition.test[client]),
+        (setup.evaluation.train, f"{where}_train", "train", setup.partition.train[client]),
         (setup.evaluation.personal_on_pooled, "personal_pooled", "test", everything),
     ]
     evaluated = {

@@ -3,6 +3,7 @@ objects that they return for each client (`ClientOutputs`)."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from itertools import compress
 from typing import Any, Literal, NamedTuple, Self
 
@@ -195,11 +196,10 @@ class SplitSums(NamedTuple):
     @staticmethod
     def added(parts: Sequence["SplitSums"]) -> "SplitSums":
         """The sums of all parts, added in their order."""
-        total = {place: {name: value.copy() for name, value in sums.items()} for place, sums in parts[0].sums.items()}
-        for part in parts[1:]:
-            for place, sums in part.sums.items():
-                for name, value in sums.items():
-                    total[place][name] += value
+        total = {
+            place: {name: reduce(np.add, [part.sums[place][name] for part in parts]) for name in sums}
+            for place, sums in parts[0].sums.items()
+        }
         return SplitSums(sum(part.num_examples for part in parts), total)
 
 
