@@ -242,28 +242,30 @@ def _default_cpus(runtime: Runtime, nodes: Sequence[Node], num_actors: int) -> f
 
 def _notices(placement: Placement, runtime: Runtime, fitting: int, most_calls: int) -> list[str]:
     """The sentences for the user about a pool of which `fitting` actors have room now."""
-    notices = []
     wanted = placement.num_actors
-    if wanted > most_calls:
-        stacks = runtime.engine == "vmap" or (runtime.engine == "auto" and runtime.num_gpus > 0)
-        notices.append(
+    stacks = runtime.engine == "vmap" or (runtime.engine == "auto" and runtime.num_gpus > 0)
+    waits = placement.most is not None and not fitting
+    rows = [
+        (
+            wanted > most_calls,
             f"runtime.actors={shown(runtime.actors)}: a round has work for {most_calls} at once, so "
             f"{wanted - most_calls} of {wanted} actors idle while clients train"
             + "; where clients train in stacks, a smaller runtime.stack_width gives more of them work"
-            * stacks
-        )
-    if placement.most is not None and not fitting:
-        notices.append(
+            * stacks,
+        ),
+        (
+            waits,
             "the cluster has no node for client actors yet; waiting for one (runtime.wait_for_room_s="
             f"{str(runtime.wait_for_room_s).removesuffix('.0')}): rayfl asks for {wanted} actors with {placement.size} "
-            "each, which an autoscaler sees"
-        )
-    elif fitting < wanted:
-        notices.append(
+            "each, which an autoscaler sees",
+        ),
+        (
+            fitting < wanted and not waits,
             f"the cluster has room for {fitting} of {wanted} client actors ({placement.size} each); the others start "
-            "when nodes join"
-        )
-    return notices
+            "when nodes join",
+        ),
+    ]
+    return [sentence for applies, sentence in rows if applies]
 
 
 def _steps(amount: float) -> int:

@@ -193,8 +193,7 @@ class ActorPool:
         """Give up the nodes that are announced to end: end their idle actors, and start others elsewhere."""
         self.leaving.look(self.ready)
         for actor in [actor for actor in self.idle if self.leaving.announced and self.is_leaving(actor)]:
-            ray.kill(actor)
-            self._forget(actor)
+            self._end_idle(actor)
             self.start()
 
     def is_leaving(self, actor: Actor) -> bool:
@@ -235,11 +234,12 @@ class ActorPool:
             try:
                 ray.get(ref)
             except RayError:
-                self._forget(calls[ref])
+                self._end_idle(calls[ref])
                 self.start()
 
-    def _forget(self, actor: Actor) -> None:
-        """Take an idle actor out of the pool."""
+    def _end_idle(self, actor: Actor) -> None:
+        """End an idle actor, and take it out of the pool."""
+        ray.kill(actor)
         self.idle.remove(actor)
         del self.ready[actor]
 
@@ -315,8 +315,7 @@ class ActorPool:
             log.warning(verdict.notice)
         if verdict.admitted:
             return
-        ray.kill(actor)
-        self._forget(actor)
+        self._end_idle(actor)
         self._odd_nodes.add(joined.node)
         if not self.ready and {node["NodeID"] for node in ray.nodes() if node["Alive"]} <= self._odd_nodes:
             raise ClusterError(self._machines.none_left())

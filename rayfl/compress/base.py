@@ -289,10 +289,8 @@ class Compressor(Choice, ABC):
         By default it follows from the other two: `delta`, or 1 - omega if omega is below 1. Rounding as in `omega`.
         """
         delta, omega = self.delta(num_entries), self.omega(num_entries)
-        known = [] if delta is None else [delta]
-        if omega is not None and omega < 1:
-            known.append(1 - omega)
-        return max(known, default=None)
+        from_omega = 1 - omega if omega is not None and omega < 1 else None
+        return max((constant for constant in (delta, from_omega) if constant is not None), default=None)
 
 
 def encode_trees(

@@ -139,19 +139,21 @@ class Method(Kind, ABC):
 
         They are refused before anything starts. `Hyper.unused` lists those of `[method]` itself.
         """
-        name, can = cls.__name__, cls.capabilities
-        reasons = {} if can.uses_graph else {"topology": f"as {name} has a server"}
-        if issubclass(cls, PeerHalf):
-            reasons = dict.fromkeys(OF_SERVERS, f"as {name} has no server, and all of its clients train every round")
-        if can.own_compression:
-            reasons |= dict.fromkeys(("uplink", "downlink"), f"as {name} encodes messages in its own way")
-        if not cls.gather:
-            reasons |= dict.fromkeys(OF_EXCHANGES, f"as clients of {name} exchange nothing")
-        if can.newcomer == "undefined":
-            reasons["clients.unseen"] = f"as {name} defines no model for a client that comes for the first time"
-        if not can.personalized and cls.eval_stages is Method.eval_stages:
-            reasons["evaluation.personal_on_pooled"] = f"as clients of {name} have no models of their own"
-        return reasons
+        name, can, is_peer = cls.__name__, cls.capabilities, issubclass(cls, PeerHalf)
+        has_one_model = not can.personalized and cls.eval_stages is Method.eval_stages
+        rows: list[tuple[bool, Sequence[str], str]] = [
+            (not (is_peer or can.uses_graph), ["topology"], f"as {name} has a server"),
+            (is_peer, OF_SERVERS, f"as {name} has no server, and all of its clients train every round"),
+            (can.own_compression, ["uplink", "downlink"], f"as {name} encodes messages in its own way"),
+            (not cls.gather, OF_EXCHANGES, f"as clients of {name} exchange nothing"),
+            (
+                can.newcomer == "undefined",
+                ["clients.unseen"],
+                f"as {name} defines no model for a client that comes for the first time",
+            ),
+            (has_one_model, ["evaluation.personal_on_pooled"], f"as clients of {name} have no models of their own"),
+        ]
+        return {key: reason for does_nothing, keys, reason in rows if does_nothing for key in keys}
 
     def check(self, num_clients: int, topology: Topology | None, seed: int) -> None:
         """Raise ValueError if the settings do not fit the number of clients or their graph; called before round 0."""

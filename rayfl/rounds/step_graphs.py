@@ -90,20 +90,20 @@ class Watching(TorchDispatchMode):
         nested = (args, kwargs), result
         given, returned = ([leaf for leaf in tree_leaves(x) if isinstance(leaf, torch.Tensor)] for x in nested)
         name = func.overloadpacket.__name__
-        if torch.Tag.nondeterministic_seeded in func.tags:
-            self.reason = f"it draws random numbers ({name})"
-        if any(tensor.device.type == self._device.type for tensor in given) and (
-            name in WAITING or by_mask(func, args)
-        ):
-            self.reason = f"it needs a number, or a number of entries, that the GPU has computed ({name})"
+        is_on_device = any(tensor.device.type == self._device.type for tensor in given)
         # torch copies the numbers of `torch.tensor(numbers, device="cuda")` without an operator of its own.
         is_made_there = name == "lift_fresh" and given[0].is_cuda
-        if is_made_there or (name in COPIES and len({tensor.device.type for tensor in (*given, *returned)}) > 1):
-            self.reason = "it copies between main memory and the GPU"
-        for tensor in given:
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in self._made:
-                self.kept[storage.data_ptr()] = storage
+        changes_device = name in COPIES and len({tensor.device.type for tensor in (*given, *returned)}) > 1
+        reasons = {
+            "it copies between main memory and the GPU": is_made_there or changes_device,
+            f"it needs a number, or a number of entries, that the GPU has computed ({name})": (
+                is_on_device and (name in WAITING or by_mask(func, args))
+            ),
+            f"it draws random numbers ({name})": torch.Tag.nondeterministic_seeded in func.tags,
+        }
+        self.reason = next((reason for reason, holds in reasons.items() if holds), self.reason)
+        storages = (tensor.untyped_storage() for tensor in given)
+        self.kept |= {storage.data_ptr(): storage for storage in storages if storage.data_ptr() not in self._made}
         self._made.update(tensor.untyped_storage().data_ptr() for tensor in returned)
         return result
 
