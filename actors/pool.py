@@ -274,13 +274,12 @@ class ActorPool:
             raise ClusterError(self._machines.none_left() or self._no_room())
         if size.wait_for_room_s is not None and now >= self._next_line:
             self._next_line = now + LINE_S
-            free = _in_words(ray.available_resources())
-            total = _in_words(ray.cluster_resources())
             timeout = f"runtime.start_timeout_s={size.start_timeout_s:g}"
             most = f"at most {timeout}" if self.ready else "or for the first of them"
             log.warning(
                 f"waiting for room for client actors, {size.num_actors - len(self.ready)} of {size.size} each, {most}: "
-                f"of the cluster's {total}, {free} are free"
+                f"of the cluster's {_in_words(ray.cluster_resources())}, {_in_words(ray.available_resources())} are "
+                "free"
             )
 
     def _admit(self, ref: ray.ObjectRef) -> None:

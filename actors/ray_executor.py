@@ -214,8 +214,7 @@ class RayExecutor:
             first = min((call.deadline for call in pending.sent.values()), default=math.inf)
             for ref in self.pool.wait(list(pending.sent), min(first, self.pool.leaving.next_look)):
                 self._take(pending, ref)
-            now = time.monotonic()
-            for ref in [ref for ref, call in pending.sent.items() if call.deadline <= now]:
+            for ref in [ref for ref, call in pending.sent.items() if call.deadline <= time.monotonic()]:
                 reason = f"no answer in call_timeout_s={self.pool.placement.call_timeout_s:g}"
                 self._replace_and_send_again(pending, pending.sent.pop(ref), reason, "time")
         self.pool.admit_ready()
@@ -226,11 +225,10 @@ class RayExecutor:
     def _tidy(self, shared: Ref) -> None:
         """If there are a quarter more objects than at the last look, pack those at most half in use anew."""
         if len(self.stored) > self._look_at:
-            is_many = len(self.stored) > MOST_SMALL
             thin = [
                 stored
                 for stored in self.stored
-                if 2 * len(stored.parts) <= (self._together if is_many else stored.size)
+                if 2 * len(stored.parts) <= (self._together if len(self.stored) > MOST_SMALL else stored.size)
             ]
             # `rewrite` calls `run`, which must not tidy again.
             self._look_at = math.inf

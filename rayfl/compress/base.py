@@ -322,10 +322,9 @@ def _checked(compressor: Compressor, encoded: object) -> tuple[Packet, Tree]:
             # The parts of other packets may not be made yet.
             parts = packet.parts if type(packet) is Packet else {}
             if wrong := [name for name, part in parts.items() if not isinstance(part, np.ndarray)]:
-                kind = type(parts[wrong[0]]).__name__
                 raise TypeError(
                     f"{type(compressor).__name__}.encode must put numpy arrays into its packet, and {wrong[0]!r} is of "
-                    f"type {kind}"
+                    f"type {type(parts[wrong[0]]).__name__}"
                 )
             return packet, memory
     raise TypeError(f"{type(compressor).__name__}.encode must return a packet and its next memory, tensors by name")

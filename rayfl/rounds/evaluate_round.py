@@ -70,7 +70,6 @@ def evaluate_unseen(current: CurrentRound, pooled: ModelSums | None) -> None:
     `pooled`: the global model's sums on the pooled test set, None without a global model.
     """
     setup = current.setup
-    plan = current.inputs.plan
     server = current.run_state.server
     takes_a_round = setup.method.capabilities.newcomer == "round"
     one_by_one = takes_a_round or setup.is_peer or bool(setup.method.eval_stages(current.number))
@@ -80,7 +79,7 @@ def evaluate_unseen(current: CurrentRound, pooled: ModelSums | None) -> None:
     if not one_by_one:
         return
     if takes_a_round:
-        ctx = setup.context(current.number, plan, NOBODY, "newcomers")
+        ctx = setup.context(current.number, current.inputs.plan, NOBODY, "newcomers")
         message, _ = downlinks.broadcast(setup, server, current.run_state.downlink, ctx)
         current.change_inputs(
             message=message, server=tree.to_arrays(server) if setup.server_half.overrides("personal_message") else None

@@ -116,12 +116,11 @@ class UnderWay(ABC):
         current, setup = self.current, self.current.setup
         jobs: list[Job] = []
         untrained = [flight for _, flight in sorted(self.flights.items()) if flight.result is None]
-        begun = self.begun()
         for version in sorted({flight.version for flight in untrained}):
             numbers = {flight.client: flight.number for flight in untrained if flight.version == version}
             statuses = {client: self.status(number, client) for client, number in numbers.items()}
             own_inputs = None if version == current.number else current.executor.put(self.inputs_of(version))
-            jobs += train_jobs(current, statuses, numbers, own_inputs, begun)
+            jobs += train_jobs(current, statuses, numbers, own_inputs, self.begun())
         for job, answer in zip(jobs, current.run(jobs), strict=True):
             outputs = ClientOutputs.unpack(setup.output_slots, job.work.trained, answer.outputs)
             for result in answer.result:

@@ -315,9 +315,10 @@ class PeerWork(JobInputs):
             ]
             bits += map(message_bits, messages)
             row = dict.fromkeys(meeting.pair, 1 / len(meeting.pair))
-            numbers = dict.fromkeys(meeting.pair, meeting.number)
             others = {client: tuple(peer for peer in meeting.pair if peer != client) for client in meeting.pair}
-            mixing = MixJob(dict.fromkeys(meeting.pair, row), meeting.pair, others, numbers=numbers)
+            mixing = MixJob(
+                dict.fromkeys(meeting.pair, row), meeting.pair, others, dict.fromkeys(meeting.pair, meeting.number)
+            )
             outputs += self._mixed(round_inputs, mixing, (trained, *present[1:], *messages))
         return bits, outputs
 

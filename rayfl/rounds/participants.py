@@ -16,7 +16,7 @@ from rayfl.determinism.addition_order import SumNode, cut, nodes_within
 from rayfl.errors import HookError, RayflError
 from rayfl.gather import Aggregate
 from rayfl.methods.base import Plan
-from rayfl.population.client import ClientStatus, Traits
+from rayfl.population.client import ClientStatus
 from rayfl.population.sampling import Participation
 from rayfl.rounds import downlinks
 from rayfl.rounds.aggregation import MOST_ALONE, aggregates
@@ -86,9 +86,18 @@ def learn(current: CurrentRound) -> None:
     """Bill the poll and the reports of this round, and let the selection observe the selected clients."""
     setup, ledger, selection = current.setup, current.ledger, current.setup.selection
     for client, polled in ledger.polled.items():
-        asked = client in ledger.results
-        traits = setup.population.traits(client)
-        ledger.results[client] = _with_poll(ledger.result(client), asked, polled, traits)
+        result, traits = ledger.result(client), setup.population.traits(client)
+        if client in ledger.results:
+            # It has downloaded the broadcast only once, and the time of its poll lies before `begins_s`.
+            ledger.results[client] = replace(
+                result,
+                billed_bits=result.billed_bits + polled.billed_bits,
+                begins_s=result.begins_s - polled.billed_bits / traits.uplink_bps,
+                work={**result.work, **polled.work},
+                costs={**result.costs, **dict.fromkeys(polled.work, 0.0)},
+            )
+        else:
+            ledger.results[client] = replace(polled, status=result.status, metrics={})
     if type(selection).observe is Selection.observe and not selection.hears_losses:
         return
     answers: list[Answer] = []
@@ -121,20 +130,6 @@ def clients_named(
     if len({*clients}) < len(clients) or not np.isin(np.array(clients, np.int64), available, kind="table").all():
         raise HookError(f"{hook.__qualname__} names clients {clients}; name available clients, each once")
     return clients
-
-
-def _with_poll(result: ClientResult, asked: bool, polled: ClientResult, traits: Traits) -> ClientResult:
-    """A client's result with the bill of its poll. A client that was then selected has downloaded the broadcast only
-    once, and the time of its poll lies before `begins_s`."""
-    if not asked:
-        return replace(polled, status=result.status, metrics={})
-    return replace(
-        result,
-        billed_bits=result.billed_bits + polled.billed_bits,
-        begins_s=result.begins_s - polled.billed_bits / traits.uplink_bps,
-        work={**result.work, **polled.work},
-        costs={**result.costs, **dict.fromkeys(polled.work, 0.0)},
-    )
 
 
 def server_participants(setup: Setup, plan: Plan, participation: Participation) -> dict[int, ClientStatus]:

@@ -159,11 +159,10 @@ class Clocks:
             Peer(number, bool(unmixed), partner, met, (trained, round_number))
             for number, unmixed, partner, met, trained, round_number in arrays["peers"].tolist()
         ]
-        rows = arrays["mail"].tolist()
         ends = np.cumsum([0, *arrays["mail"][:, 4].tolist()]).tolist()
         receivers = [tuple(arrays["receivers"][first:last].tolist()) for first, last in pairwise(ends)]
         for (client, number, end, bits, _), leaves_s, to in zip(
-            rows, arrays["leaves_s"].tolist(), receivers, strict=True
+            arrays["mail"].tolist(), arrays["leaves_s"].tolist(), receivers, strict=True
         ):
             peers[client].mail = (*peers[client].mail, Mail(number, end, bits, leaves_s, to, objects["messages"][end]))
         for client, peer in enumerate(peers):

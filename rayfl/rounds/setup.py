@@ -82,8 +82,10 @@ class Setup:
 
     def __getstate__(self) -> dict[str, Anything]:
         # Plug-in files come before objects of their classes, as pickle reads in order. Processes make the rest anew.
-        fields = {name: value for name, value in vars(self).items() if name not in _MADE}
-        return {"plugin_files": plugins.loaded_files(), **fields}
+        return {
+            "plugin_files": plugins.loaded_files(),
+            **{name: value for name, value in vars(self).items() if name not in _MADE},
+        }
 
     @cached_property
     def initial(self) -> tree.Tree:
@@ -366,8 +368,7 @@ class Setup:
 
     def exchange(self, round_number: int, present: np.ndarray) -> Exchange:
         """What the weights of an exchange among the peers that are present, booleans [num_clients], may depend on."""
-        is_steady = not (self.graph_topology.varying or self.away)
-        return Exchange(self.seed, round_number, present, is_steady)
+        return Exchange(self.seed, round_number, present, not (self.graph_topology.varying or self.away))
 
     @property
     def away(self) -> tuple[str, ...]:

@@ -186,10 +186,10 @@ class Wakes(UnderWay):
                 0.0, 1.0 - moment(self.busy_s / ledger.simulated_s / len(self.peers))
             )
         ledger.metrics |= comm(self.received[1], self.sent[1])
-        done = max(0, self.done - len(self.peers))
         for client, peer in enumerate(self.peers):
             if peer.begun is current.run_state.states.get(client):
                 peer.begun = None
         current.run_state = replace(
-            current.run_state, clocks=Clocks(self.second, self.num_ended, done, self.flights, self.peers)
+            current.run_state,
+            clocks=Clocks(self.second, self.num_ended, max(0, self.done - len(self.peers)), self.flights, self.peers),
         )
