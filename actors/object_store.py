@@ -84,7 +84,7 @@ class Packed:
 
 
 def value(content: Anything, index: int) -> Anything:
-    """The value of a Part, from the content of its object."""
+    """The value of a ValueRef, from the content of its object."""
     return content[index] if isinstance(content, Packed) else content
 
 
@@ -106,7 +106,7 @@ def in_objects(outputs: Iterable[Anything], together: Iterable[Sequence[int]]) -
 
 
 def references(job: Job, refs: Iterable[ObjectRef]) -> list[Ref]:
-    """A reference to each output of a job from those to its objects: a Part if the output is kept."""
+    """A reference to each output of a job from those to its objects: a ValueRef if the output is kept."""
     outputs: dict[int, Ref] = {}
     for group, ref in zip(objects(job), refs, strict=True):
         stored = Stored(ref, len(group)) if any(group[0] in column for column in job.kept) else None

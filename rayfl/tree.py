@@ -125,7 +125,7 @@ def norm(a: Tree) -> float:
 
 
 def unwritten(a: Tree) -> Tree:
-    """The same memory in tensors that have counted no write yet (`rounds.check_hooks.Given`)."""
+    """The same memory in tensors that have counted no write yet (`rounds.check_hooks.HookInputs`)."""
     return {name: tensor.data for name, tensor in a.items()}
 
 

@@ -54,7 +54,7 @@ class Watch:
         return names
 
     def require_none(self) -> None:
-        """Raise Drawn if a generator was ever drawn from."""
+        """Raise UnkeyedDraw if a generator was ever drawn from."""
         self.look()
         if self.has_seen:
             raise UnkeyedDraw
@@ -114,7 +114,7 @@ def preserved() -> Iterator[None]:
 
 
 def watched(work: Callable[[], T]) -> T:
-    """Do work without keys. Raise Drawn if it has drawn from a global generator, whatever else it raised."""
+    """Do work without keys. Raise UnkeyedDraw if it has drawn from a global generator, whatever else it raised."""
     watch = Watch()
     token = _watch.set(watch)
     try:
