@@ -17,6 +17,7 @@ from rayfl.determinism.platform import describe
 from rayfl.tree import Tree
 from tests.contracts.every_compressor import VARIANTS, assert_same, encode, label, ordinary
 from tests.refusals import refused
+from tests.small_cases import small_cases
 
 INNER = [one for one in VARIANTS if "ossless" not in label(one)]
 
@@ -41,7 +42,7 @@ def test_every_byte_comes_back(inner: Compressor):
     assert_same(around.init(ordinary()), inner.init(ordinary()))
 
 
-@pytest.mark.parametrize("inner", INNER, ids=label)
+@small_cases("inner", INNER)
 def test_its_constants_are_those_of_the_inner_compressor(inner: Compressor):
     around = Lossless(inner=inner)
     for n in (1, 100):

@@ -1,11 +1,13 @@
 """Packings bit by bit, and that any numbers come back."""
 
+import itertools
+
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayfl.compress import packed_bits
+from tests.small_cases import small_cases
 
 
 def test_fixed_width_fills_bytes_from_the_lowest_bit():
@@ -23,8 +25,7 @@ def test_low_bytes_come_first_beyond_eight_bits():
     assert packed_bits.pack(np.array([0x123, 0xABC], np.uint16), 12).tolist() == [0x23, 0xBC, 0xA1]
 
 
-@pytest.mark.parametrize("width", range(1, 17))
-@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 1001])
+@small_cases("width, count", itertools.product(range(1, 17), [0, 1, 7, 8, 9, 1001]))
 def test_every_width_comes_back_in_the_fewest_bytes(width: int, count: int):
     codes = np.random.default_rng(width).integers(0, 1 << width, count).astype(np.uint16 if width > 8 else np.uint8)
     packed = packed_bits.pack(codes, width)

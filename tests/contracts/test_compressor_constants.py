@@ -13,6 +13,7 @@ from rayfl.compress.base import Compressor, Packet, Quantizer
 from rayfl.compress.sparse import sparse_packet
 from rayfl.tree import Tree, num_entries
 from tests.contracts.every_compressor import VARIANTS, encode, label, normal, ordinary
+from tests.small_cases import small_cases
 
 
 @functools.cache
@@ -79,8 +80,8 @@ ROUNDING = 2.0**-22
 """What rounding decoded numbers to float32 may add to ||C(v)||^2, relatively: 2^-23 and a little."""
 
 
-@pytest.mark.parametrize("kind", hard_inputs())
 @pytest.mark.parametrize("compressor", CONTRACTIONS, ids=label)
+@small_cases("kind", hard_inputs())
 def test_a_contraction_contracts(compressor: Compressor, kind: str):
     v = hard_inputs()[kind]
     delta = compressor.delta(num_entries(v))
@@ -147,8 +148,8 @@ def assert_unbiased(compressor: Compressor, v: Tree, given: Draws) -> None:
     assert np.mean(given.errors) - 5 * standard_error <= (omega + ROUNDING * (1 + omega)) * squared(v)
 
 
-@pytest.mark.parametrize("kind", hard_inputs())
 @pytest.mark.parametrize("compressor", UNBIASED, ids=label)
+@small_cases("kind", hard_inputs())
 def test_an_unbiased_compressor_is_unbiased(compressor: Compressor, kind: str):
     assert_unbiased(compressor, hard_inputs()[kind], drawn(label(compressor), kind))
 

@@ -2,6 +2,7 @@
 
 import math
 import pickle
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -20,6 +21,16 @@ from tests.contracts.every_compressor import (
 )
 from tests.pretended_gpu import PretendedGpu, on_gpu
 from tests.refusals import refused
+from tests.small_cases import small_cases
+
+Property = Callable[[Compressor], None]
+PROPERTIES: list[Property] = []
+
+
+def held(check: Property) -> Property:
+    """Mark what every compressor must hold."""
+    PROPERTIES.append(check)
+    return check
 
 
 def test_the_room_is_found():
@@ -31,8 +42,8 @@ def test_names_are_unique():
     assert len(names) == len(set(names))
 
 
-@every_compressor
-def test_decode_has_the_names_and_shapes_of_the_input(compressor: Compressor):
+@held
+def decode_has_the_names_and_shapes_of_the_input(compressor: Compressor):
     x = ordinary()
     decoded = encode(compressor, x)[0].decode()
     assert {name: (tensor.shape, tensor.dtype) for name, tensor in decoded.items()} == {
@@ -41,8 +52,8 @@ def test_decode_has_the_names_and_shapes_of_the_input(compressor: Compressor):
     assert all(torch.isfinite(tensor).all() for tensor in decoded.values())
 
 
-@every_compressor
-def test_decode_correlates_with_the_input(compressor: Compressor):
+@held
+def decode_correlates_with_the_input(compressor: Compressor):
     # <C(v), v> > 0 for the identity, for top-k (it is ||C(v)||^2) and for roundings; 0 for zeros, about 0 for noise.
     # The sum of several draws, since a single one may send nothing.
     v = {"w": normal(3, 50, 40)}
@@ -54,67 +65,67 @@ def test_decode_correlates_with_the_input(compressor: Compressor):
     assert cosine > 0.1
 
 
-@every_compressor
-def test_num_bits_is_the_size_of_the_buffers(compressor: Compressor):
+@held
+def num_bits_is_the_size_of_the_buffers(compressor: Compressor):
     packet, _ = encode(compressor, ordinary())
     assert all(isinstance(part, np.ndarray) and part.ndim == 1 for part in packet.parts.values())
     assert packet.num_bits == 8 * sum(len(part.tobytes()) for part in packet.parts.values()) > 0
 
 
-@every_compressor
-@pytest.mark.parametrize("x", [ordinary(), {}, {"empty": torch.zeros(0, 3)}, {"w": torch.zeros(5, 4)}], ids=list)
-def test_the_values_are_the_entries_that_the_receiver_sees(compressor: Compressor, x: Tree):
+@held
+@small_cases("x", [ordinary(), {}, {"empty": torch.zeros(0, 3)}, {"w": torch.zeros(5, 4)}])
+def the_values_are_the_entries_that_the_receiver_sees(compressor: Compressor, x: Tree):
     packet, _ = encode(compressor, x)
     assert packet.num_values == sum(int(mask.sum()) for mask in packet.support().values())
     with PretendedGpu():
         assert encode(compressor, there(x))[0].num_values == packet.num_values
 
 
-@every_compressor
-def test_zero_stays_zero(compressor: Compressor):
+@held
+def zero_stays_zero(compressor: Compressor):
     zero = {name: torch.zeros_like(tensor) for name, tensor in ordinary().items()}
     assert_same(encode(compressor, zero)[0].decode(), zero)
 
 
-@every_compressor
-@pytest.mark.parametrize("value", [1.5, -2.0, 0.0])
-def test_one_entry(compressor: Compressor, value: float):
+@held
+@small_cases("value", [1.5, -2.0, 0.0])
+def one_entry(compressor: Compressor, value: float):
     x = {"w": torch.tensor([value])}
     decoded = encode(compressor, x)[0].decode()["w"]
     assert decoded.shape == (1,)
     assert decoded.item() * value >= 0 and (value != 0 or decoded.item() == 0)
 
 
-@every_compressor
-def test_nothing_to_send(compressor: Compressor):
+@held
+def nothing_to_send(compressor: Compressor):
     packet, memory = encode(compressor, {})
     assert (packet.num_bits, packet.decode(), packet.support(), memory) == (0, {}, {}, {})
 
 
-@every_compressor
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_refuses_what_is_not_finite_and_names_the_tensor(compressor: Compressor, bad: float):
+@held
+@small_cases("bad", [math.nan, math.inf, -math.inf])
+def refuses_what_is_not_finite_and_names_the_tensor(compressor: Compressor, bad: float):
     x = ordinary()
     x["fc.weight"][5, 7] = bad
     with refused(names=["fc.weight", "NaN"], error=ValueError):
         encode(compressor, x)
 
 
-@every_compressor
-def test_refuses_integers(compressor: Compressor):
+@held
+def refuses_integers(compressor: Compressor):
     with refused(names=["steps", "torch.int64"]):
         encode(compressor, {"steps": torch.tensor([3])})
 
 
-@every_compressor
-def test_float64_is_sent_as_float32(compressor: Compressor):
+@held
+def float64_is_sent_as_float32(compressor: Compressor):
     x = {"w": torch.from_numpy(np.random.default_rng(4).standard_normal(100))}
     rounded = {"w": x["w"].to(torch.float32)}
     assert_same(encode(compressor, x)[0].decode(), encode(compressor, rounded)[0].decode())
 
 
-@every_compressor
-def test_arguments_are_not_modified(compressor: Compressor):
+@held
+def arguments_are_not_modified(compressor: Compressor):
     x = ordinary()
     memory = {name: torch.full_like(tensor, 0.25) for name, tensor in compressor.init(x).items()}
     before = {name: tensor.clone() for name, tensor in x.items()}
@@ -125,8 +136,8 @@ def test_arguments_are_not_modified(compressor: Compressor):
     assert_same(memory, remembered)
 
 
-@every_compressor
-def test_memory_keeps_its_names_and_shapes(compressor: Compressor):
+@held
+def memory_keeps_its_names_and_shapes(compressor: Compressor):
     x = ordinary()
     before, after = compressor.init(x), encode(compressor, x)[1]
     assert {name: tensor.shape for name, tensor in after.items()} == {
@@ -134,8 +145,8 @@ def test_memory_keeps_its_names_and_shapes(compressor: Compressor):
     }
 
 
-@every_compressor
-def test_a_pickled_packet_decodes_the_same(compressor: Compressor):
+@held
+def a_pickled_packet_decodes_the_same(compressor: Compressor):
     packet, _ = encode(compressor, ordinary())
     copy = pickle.loads(pickle.dumps(packet, protocol=5))  # noqa: S301 - our own bytes
     assert copy.num_bits == packet.num_bits
@@ -143,16 +154,16 @@ def test_a_pickled_packet_decodes_the_same(compressor: Compressor):
     assert_same(copy.support(), packet.support())
 
 
-@every_compressor
-def test_a_pickled_compressor_encodes_the_same(compressor: Compressor):
+@held
+def a_pickled_compressor_encodes_the_same(compressor: Compressor):
     copy = pickle.loads(pickle.dumps(compressor))  # noqa: S301 - our own bytes
     assert copy == compressor
     assert_same(encode(copy, ordinary())[0].decode(), encode(compressor, ordinary())[0].decode())
 
 
-@every_compressor
-@pytest.mark.parametrize("weight", [1.0, -0.3, 0.0])
-def test_add_to_adds_what_decode_gives(compressor: Compressor, weight: float):
+@held
+@small_cases("weight", [1.0, -0.3, 0.0])
+def add_to_adds_what_decode_gives(compressor: Compressor, weight: float):
     packet, _ = encode(compressor, ordinary())
     total = {name: normal(9, *tensor.shape) for name, tensor in ordinary().items()}
     decoded = packet.decode()
@@ -167,8 +178,8 @@ def test_add_to_adds_what_decode_gives(compressor: Compressor, weight: float):
         assert ((tensor.double() - wanted[name]).abs() <= slack[name]).all(), name
 
 
-@every_compressor
-def test_nothing_arrives_outside_the_support(compressor: Compressor):
+@held
+def nothing_arrives_outside_the_support(compressor: Compressor):
     packet, _ = encode(compressor, ordinary())
     decoded, support = packet.decode(), packet.support()
     assert {name: (tensor.shape, tensor.dtype) for name, tensor in support.items()} == {
@@ -177,8 +188,8 @@ def test_nothing_arrives_outside_the_support(compressor: Compressor):
     assert all((decoded[name][~mask] == 0).all() for name, mask in support.items())
 
 
-@every_compressor
-def test_same_generator_same_bytes(compressor: Compressor):
+@held
+def same_generator_same_bytes(compressor: Compressor):
     (first, memory), (second, same_memory) = encode(compressor, ordinary()), encode(compressor, ordinary())
     assert {name: part.tobytes() for name, part in first.parts.items()} == {
         name: part.tobytes() for name, part in second.parts.items()
@@ -197,9 +208,9 @@ def ties() -> Tree:
     return {"w": torch.tensor(numbers).repeat(9).view(12, 9), "-0": torch.full((3, 2), -0.0), "sign": -torch.ones(7)}
 
 
-@every_compressor
-@pytest.mark.parametrize("kind", ["ordinary", "long", "zeros", "ties", "double"])
-def test_what_lies_on_a_gpu_has_the_bytes_of_main_memory(compressor: Compressor, kind: str):
+@held
+@small_cases("kind", ["ordinary", "long", "zeros", "ties", "double"])
+def what_lies_on_a_gpu_has_the_bytes_of_main_memory(compressor: Compressor, kind: str):
     """Empty tensors and single numbers are among the ordinary ones."""
     x = {
         "ordinary": ordinary(),
@@ -231,8 +242,8 @@ def test_what_lies_on_a_gpu_has_the_bytes_of_main_memory(compressor: Compressor,
     assert_same(new_memory, memory)
 
 
-@every_compressor
-def test_a_gpu_and_main_memory_draw_as_much(compressor: Compressor):
+@held
+def a_gpu_and_main_memory_draw_as_much(compressor: Compressor):
     """So that the draws that follow are the same, too."""
     x, plain, other = ordinary(), np.random.default_rng(3), np.random.default_rng(3)
     compressor.encode(x, compressor.init(x), plain)
@@ -241,10 +252,16 @@ def test_a_gpu_and_main_memory_draw_as_much(compressor: Compressor):
     assert plain.bit_generator.state == other.bit_generator.state
 
 
-@every_compressor
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_what_is_not_finite_is_refused_on_a_gpu(compressor: Compressor, bad: float):
+@held
+@small_cases("bad", [math.nan, math.inf])
+def what_is_not_finite_is_refused_on_a_gpu(compressor: Compressor, bad: float):
     x = ordinary()
     x["fc.weight"][5, 7] = bad
     with PretendedGpu(), refused(names=["fc.weight", "NaN", "infinity"], error=ValueError):
         encode(compressor, there(x))
+
+
+@every_compressor
+@small_cases("check", PROPERTIES)
+def test_every_property_holds(compressor: Compressor, check: Property):
+    check(compressor)

@@ -27,6 +27,7 @@ from tests.contracts.every_method import (
     played,
 )
 from tests.refusals import refused
+from tests.small_cases import small_cases
 
 COMM = ("busiest_megabytes", "busiest_received_megabytes", "mean_megabytes")
 """Of the busiest node, of the busiest receiver, and the mean; not recorded in a round without an exchange."""
@@ -96,7 +97,7 @@ def test_the_downlink_compressor_is_used(case: Case):
 
 
 @cases([case for case in REGISTERED if case not in FREE_CASES])
-@pytest.mark.parametrize("direction", ["uplink", "downlink"])
+@small_cases("direction", ["uplink", "downlink"])
 def test_a_method_with_its_own_compression_refuses_another(case: Case, direction: str):
     with refused(names=[case.kind.__name__, direction, "remove"]):
         experiment(case.name, **{direction: {"name": "topk", "keep_ratio": 0.5}})

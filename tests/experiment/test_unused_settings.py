@@ -27,6 +27,7 @@ from rayfl.testing.watching import watched
 from tests.contracts.every_method import experiment
 from tests.contracts.seams.quadratic import Quadratic, setup
 from tests.refusals import refused
+from tests.small_cases import small_cases
 
 PEERS = sorted(name for name, kind in named(Method).items() if issubclass(kind, PeerHalf))
 ALONE = ["ind_mask", "ind_weipru", "local"]
@@ -62,8 +63,9 @@ def test_a_setting_that_another_one_leaves_out(name: str, settings: dict[str, An
         experiment(name, method={"name": name, **settings})
 
 
-@pytest.mark.parametrize(
-    ("tables", "names"),
+@pytest.mark.parametrize("name", PEERS)
+@small_cases(
+    "tables, names",
     [
         ({"clients": {"per_round": 3}}, ["clients.per_round=3", "train every round"]),
         ({"clients": {"fraction": 0.5}}, ["clients.fraction=0.5", "train every round"]),
@@ -74,7 +76,6 @@ def test_a_setting_that_another_one_leaves_out(name: str, settings: dict[str, An
         ({"downlink": {"name": "topk", "keep_ratio": 0.2}}, ["downlink='topk'"]),
     ],
 )
-@pytest.mark.parametrize("name", PEERS)
 def test_what_only_a_server_does_is_refused_among_peers(name: str, tables: dict[str, Any], names: list[str]):
     with refused(names=[*names, named(Method)[name].__name__, "does nothing"]):
         experiment(name, **tables)

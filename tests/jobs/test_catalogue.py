@@ -9,6 +9,7 @@ from rayfl.experiment.experiment import LISTED, Experiment
 from rayfl.experiment.unknown_keys import settings_of
 from tests.jobs.commands import rayfl
 from tests.refusals import refused
+from tests.small_cases import small_cases
 
 BASE = {
     "rounds": 1,
@@ -21,7 +22,7 @@ BASE = {
 ALL = [(table, name) for table, kind in LISTED.items() for name in named(kind)]
 
 
-@pytest.mark.parametrize(("table", "name"), ALL, ids=lambda word: word)
+@small_cases("table, name", ALL)
 def test_an_example_is_a_table_that_an_experiment_takes(table: str, name: str):
     given = example(name, known(LISTED[table])[name])
     base = {**BASE, "method": {"name": "dpsgd"}} if table == "topology" else BASE
@@ -32,7 +33,7 @@ def test_an_example_is_a_table_that_an_experiment_takes(table: str, name: str):
     assert chosen is not None and name in chosen.name
 
 
-@pytest.mark.parametrize(("table", "name"), ALL, ids=lambda word: word)
+@small_cases("table, name", ALL)
 def test_every_setting_is_explained(table: str, name: str):
     fields = settings_of(known(LISTED[table])[name])
     assert [key for key, field in fields.items() if not field.description] == []

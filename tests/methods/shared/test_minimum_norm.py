@@ -8,6 +8,7 @@ import torch
 
 from rayfl.methods.server.fedmgda import COLUMNS, gram, minimum_norm_weights
 from tests.refusals import refused
+from tests.small_cases import small_cases
 
 
 def gap(products: np.ndarray, weights: np.ndarray, low: float, high: float) -> float:
@@ -54,7 +55,7 @@ def test_no_point_of_a_fine_grid_is_shorter(seed: int, epsilon: float):
     assert values.min() - best <= 3 * 4 * (1 / 80) * np.abs(products).max()
 
 
-@pytest.mark.parametrize("seed", range(200))
+@small_cases("seed", range(200))
 def test_the_optimum_is_reached_to_rounding(seed: int):
     # Vectors that repeat, more vectors than dimensions, boxes down to one point.
     draw = np.random.default_rng(seed)
@@ -71,10 +72,7 @@ def test_the_optimum_is_reached_to_rounding(seed: int):
     assert gap(products, weights, low, high) <= 1e-12 * np.abs(products).max()
 
 
-@pytest.mark.parametrize("count", [2, 10, 50])
-@pytest.mark.parametrize("dim", [1, 3, 200])
-@pytest.mark.parametrize("apart", [1e-5, 1e-7, 1e-8])
-@pytest.mark.parametrize("epsilon", [0.1, 1.0])
+@small_cases("count, dim, apart, epsilon", itertools.product([2, 10, 50], [1, 3, 200], [1e-5, 1e-7, 1e-8], [0.1, 1.0]))
 def test_vectors_that_hardly_differ_have_a_shortest_combination(count: int, dim: int, apart: float, epsilon: float):
     # The curvature of their differences, apart^2, is lost in the rounding of G; the slope, apart, is not.
     draw = np.random.default_rng(count)
