@@ -79,6 +79,13 @@ SEEDS: Mapping[str, int] = {"l2gd": 3}
 """Seeds under contract, of methods that do not exchange in each of the first rounds of seed 5."""
 
 
+FEW_EXAMPLES: Options = {"validation_ratio": 0.6}
+"""Splits under contract: clients train on 40 % of their examples, in fewer steps."""
+# Each client of FedFomo has three candidates, also where a third of all clients is unseen.
+NUM_CLIENTS: Mapping[str, int] = {"fedfomo": 6}
+"""Clients under contract, of methods that need more than four: every client costs time in every test."""
+
+
 @dataclass(frozen=True)
 class Case:
     """A method and how its setup is made; `make` takes what `quadratic.setup` takes, but for the method.
@@ -93,7 +100,7 @@ class Case:
 
 
 def experiment(name: str, **options: Any) -> Experiment:
-    """Six unequal clients on digits, a small network. `options` go over the tables."""
+    """Unequal clients on digits, six by default, a small network. `options` go over the tables."""
     tables: dict[str, Any] = {
         "rounds": 3,
         "seed": SEEDS.get(name, 5),
@@ -128,11 +135,13 @@ def batches(kind: type[Method]) -> Options:
     return {"batch_size": OTHER_BATCH_SIZES.get(kind.name, BATCH_SIZE)}
 
 
-def on_digits(name: str) -> Callable[..., Setup]:
+def on_digits(name: str, num_clients: int = 6, width: int = 4, splits: Options | None = None) -> Callable[..., Setup]:
     def make(engine: str = "loop", **options: Any) -> Setup:
-        width = options.pop("stack_width", 4)
-        runtime = {"engine": engine, "stack_width": None if engine == "loop" else width}
-        return prepare(experiment(name, runtime=runtime, **options))
+        stack_width = options.pop("stack_width", width)
+        runtime = {"engine": engine, "stack_width": None if engine == "loop" else stack_width}
+        clients = {"count": num_clients, **options.pop("clients", {})}
+        options = {"splits": splits, **options} if splits else options
+        return prepare(experiment(name, runtime=runtime, clients=clients, **options))
 
     return make
 
@@ -185,7 +194,10 @@ def variant(label: str, name: str, hyper: Options) -> Case:
     return Case(label, on_quadratics(lambda: on_quadratic(kind, hyper)), len(quadratic.TRAIN), kind)
 
 
-REGISTERED = [Case(name, on_digits(name), 6, kind) for name, kind in named(Method).items()]
+REGISTERED = [
+    Case(name, on_digits(name, count := NUM_CLIENTS.get(name, 4), count - 1, FEW_EXAMPLES), count, kind)
+    for name, kind in named(Method).items()
+]
 SEAMS = [
     seam(DisPFL, lambda: on_quadratic(DisPFL, {"batch_size": 2})),
     seam(Elastic, lambda: Elastic(on_quadratic(Scaffold, {"batch_size": 2}), Elastic.Hyper(batch_size=2))),
@@ -210,12 +222,6 @@ def played(case: Case) -> tuple[Setup, list[RoundRecord], list[RunState]]:
     """The setup of a case as it is by default, its records and the state after each round, played once."""
     setup = case.make()
     return setup, *play(setup)
-
-
-def few_steps(case: Case) -> Options:
-    """Options with which clients train on 40 % of their examples, for tests that no number of steps decides."""
-    # The quadratics have few examples.
-    return {"splits": {"validation_ratio": 0.6}} if case in REGISTERED else {}
 
 
 def cases(chosen: list[Case]) -> pytest.MarkDecorator:

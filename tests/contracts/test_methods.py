@@ -20,12 +20,8 @@ def test_the_registry_is_found():
 
 
 @cases(REGISTERED)
-def test_a_method_names_its_paper(case: Case):
+def test_a_method_names_its_paper_and_describes_its_settings(case: Case):
     assert case.kind.paper
-
-
-@cases(REGISTERED)
-def test_every_hyper_parameter_is_described(case: Case):
     undescribed = [name for name, field in case.kind.Hyper.model_fields.items() if not field.description]
     assert undescribed == []
 

@@ -37,7 +37,6 @@ from tests.contracts.every_method import (
     Case,
     cases,
     every_method,
-    few_steps,
     variant,
 )
 from tests.contracts.seams import quadratic
@@ -145,7 +144,7 @@ def test_hooks_uplinks_and_sums_on_a_gpu_give_the_bits_of_main_memory(case: Case
     top_k = TopK(keep_ratio=0.3)
     uplink = top_k if "uplink" in case.kind.capabilities.own_feedback else ErrorFeedback(inner=top_k)
     options = {"uplink": uplink} if case in FREE_CASES else {}
-    seen, _ = assert_same_there(case.make, monkeypatch, **options, **few_steps(case))
+    seen, _ = assert_same_there(case.make, monkeypatch, **options)
     for hook in ("begin", "end_stage", "finish", "encode"):
         assert seen.devices.get(hook, set()) <= {"cuda"}, hook
     assert seen.devices["finish"] == {"cuda"}
@@ -155,7 +154,7 @@ def test_hooks_uplinks_and_sums_on_a_gpu_give_the_bits_of_main_memory(case: Case
 def test_an_unseen_clients_first_round_on_a_gpu_gives_the_bits_of_main_memory(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ):
-    assert_same_there(case.make, monkeypatch, rounds=2, clients={"unseen": 0.3}, **few_steps(case))
+    assert_same_there(case.make, monkeypatch, rounds=2, clients={"unseen": 0.3})
 
 
 @cases([*SEAMS, *VARIED])
