@@ -13,7 +13,6 @@ from jobs.console import Audience, following
 from jobs.display import print_table, say
 from jobs.reporting import result_table
 from jobs.resuming import earlier_run, fetch_newer, require_same_platform, to_resume
-from rayfl.data.datasets import Dataset
 from rayfl.determinism.platform import describe, with_kind
 from rayfl.determinism.torch_flags import own_flags
 from rayfl.errors import MethodError, RayflError, log, log_once, refusing_exits
@@ -25,7 +24,7 @@ from rayfl.report.summary import early_end, summary
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.rounds.ledger import RoundRow
 from rayfl.rounds.setup import Setup
-from rayfl.run_directory.description import Description, write_origin
+from rayfl.run_directory.description import Description
 from rayfl.run_directory.disk import writing
 from rayfl.run_directory.object_storage import is_url
 from rayfl.run_directory.play_run import Listener, RunOutput, Stopped, play_run
@@ -147,38 +146,33 @@ def _play(
 
     `opening` makes the directory of a new run, and yields it; `before`: the run to continue.
     """
-    if folder.url is None and (sentence := folders.warning_of_deletion(folder.directory.parent)):
-        log_once(WARNING, sentence)
-    resume = None if before is None else f"rayfl resume {folder.directory}"
+    experiment = prepared.experiment
     page = None
     with ExitStack() as copying, ThreadPoolExecutor(1) as drawing:
-        with _player(prepared, audience, resume) as play, opening as folder:
+        with _player(prepared, folder, audience, resumed=before is not None) as play, opening as folder:
             supervision.tell_parent(run=str(folder.directory))
-            with writing(folder.directory, f"go on with: {resume}" if resume else "run it again"):
-                # On Ray, the coordinator adds the machines; only it writes the description of a resumed run.
-                recorded = {} if before is None else before.platform
-                machines = with_kind(recorded, prepared.description.platform) if prepared.inline else None
-                if before is None or prepared.inline:
-                    prepared.description.write(folder.directory, machines)
-                if before is None:
-                    write_origin(folder.directory)
-            written = prepared.experiment.output
             output = RunOutput(
                 folder.directory,
-                written.save_models,
-                written.track,
-                prepared.experiment.checkpoint,
+                experiment.output.save_models,
+                experiment.output.track,
+                experiment.checkpoint,
                 resumed=before is not None,
             )
+            recorded = {} if before is None else before.platform
+            # On Ray, the coordinator adds the machines; only it writes the description of a resumed run.
+            machines = with_kind(recorded, prepared.description.platform) if prepared.inline else None
+            if before is None or prepared.inline:
+                with writing(folder.directory, "run it again" if before is None else f"go on with: {output.resume}"):
+                    prepared.description.write(folder.directory, machines, begins=before is None)
             try:
                 _play_rounds(prepared, play, output, audience, copying.enter_context(folder.mirrored()))
             except MethodError as error:
                 if not len(read_records(folder.directory, "rounds")):
                     raise
-                kept = f"the rounds before it are kept, go on with: rayfl resume {folder.directory}"
+                kept = f"the rounds before it are kept, go on with: {output.resume}"
                 raise MethodError(f"{error}; {kept}") from error
             supervision.tell_parent(played=str(folder.directory))
-            if prepared.experiment.output.report:
+            if experiment.output.report:
                 audience.display.stage(DRAWING)
                 # Drawn while Ray shuts down.
                 page = drawing.submit(draw, folder.directory)
@@ -188,11 +182,13 @@ def _play(
 
 
 @contextmanager
-def _player(prepared: Prepared, audience: Audience, resume: str | None) -> Iterator[Player]:
+def _player(prepared: Prepared, folder: RunFolder, audience: Audience, resumed: bool) -> Iterator[Player]:
     """Context manager: what plays the experiment, on the Ray that this starts or joins, or in this process.
 
-    `resume`: the command that resumes the run, if there is one. Raise errors before anything is written.
+    `resumed`: whether there is a run in the folder. Raise errors before anything is written.
     """
+    if folder.url is None and (sentence := folders.warning_of_deletion(folder.directory.parent)):
+        log_once(WARNING, sentence)
     if prepared.inline:
         fork_server.end()
         yield partial(_play_here, prepared.hand_over)
@@ -203,7 +199,7 @@ def _player(prepared: Prepared, audience: Audience, resume: str | None) -> Itera
 
     runtime = prepared.experiment.runtime
     audience.display.stage(f"{prepared.experiment.name}: {session.opening(runtime)}")
-    with session.session(runtime, resume):
+    with session.session(runtime, f"rayfl resume {folder.directory}" if resumed else None):
         placement = place(runtime, most_calls=prepared.setup.most_actors)
         yield partial(play_on_ray, prepared.hand_over, placement, prepared.description)
 
@@ -223,7 +219,11 @@ def _play_rounds(
     experiment = prepared.experiment
     title = experiment.label or experiment.name
     with following(experiment.rounds, title, audience, prepared.setup.metric_facts) as show:
-        _log_facts(experiment, prepared.setup.dataset)
+        for lost in experiment.in_memory:
+            log.warning(f"{lost} was given from Python and cannot be imported: this run cannot be resumed")
+        dataset = prepared.setup.dataset
+        for line in dataset.in_words(10):
+            log_once(INFO, f"{dataset.train.place or dataset.name}: {line}")
 
         def on_round(row: RoundRow, means: Mapping[str, float]) -> None:
             round_done()
@@ -234,14 +234,6 @@ def _play_rounds(
             return audience.stopping() or audience.is_over(experiment.runtime.limit_s)
 
         play(output, Listener(on_round, show.wave, show.stopping, stopping))
-
-
-def _log_facts(experiment: Experiment, dataset: Dataset) -> None:
-    """Log what a user should know before the first round."""
-    for what in experiment.in_memory:
-        log.warning(f"{what} was given from Python and cannot be imported: this run cannot be resumed")
-    for line in dataset.in_words(10):
-        log_once(INFO, f"{dataset.train.place or dataset.name}: {line}")
 
 
 def draw(

@@ -63,9 +63,9 @@ def determining_settings(experiment: Mapping[str, object]) -> dict[str, object]:
 
     Where the data have whole digests their folder decides nothing: only which of its files has which part.
     """
-    kept = mapped({key: value for key, value in experiment.items() if key not in NOT_DETERMINING}, _by_content)
     parts = _parts(data) if isinstance(data := experiment.get("data"), Mapping) and has_whole_digests(data) else {}
-    settings = dotted(kept) | parts
+    table = mapped({name: value for name, value in experiment.items() if name not in NOT_DETERMINING}, _by_content)
+    settings = dotted(table) | parts
     # The first condition saves time where hundreds of runs are compared.
     return {
         key: value

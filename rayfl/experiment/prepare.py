@@ -18,7 +18,7 @@ from rayfl.data.datasets import Dataset, Examples
 from rayfl.data.loading import read_dataset
 from rayfl.data.partition import Partition, Shards
 from rayfl.determinism import seeding, torch_flags
-from rayfl.determinism.global_draws import key, keyed, preserved
+from rayfl.determinism.global_draws import key, preserved
 from rayfl.determinism.process import prepare_process
 from rayfl.errors import HookError, RayflError, error_text, out_of_memory
 from rayfl.experiment.experiment import Experiment
@@ -55,14 +55,14 @@ def prepare(experiment: Experiment) -> Setup:
     """
     model = experiment.model
     seed = experiment.seed
-    foreign = given_elsewhere(experiment)
     with _naming_failed_code(experiment):
+        foreign = given_elsewhere(experiment)
         require_installed(experiment.output.track)
         prepare_process()
-        key(seed, purpose="preparation")
+        key(seed, purpose="data")
+        dataset = read_dataset(experiment.data)
         # Files that have been read before may be read without draws.
-        with keyed(seed, purpose="data"):
-            dataset = read_dataset(experiment.data)
+        key(seed, purpose="preparation")
         dataset, partition = split_data(experiment, dataset)
         if share := experiment.data.flipped_clients:
             clients = attackers(seed, experiment.clients.num_seen, share)

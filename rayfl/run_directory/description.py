@@ -81,10 +81,11 @@ class Description:
     contents: Mapping[str, bytes] = field(default_factory=dict)
     platform: Mapping[str, object] = field(default_factory=dict)
 
-    def write(self, directory: Path, machines: Mapping[str, object] | None) -> None:
+    def write(self, directory: Path, machines: Mapping[str, object] | None, begins: bool = False) -> None:
         """Write it into a run directory, with the machines that compute; None on Ray before they are known.
 
-        Raise OSError if writing fails. Raise RayflError if another process writes to the directory.
+        `begins`: whether this process begins the run, whose origin is then written too. Raise OSError if writing fails.
+        Raise RayflError if another process writes to the directory.
         """
         text = toml.dumps(self.table)
         with locked(directory):
@@ -100,6 +101,8 @@ class Description:
                 write_json(directory / PLATFORM, machines)
             write_json(directory / EXPERIMENT, self.table)
             write_text(directory / TOML, text)
+        if begins:
+            write_origin(directory)
 
 
 def is_left_over(name: str) -> bool:
