@@ -74,8 +74,8 @@ def sentence_and_code(error: BaseException) -> tuple[str, int]:
         case RayflError():
             sentence, code = str(error), MISTAKE
         case OSError() if error.filename or error.errno:
-            path = error.filename or "a file"
-            sentence, code = f"{path} cannot be used: {reason(error)}; name another place", MISTAKE
+            sentence = f"{error.filename or 'a file'} cannot be used: {reason(error)}; name another place"
+            code = MISTAKE
         case _ if out_of_memory(error):
             lack = f" ({words})" if words else ""
             sentence = f"this machine's memory ran out{lack}; use a smaller model, less data or a larger machine"

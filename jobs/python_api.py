@@ -134,8 +134,9 @@ def sweep(
         )
     # A run that was stopped as it began may have left nothing.
     begun = [outcome for outcome in swept.outcomes if (outcome.directory / "experiment.json").is_file()]
-    runs = [RunResults(read_run(outcome.directory), outcome.combination.experiment) for outcome in begun]
-    return SweepResults(swept.directory, runs)
+    return SweepResults(
+        swept.directory, [RunResults(read_run(outcome.directory), outcome.combination.experiment) for outcome in begun]
+    )
 
 
 @contextmanager

@@ -209,8 +209,10 @@ def result_table(numbers: Summary) -> Table:
     for name, value in numbers["final"].items():
         best = numbers["best"][name]
         facts = Facts(title=name, unit=numbers["units"][name])
-        rows.append([f"final {name}", facts.words(value, 2)])
-        rows.append([f"best {name} (round {best['round']})", facts.words(best["value"], 2)])
+        rows += [
+            [f"final {name}", facts.words(value, 2)],
+            [f"best {name} (round {best['round']})", facts.words(best["value"], 2)],
+        ]
     rows += [
         *([f"{name} of differential privacy", f"{value:.4g}"] for name, value in numbers["privacy"].items()),
         ["uplink, all clients", f"{numbers['uplink_megabytes']:.3f} MB"],
@@ -234,8 +236,11 @@ def result_table(numbers: Summary) -> Table:
 
 def description(run: Run) -> str:
     """The experiment of a run as TOML, and the platform that computed it."""
-    known = ((key, value) for key, value in dotted(run.platform).items() if not key.startswith("variables."))
-    platform = "\n".join(f"# {key}: {value}" for key, value in known if value not in (None, ""))
+    platform = "\n".join(
+        f"# {key}: {value}"
+        for key, value in dotted(run.platform).items()
+        if not key.startswith("variables.") and value not in (None, "")
+    )
     return f"{toml.dumps(run.experiment)}\n# Computed with\n{platform or '# nothing yet'}"
 
 
@@ -246,12 +251,11 @@ def standing(run: Run, url: str | None) -> str:
     """
     directory = str(run.directory.absolute()) if url is None else shlex.quote(url)
     state = state_of(run) if url is None or run.finished else "unfinished"
-    go_on = f"go on with: rayfl resume {directory}"
-    more = {"stopped": go_on, "unfinished": go_on, "finished": f"draw its page: rayfl report {directory}"}.get(
-        state, ""
-    )
-    done = f"{state}: {len(run.rounds)} of {run.experiment.get('rounds')} rounds"
-    return "\n".join(filter(None, [done, f"run: {url or directory}", more]))
+    lines = [f"{state}: {len(run.rounds)} of {run.experiment.get('rounds')} rounds", f"run: {url or directory}"]
+    if state != "running":
+        is_finished = state == "finished"
+        lines.append(f"{'draw its page: rayfl report' if is_finished else 'go on with: rayfl resume'} {directory}")
+    return "\n".join(lines)
 
 
 def rich_table(title: str | None, text: TextTable) -> Table:
@@ -291,8 +295,7 @@ def pack(directories: Sequence[Path], output: Path | None, overwrite: bool) -> N
 
     Raise RayflError if a run is still running, if there is none, or if the file exists.
     """
-    first = directories[0].resolve()
-    target = output or Path(f"{first.name}.tar.gz").absolute()
+    target = output or Path(f"{directories[0].resolve().name}.tar.gz").absolute()
     runs = [run for directory in directories for run in runs_below(directory)]
     if not runs:
         raise RayflError(f"there is no run in {', '.join(map(str, directories))}; name the directory of a run or sweep")

@@ -90,16 +90,14 @@ def reproduce(
             folder = paper_folder(name_or_folder)
             paper, sweeps = read_paper(folder, quick, overrides, only)
             # Kept until the end, so that the check of a finished run does not read them again.
-            first = [sweeps[name][0].experiment.data for name in only or sweeps]
-            opened.enter_context(keeping_datasets(first))
+            opened.enter_context(keeping_datasets([sweeps[name][0].experiment.data for name in only or sweeps]))
         home = directory or Path("runs", f"reproduce-{folder.name}{'-quick' * quick}").absolute()
         _check_frozen(paper, home)
         code = 0
         again = f"go on with: {origin(Path.cwd())['command']}"
         for name in only or sweeps:
             with Display(name) as display:
-                audience = Audience(display=display, began=began)
-                done = sweep(sweeps[name], home / name, parallel, False, audience, again)
+                done = sweep(sweeps[name], home / name, parallel, False, Audience(display=display, began=began), again)
             runs, shown = _write(paper, sweeps, home, quick, name)
             if runs:
                 write_figures(runs, home / name / "figures", sweeps[name][0].experiment.report, overwrite=True)
@@ -107,8 +105,7 @@ def reproduce(
             if done in (INTERRUPTED, LIMIT):
                 return done
     print_table(shown, 140)
-    what = "the differences, without verdicts on the paper," if quick else "the verdicts"
-    say(f"{what} are in {home / 'verdicts.md'}")
+    say(f"the {'differences, without verdicts on the paper,' if quick else 'verdicts'} are in {home / 'verdicts.md'}")
     return code
 
 
@@ -116,8 +113,11 @@ def paper_folder(name_or_folder: Path) -> Path:
     """The folder of a paper: a shipped one by its name, or the user's own. Raise RayflError without claims.toml."""
     folder = name_or_folder if (name_or_folder / CLAIMS).is_file() else PAPERS / name_or_folder
     if not (folder / CLAIMS).is_file():
-        words = did_you_mean(str(name_or_folder), [path.parent.name for path in PAPERS.glob(f"*/{CLAIMS}")])
-        raise RayflError(f"there is no paper {name_or_folder} and no folder of that name with {CLAIMS}: {words}")
+        papers = [path.parent.name for path in PAPERS.glob(f"*/{CLAIMS}")]
+        raise RayflError(
+            f"there is no paper {name_or_folder} and no folder of that name with {CLAIMS}: "
+            f"{did_you_mean(str(name_or_folder), papers)}"
+        )
     return folder.absolute()
 
 
@@ -236,15 +236,14 @@ def _tables(sweeps: Sweeps, finished: Mapping[str, Sequence[Run]]) -> str:
         for name, some in finished.items()
         if len(some) == len(sweeps[name])
     }
-    parts = [
-        *(
-            f"\n## {name}: {table.title}\n\n{table.note}\n\n{table.to_markdown()}"
-            for name, (tables, _) in shown.items()
-            for table in tables
-        ),
-        *(f"\n## {name}\n\n{problem}\n" for name, (_, problems) in shown.items() for problem in problems),
-    ]
-    return "".join(parts)
+    tables = "".join(
+        f"\n## {name}: {table.title}\n\n{table.note}\n\n{table.to_markdown()}"
+        for name, (tables, _) in shown.items()
+        for table in tables
+    )
+    return tables + "".join(
+        f"\n## {name}\n\n{problem}\n" for name, (_, problems) in shown.items() for problem in problems
+    )
 
 
 def _finished(directory: Path, combination: Combination) -> Run | None:

@@ -111,8 +111,8 @@ def earlier_run(
         before = read_run(directory)
     except RayflError as error:
         raise RayflError(f"{error}; or {ways}") from None
-    state = "a finished" if before.finished else "an unfinished"
     if changed := changed_settings(before, experiment):
+        state = "a finished" if before.finished else "an unfinished"
         raise RayflError(f"{directory} holds {state} run with other settings ({changed}): {ways}")
     return before
 
@@ -156,8 +156,10 @@ def resumable(before: Run, overrides: Sequence[str], settings: SettingsTable | N
     experiment = Experiment(**table)
     changes = _changes(before.experiment, described(experiment).table)
     if changed := _in_words({key: change for key, change in changes.items() if key != "rounds"}):
-        counted = " (what [stop] has counted so far went by its old values)" * ("stop." in changed)
-        raise RayflError(f"a resumed run keeps its settings ({changed}): start a new run to change them{counted}")
+        raise RayflError(
+            f"a resumed run keeps its settings ({changed}): start a new run to change them"
+            + " (what [stop] has counted so far went by its old values)" * ("stop." in changed)
+        )
     _require_more_rounds(before, experiment)
     return experiment
 
@@ -196,8 +198,7 @@ def require_same_platform(before: Run, runtime: Runtime, here: platform.Platform
     unlike = platform.differences(platform.of_driver(before.platform), here, platform.ON_CPU)
     if runtime.executor == "inline":
         unlike = platform.differences(before.platform, here) or unlike
-    has_begun = before.platform or len(before.rounds)
-    if unlike and has_begun and not runtime.mixed:
+    if unlike and not runtime.mixed and (before.platform or len(before.rounds)):
         raise RayflError(
             f"the run was made with {platform.listed(unlike)}, so it would get other numbers here than without a stop; "
             "resume it where it began, or set runtime.mixed=true to continue anyway"

@@ -32,8 +32,10 @@ def experiment_file(name_or_path: Path) -> Path:
     if name_or_path.name in names():
         return FOLDER / f"{name_or_path.name}.toml"
     here = [path.name for path in Path().glob("*.toml") if path.name != "pyproject.toml"]
-    nearest = did_you_mean(name_or_path.name, [*names(), *here])
-    raise RayflError(f"there is no file {name_or_path} and no experiment of that name: {nearest}")
+    raise RayflError(
+        f"there is no file {name_or_path} and no experiment of that name: "
+        f"{did_you_mean(name_or_path.name, [*names(), *here])}"
+    )
 
 
 def table() -> Table:

@@ -106,8 +106,8 @@ def sweep(
         stopped, code = audience.stopped(
             min(combination.experiment.runtime.limit_s or inf for combination in combinations)
         )
-        words = again or f"go on with --dir {swept.directory}"
-        say(f"{stopped} with {len(finished)} of {len(combinations)} runs finished; {words}")
+        again = again or f"go on with --dir {swept.directory}"
+        say(f"{stopped} with {len(finished)} of {len(combinations)} runs finished; {again}")
         return code
     return FAILED if failed else 0
 

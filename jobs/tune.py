@@ -183,8 +183,8 @@ def tune(tuning: Tuning, budget: int, directory: Path | None, audience: console.
     options = experiments[0].report
     metric = options.metric or comparable.default_metric(known, experiments[0].evaluation.own)
     goal = metric, comparable.comparable(known).get(metric, facts.LOSS).sign, options.last
-    named = run_folder.RunFolder.at(None, experiments[0].output.directory, f"{tuning.name}-tune").next_free().directory
-    home = directory or named
+    named = run_folder.RunFolder.at(None, experiments[0].output.directory, f"{tuning.name}-tune")
+    home = directory or named.next_free().directory
     studies = {label: _study(tuning, label, budget) for label in tuning.cases}
     supervision.tell_parent(again=f"go on with --dir {home}")
     with disk.locked(home), sweep.one_session(experiments, audience):
@@ -246,8 +246,9 @@ def _study(tuning: Tuning, label: str, budget: int) -> optuna.Study:
     }
     options = tuning.options
     ranges = tuning.ranges[label]
-    sampler = optuna.samplers.TPESampler(seed=options.seed)
-    study = optuna.create_study(sampler=sampler, pruner=pruners[options.pruner], direction="maximize")
+    study = optuna.create_study(
+        sampler=optuna.samplers.TPESampler(seed=options.seed), pruner=pruners[options.pruner], direction="maximize"
+    )
     grid = [
         *itertools.product(
             *(range(len(suggestions)) if isinstance(suggestions, list) else () for suggestions in ranges.values())

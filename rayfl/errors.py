@@ -68,10 +68,11 @@ class UnusedSetting(RayflError):
 
 
 def refuse_if(mistakes: Iterable[tuple[object, str, str]]) -> None:
-    """Raise the first RayflError of these: whether it is one, the setting's dotted key, and the sentence after it."""
+    """Raise the first RayflError of these: whether it is one, the setting's dotted key ("" if it is about none), and
+    the sentence after the key."""
     for is_wrong, key, words in mistakes:
         if is_wrong:
-            raise RayflError(words, tuple(key.split(".")))
+            raise RayflError(words, tuple(filter(None, key.split("."))))
 
 
 PLUGIN_MODULES = "rayfl_plugin_"

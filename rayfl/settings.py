@@ -164,17 +164,16 @@ def explained_mistake(error: ValidationError, model: type[BaseModel], values: Se
     first = next(
         (mistake for mistake in errors if mistake["type"] == "extra_forbidden" and len(mistake["loc"]) == 1), errors[0]
     )
-    if not first["loc"]:
-        return _refused(first, model)
-    key = str(first["loc"][0])
+    # A validator of the whole table names no key.
+    key = str(next(iter(first["loc"]), ""))
     field = model.model_fields.get(key)
     # Deeper paths lead to an item of a list or a choice of a union, which pydantic names in its own way.
     if len(first["loc"]) > 1 and field is not None and (inner := _inside(field.annotation, values.get(key))):
         return inner.under(key)
     # A choice in a list says by itself what is wrong with it.
     in_list = len(first["loc"]) == 2 and isinstance(first["loc"][1], int)
-    chosen = in_list and isinstance(first.get("ctx", {}).get("error"), RayflError)
-    kind = first["type"] if len(first["loc"]) == 1 or chosen else "wrong value"
+    says_it = len(first["loc"]) < 2 or (in_list and isinstance(first.get("ctx", {}).get("error"), RayflError))
+    kind = first["type"] if says_it else "wrong value"
     if kind == "extra_forbidden":
         return UnknownKey((key,), model.model_fields)
     if kind == "value_error":

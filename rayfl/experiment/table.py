@@ -9,6 +9,7 @@ import itertools
 import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from rayfl.choices import plugins
@@ -89,8 +90,7 @@ def with_overrides(
     overridden = {".".join(split_override(text)[0]) for text in overrides}
     if "sweep" not in settings:
         overridden |= settings.keys()
-    lists = _swept_lists(table.pop("sweep", {}))
-    lists = {key: values for key, values in lists.items() if key not in overridden}
+    lists = {key: values for key, values in _swept_lists(table.pop("sweep", {})).items() if key not in overridden}
     for text in of_sweep:
         # Each by itself, because one swept key may lie inside another: method and method.lr.
         alone: dict[str, Value] = {}
@@ -175,12 +175,11 @@ def put(table: dict[str, Value], path: Sequence[str], value: Value, said: str) -
 
 def _value(text: str) -> Value:
     """The TOML value of a text; the text itself if it is no TOML or a date."""
-    try:
-        parsed = _parsed(f"value = {text}", shown(text))
-    except tomllib.TOMLDecodeError:
-        return text
-    is_date = isinstance(parsed["value"], datetime.date | datetime.time)
-    return text if is_date or len(parsed) > 1 else parsed["value"]
+    with suppress(tomllib.TOMLDecodeError):
+        value, *others = _parsed(f"value = {text}", shown(text)).values()
+        if not others and not isinstance(value, datetime.date | datetime.time):
+            return value
+    return text
 
 
 def located(table: SettingsTable, folder: Path) -> dict[str, Value]:

@@ -44,9 +44,8 @@ def require_regular(path: Path, most: int | None = None) -> None:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not stat.S_ISREG(status.st_mode):
         raise Unopened("it is a pipe or a device, and only regular files are opened")
-    limit = machine_bytes() if most is None else most
+    limit, whose = (machine_bytes(), "this machine has memory for") if most is None else (most, "it may have")
     if status.st_size > limit:
-        whose = "it may have" if most is not None else "this machine has memory for"
         raise Unopened(f"it has {in_words(status.st_size)}, which is more than the {in_words(limit)} that {whose}")
 
 

@@ -18,9 +18,8 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from io import BufferedReader
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -144,7 +143,7 @@ def save(
                 rows=num_rows or {},
                 states=len(run_state.states),
                 memories=len(run_state.server_memories),
-                files=known | _synced(folder, {SERVER, *held} - known.keys()),
+                files=known | {name: _measured(folder / name, True) for name in {SERVER, *held} - known.keys()},
             )
             about = manifest.model_dump(mode="json")
             write_json(folder / MANIFEST, {**about, _CHECKSUM: _checksum(about)})
@@ -208,19 +207,12 @@ def _number(name: str) -> int:
     return int(re.sub("[^0-9]", "", name))
 
 
-def _synced(folder: Path, names: Collection[str]) -> dict[str, File]:
-    """Sync files of a checkpoint; returns size and digest of each."""
-    files: dict[str, File] = {}
-    for name in names:
-        with open(folder / name, "rb") as file:
+def _measured(path: Path, synced: bool = False) -> File:
+    """Size and digest of a file, which is first made to survive a loss of power if it is to be `synced`."""
+    with open(path, "rb") as file:
+        if synced:
             os.fsync(file.fileno())
-            files[name] = _measured(file)
-    return files
-
-
-def _measured(file: BufferedReader) -> File:
-    """Size and digest of an open file."""
-    return File(bytes=os.fstat(file.fileno()).st_size, sha256=hashlib.file_digest(file, "sha256").hexdigest())
+        return File(bytes=os.fstat(file.fileno()).st_size, sha256=hashlib.file_digest(file, "sha256").hexdigest())
 
 
 def _checksum(about: Mapping[str, Json]) -> str:
@@ -284,8 +276,7 @@ def _read_manifest(folder: Path) -> Manifest:
     for name, file in manifest.files.items():
         try:
             require_regular(folder / name)
-            with open(folder / name, "rb") as stream:
-                is_same = os.fstat(stream.fileno()).st_size == file.bytes and _measured(stream) == file
+            is_same = (folder / name).stat().st_size == file.bytes and _measured(folder / name) == file
         except OSError as error:
             raise DamagedFile(f"{name} cannot be read: {reason(error)}") from None
         if not is_same:
@@ -332,9 +323,7 @@ def _read(folder: Path, about: Manifest, executor: Executor) -> RunState:
         for name in server_states
         if name not in names
     }
-    clocks = Clocks()
-    if "clocks" in server_states:
-        clocks = Clocks.from_arrays(server_states["clocks"], {kind: states(kind) for kind in clocks.objects()})
+    clocks = server_states.get("clocks")
     return RunState(
         round=about.round,
         server=tree.to_tensors(with_handles(server_states["server"])),
@@ -343,7 +332,7 @@ def _read(folder: Path, about: Manifest, executor: Executor) -> RunState:
         told=tree.to_tensors(server_states.get("told", {})),
         stop=server_states.get("stop", {}),
         air=Air.from_arrays(server_states["air"], versions) if "air" in server_states else Air(),
-        clocks=clocks,
+        clocks=Clocks.from_arrays(clocks, {kind: states(kind) for kind in Clocks().objects()}) if clocks else Clocks(),
         states=states("states", about.states),
         server_memories=states("memories", about.memories),
     )

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
-from rayfl.errors import RayflError, reason
+from rayfl.errors import RayflError, reason, refuse_if
 from rayfl.run_directory.disk import DiskError
 from rayfl.settings import shown
 from rayfl.untyped import Foreign
@@ -48,21 +48,28 @@ def require_url(url: str) -> None:
     """Raise RayflError unless a URL names a folder in a storage that can be used here. The storage is not asked."""
     parts = urlsplit(url)
     names = [name for name, _ in parse_qsl(parts.query, keep_blank_values=True)]
-    if parts.password is not None or any(_SECRET.search(name) for name in names):
-        raise RayflError(
-            f"a URL of {parts.scheme} may hold no key or password, since it is written into the run directory: put them"
-            " into the environment (of S3: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)"
-        )
-    if parts.scheme not in _SCHEMES:
-        raise RayflError(
+    is_whole = url.startswith(f"{parts.scheme}://") and parts.netloc
+    mistakes = [
+        (
+            parts.password is not None or any(_SECRET.search(name) for name in names),
+            f"a URL of {parts.scheme} may hold no key or password, since it is written into the run directory: put "
+            "them into the environment (of S3: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)",
+        ),
+        (
+            parts.scheme not in _SCHEMES,
             f"{shown(url)}: no run can be kept in {parts.scheme}://; known are s3, gs and abfs, and a folder of this "
-            "machine is given as its path"
-        )
-    if "tls_verify_certificates" in names:
-        raise RayflError(f"{shown(url)}: certificates are always verified; give tls_ca_file_path=FILE with your own")
-    whole = url.startswith(f"{parts.scheme}://") and parts.netloc
-    if not whole or parts.fragment or "::" in url or ".." in parts.path.split("/"):
-        raise RayflError(f"{shown(url)} names no folder of a bucket: write it as s3://bucket/folder")
+            "machine is given as its path",
+        ),
+        (
+            "tls_verify_certificates" in names,
+            f"{shown(url)}: certificates are always verified; give tls_ca_file_path=FILE with your own",
+        ),
+        (
+            not is_whole or parts.fragment or "::" in url or ".." in parts.path.split("/"),
+            f"{shown(url)} names no folder of a bucket: write it as s3://bucket/folder",
+        ),
+    ]
+    refuse_if((is_wrong, "", words) for is_wrong, words in mistakes)
 
 
 def below(url: str, name: str) -> str:
@@ -109,8 +116,8 @@ class Storage:
 
         with self._refusals():
             infos = self._files.get_file_info(FileSelector(self._path, allow_not_found=True, recursive=True))
-        start = len(self._path.lstrip("/")) + 1
-        return {info.path.lstrip("/")[start:] for info in infos if info.type == FileType.File}
+        folder = f"{self._path.lstrip('/')}/"
+        return {info.path.lstrip("/").removeprefix(folder) for info in infos if info.type == FileType.File}
 
     def pieces(self, name: str) -> Iterator[bytes]:
         """The content of a file, in pieces."""

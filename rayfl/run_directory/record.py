@@ -21,10 +21,9 @@ import pyarrow.parquet as pq
 
 from rayfl.errors import RayflError, reason
 from rayfl.limits import memory
-from rayfl.limits.json_files import read_json
 from rayfl.limits.regular_files import Unopened, require_regular
 from rayfl.metrics.facts import RECORDED_BEFORE, Facts
-from rayfl.run_directory.description import is_run, read_experiment, read_metric_facts, read_platform
+from rayfl.run_directory.description import is_run, read_as, read_experiment, read_metric_facts, read_platform
 from rayfl.run_directory.disk import RunFiles, locked, sync_directory, write_whole, writing
 
 # A list of runs loads no torch.
@@ -143,10 +142,8 @@ def read_refused(directories: Iterable[Path]) -> list[Refused]:
 
 def _listed(directory: Path, name: str) -> list[object]:
     """A list of a sweep's ORDER file; empty if it is not written there."""
-    with suppress(RayflError):
-        entries = read_json(directory / ORDER).get(name) if (directory / ORDER).is_file() else []
-        return entries if isinstance(entries, list) else []
-    return []
+    entries = read_as(dict, directory / ORDER, {}).get(name)
+    return entries if isinstance(entries, list) else []
 
 
 class Recorder(AbstractContextManager["Recorder"]):
@@ -298,8 +295,9 @@ def read_records(directory: Path, name: str) -> pa.Table:
             raise
         except OSError as error:
             # Arrow reports a damaged file as an OSError without a number.
-            told = error.errno or isinstance(error, Unopened)
-            raise _unreadable(path, reason(error) if told else "it is damaged") from None
+            raise _unreadable(
+                path, reason(error) if error.errno or isinstance(error, Unopened) else "it is damaged"
+            ) from None
         except (pa.ArrowException, ValueError, KeyError, TypeError):
             raise _unreadable(path, f"it is not a table of {name}") from None
     return SCHEMAS[name].empty_table()
@@ -347,8 +345,7 @@ def _checked(path: Path, table: pa.Table) -> pa.Table:
             values = values.fill_null(0)
         # A value is null where it is undefined, as the recall of a class that does not occur.
         if values.null_count and column != "value":
-            row = values.is_null().to_numpy().argmax()
-            raise _unreadable(path, f"{column} has no value in row {row}")
+            raise _unreadable(path, f"{column} has no value in row {values.is_null().to_numpy().argmax()}")
         if column in ("status", "name", "value"):
             continue
         # The total of all rows must not overflow.
@@ -356,27 +353,21 @@ def _checked(path: Path, table: pa.Table) -> pa.Table:
         if (strange := ~((numbers >= 0) & (numbers < MOST / max(1, len(numbers))))).any():
             row = int(strange.argmax())
             raise _unreadable(path, f"row {row} has {column}={values[row].as_py()}, which no run records")
-    rounds = table["round"].to_numpy()
     least = 1 if path.stem == "rounds" else 0
-    if (disordered := np.flatnonzero(np.diff(rounds) < least)).size:
+    if (disordered := np.flatnonzero(np.diff(table["round"].to_numpy()) < least)).size:
         raise _unreadable(path, f"its rounds do not increase in row {disordered[0] + 1}")
     return table
 
 
 def _read_stream(path: Path, schema: pa.Schema) -> pa.Table:
     batches = []
-    with pa.OSFile(str(path)) as file:
-        try:
-            reader = pa.ipc.open_stream(file)
-            while True:
-                batch = reader.read_next_batch()
-                batch.validate(full=True)
-                if batch.schema != schema:
-                    break
-                batches.append(batch)
-        except (StopIteration, pa.ArrowException, OSError):
-            # This is the end, or the writer was cut inside a batch or is writing one: earlier batches are whole.
-            pass
+    # An error says that the writer was cut inside a batch or is writing one: earlier batches are whole.
+    with pa.OSFile(str(path)) as file, suppress(pa.ArrowException, OSError):
+        for batch in pa.ipc.open_stream(file):
+            batch.validate(full=True)
+            if batch.schema != schema:
+                break
+            batches.append(batch)
     return pa.Table.from_batches(batches, schema)
 
 

@@ -87,8 +87,9 @@ def load_model(directory: Path, name: str, prefix: str = "") -> dict[str, "Tenso
     """
     paths = model_files(directory, name)
     if not paths:
-        path = directory / "models" / f"{name}.safetensors"
-        raise RayflError(f"{path} does not exist: the run has saved no model of that name")
+        raise RayflError(
+            f"{directory}/models/{name}.safetensors does not exist: the run has saved no model of that name"
+        )
     tensors: dict[str, Tensor] = {}
     for path in paths:
         with reading(path, "restore it, or run the experiment again", SafetensorError):

@@ -42,8 +42,7 @@ class Tracking(AbstractContextManager["Tracking"]):
             self._tolerating(name, lambda name=name: self._open(name, len(rounds)))
 
     def _open(self, name: TrackerName, num_recorded: int) -> None:
-        text = (self._directory / TOML).read_text(encoding="utf-8")
-        run = TrackedRun(self._directory, read_experiment(self._directory), text)
+        run = TrackedRun(self._directory, read_experiment(self._directory), (self._directory / TOML).read_text("utf-8"))
         # Each loads its own package.
         if name == "wandb":
             from rayfl.run_directory.trackers.wandb_run import WandbRun as Adapter
