@@ -26,7 +26,7 @@ from jobs.arguments import (
 from jobs.display import Display, first_sentence, print_table, say, serve_any_reader
 from jobs.failures import FAILED, sentences
 from jobs.report_commands import COMMANDS, COMPARING
-from rayfl.errors import RayflError
+from rayfl.errors import RayflError, refuse_if
 from rayfl.untyped import Foreign, Value
 from rayfl.version import __version__
 
@@ -100,12 +100,22 @@ def run(
     A file with a [sweep] table is run as by `rayfl sweep`, one combination after another. With --resume, the command
     starts the run in --output, resumes it, or says that it is finished, so a scheduler may repeat the same command.
     """
-    if resumed and overwrite:
-        raise RayflError("--resume continues the run in --output and --overwrite replaces it: give one of them")
+    refuse_if(
+        [
+            (
+                resumed and overwrite,
+                "",
+                "--resume continues the run in --output and --overwrite replaces it: give one of them",
+            ),
+            (
+                dry_run and (resumed or overwrite or output is not None),
+                "",
+                "--dry-run writes nothing: leave out --output, --overwrite and --resume",
+            ),
+        ]
+    )
     settings = [*overrides, *_settings(rounds, actors, inline)]
     table, lists = _read(file, settings)
-    if dry_run and (resumed or overwrite or output is not None):
-        raise RayflError("--dry-run writes nothing: leave out --output, --overwrite and --resume")
     if lists is not None:
         if isinstance(output, str):
             raise RayflError(

@@ -9,7 +9,7 @@ from pathlib import Path
 from rayfl import toml
 from rayfl.data.loading import read_dataset
 from rayfl.determinism import platform
-from rayfl.errors import RayflError, log
+from rayfl.errors import RayflError, log, refuse_if
 from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.identity import described, determining_settings, require_copies
 from rayfl.experiment.runtime import Runtime
@@ -171,22 +171,24 @@ def _require_more_rounds(before: Run, experiment: Experiment) -> None:
         raise RayflError(f"{before.directory / EXPERIMENT} has rounds={shown(planned)}: restore the file")
     method = experiment.method
     rounds = experiment.rounds
-    if (
-        len(before.rounds)
-        and rounds != planned
-        and (
-            method.kind.capabilities.depends_on_num_rounds
-            or method.hyper.for_num_rounds(rounds) != method.hyper.for_num_rounds(planned)
-        )
-    ):
-        raise RayflError(
-            f"rounds={rounds} would change the rounds done so far, because method {method.name!r} depends on the "
-            f"number of rounds, which was {planned}; start a new run"
-        )
-    if experiment.rounds < len(before.rounds):
-        raise RayflError(
-            f"rounds={experiment.rounds} is below the {len(before.rounds)} rounds that {before.directory} already has"
-        )
+    num_done = len(before.rounds)
+    can = method.kind.capabilities
+    depends = can.depends_on_num_rounds or method.hyper.for_num_rounds(rounds) != method.hyper.for_num_rounds(planned)
+    refuse_if(
+        [
+            (
+                num_done and rounds != planned and depends,
+                "rounds",
+                f"={rounds} would change the rounds done so far, because method {method.name!r} depends on the number "
+                f"of rounds, which was {planned}; start a new run",
+            ),
+            (
+                rounds < num_done,
+                "rounds",
+                f"={rounds} is below the {num_done} rounds that {before.directory} already has",
+            ),
+        ]
+    )
 
 
 def require_same_platform(before: Run, runtime: Runtime, here: platform.Platform) -> None:

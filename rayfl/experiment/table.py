@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from rayfl.choices import plugins
-from rayfl.errors import RayflError
+from rayfl.errors import RayflError, refuse_if
 from rayfl.limits.regular_files import expanded, read_text, reading
 from rayfl.settings import MOST_NESTED, check_plain, shown
 from rayfl.untyped import SettingsTable, Value
@@ -144,10 +144,16 @@ def split_override(text: str) -> tuple[list[str], str]:
         raise RayflError(f"{shown(text)} is not an override; write a text as 'method.lr=0.1'")
     key, sign, value = text.partition("=")
     path = [part.strip() for part in key.split(".")]
-    if not sign or not all(path):
-        raise RayflError(f"{shown(text)} is not an override; write key=value, for example method.lr=0.1")
-    if len(path) > MOST_NESTED:
-        raise RayflError(f"{shown(text)} is nested deeper than {MOST_NESTED} tables; use fewer")
+    refuse_if(
+        [
+            (
+                not sign or not all(path),
+                "",
+                f"{shown(text)} is not an override; write key=value, for example method.lr=0.1",
+            ),
+            (len(path) > MOST_NESTED, "", f"{shown(text)} is nested deeper than {MOST_NESTED} tables; use fewer"),
+        ]
+    )
     return path, value
 
 
