@@ -76,7 +76,6 @@ COMMANDS = (
             click.Option(
                 ["--figures"], type=ABSOLUTE, help="Folder for the figures as SVG and PDF, and tables as CSV and LaTeX."
             ),
-            click.Option(["--mask-clients"], multiple=True, type=int, metavar="N", help="Client whose mask is drawn."),
             click.Option(["--overwrite"], is_flag=True, help="Replace the file even if rayfl did not write it."),
             click.Option(
                 ["--json", "as_json"], is_flag=True, help="Print the runs' numbers as JSON instead of writing a page."

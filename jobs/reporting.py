@@ -125,7 +125,7 @@ def ls(folders: Sequence[Path], where: Sequence[str]) -> None:
         with Display("reading the runs"):
             listing = run_list(folder, dict(word.split("=", 1) for word in where))
         if listing.rows:
-            print_table(rich_table(None, listing), 120)
+            print_table(rich_table(listing), 120)
         such = " ".join(["", "with", *where]) if where else ""
         say(f"{wording.counted(len(listing.rows), 'run') if listing.rows else 'no runs'}{such} in {folder}")
 
@@ -135,8 +135,8 @@ def show(location: Path | str) -> None:
     (run,) = _runs([location], whole_sweeps=False)
     say(description(run))
     print_table(result_table(summary(run)), 100)
-    for titled in over_clients(group_runs([run])):
-        print_table(rich_table(*titled), 150)
+    for text in over_clients(group_runs([run])):
+        print_table(rich_table(text), 150)
     say(standing(run, location if isinstance(location, str) else None))
 
 
@@ -172,9 +172,9 @@ def _agreed(
 
 def print_comparison(runs: Sequence[Run], options: ReportOptions) -> None:
     """Print runs side by side, the best first."""
-    for title, table in comparison(runs, options):
+    for table in comparison(runs, options):
         for part in parts(table, line_width(WIDTH)):
-            print_table(rich_table(title, part), WIDTH)
+            print_table(rich_table(part), WIDTH)
         if table.note:
             say(table.note)
 
@@ -190,7 +190,7 @@ def parts(table: TextTable, width: int) -> list[TextTable]:
         if size > left and len(pieces[-1]) > 1:
             pieces, left = [*pieces, columns[:1]], beside
         pieces[-1], left = [*pieces[-1], column], left - size
-    return [TextTable(heads, rows) for heads, *rows in (zip(*part, strict=True) for part in pieces)]
+    return [table._replace(heads=heads, rows=rows) for heads, *rows in (zip(*part, strict=True) for part in pieces)]
 
 
 _RESOURCES: Mapping[str, tuple[str, Callable[[float], str]]] = {
@@ -231,7 +231,7 @@ def result_table(numbers: Summary) -> Table:
     # Tables, records and pages number rounds from 0; the progress counts rounds that are done.
     called = f", 0 to {numbers['rounds'] - 1}" if numbers["rounds"] > 1 else ""
     title = f"{numbers['name']}: {wording.counted(numbers['rounds'], 'round')}{called}"
-    return rich_table(title, TextTable(["result", "value"], rows))
+    return rich_table(TextTable(["result", "value"], rows, title=title))
 
 
 def description(run: Run) -> str:
@@ -258,8 +258,8 @@ def standing(run: Run, url: str | None) -> str:
     return "\n".join(lines)
 
 
-def rich_table(title: str | None, text: TextTable) -> Table:
-    table = Table(title=title, title_justify="left")
+def rich_table(text: TextTable) -> Table:
+    table = Table(title=text.title or None, title_justify="left")
     for index, head in enumerate(text.heads):
         table.add_column(Text(head), justify="right" if index else "left", overflow="fold")
     for row in text.rows:

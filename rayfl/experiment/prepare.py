@@ -215,7 +215,7 @@ def check(setup: Setup, experiment: Experiment, task: NetworkTask) -> None:
     store_bytes = 10**6 * (runtime.object_store_memory_mb or 0)
     for wrapper in experiment.wrap:
         checked(wrapper.check)(setup, store_bytes or int(STORE_SHARE * memory.machine_bytes()))
-    check_report(experiment.report, setup.metric_facts, setup.num_clients)
+    check_report(experiment.report, setup.metric_facts)
     stacked = setup.work_width * tree.num_bytes(setup.initial_arrays)
     memory.require(stacked, f"runtime.stack_width={setup.work_width} copies of the model", "lower it")
     if store_bytes and runtime.cluster is None:

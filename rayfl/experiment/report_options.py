@@ -68,10 +68,6 @@ class ReportOptions(Settings):
         default=False,
         description="whether a sweep runs although some combinations cannot: tables then list why they are refused",
     )
-    mask_clients: tuple[int, ...] = Field(
-        default=(),
-        description="clients whose masks the page of a run draws, such as [2, 4, 6, 8]; default: the first",
-    )
 
     @property
     def targets(self) -> tuple[float, ...]:
@@ -86,19 +82,11 @@ def require_targets(targets: Iterable[float], name: str, facts: Facts) -> None:
             raise RayflError(f"={target:g} is outside the range of {name}, {facts.range_words}", ("report", "target"))
 
 
-def require_clients(clients: Iterable[int], count: int) -> None:
-    """Raise RayflError for a number of a client that `count` clients lack."""
-    if wrong := [client for client in clients if not 0 <= client < count]:
-        raise RayflError(f" has {wrong[0]}, not a client: they are 0 to {count - 1}", ("report", "mask_clients"))
-
-
-def check_report(options: ReportOptions, known: Mapping[str, Facts], num_clients: int) -> None:
-    """Raise RayflError for a client that does not exist, a metric that no run of an experiment can record, or a target
-    that it cannot reach.
+def check_report(options: ReportOptions, known: Mapping[str, Facts]) -> None:
+    """Raise RayflError for a metric that no run of an experiment can record, or a target that it cannot reach.
 
     known: the facts of the experiment's values, without their places.
     """
-    require_clients(options.mask_clients, num_clients)
     names = comparable(known)
     if options.metric not in (None, *names):
         raise RayflError(

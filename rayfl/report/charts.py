@@ -64,7 +64,6 @@ _FEW_POINTS = 12
 """Lines with fewer points than this show each point as a dot."""
 _MOST_SVG_MARKS = 3000
 """Charts with more points are drawn on a canvas, because a browser is slow with as many SVG elements."""
-_FORMAT = {True: ".2%", False: ",.4~g"}
 
 
 class Line(NamedTuple):
@@ -119,7 +118,6 @@ def lines_chart(
     tops = [top for line in lines if (top := float(np.nanmax(line.y, initial=0.0)))]
     log = from_zero and len(tops) > 1 and max(tops) >= 10 * min(tops)
     shown = [line.label for line in lines]
-    zero = {"expr": "!log_y"} if from_zero else False
     # A band that reaches down to zero is cut a factor of 100 below its line on a logarithmic axis.
     power = "log_y ? log(max({0}, datum.value / 100)) / LN10 : {0}"
     return {
@@ -137,7 +135,13 @@ def lines_chart(
             {"filter": {"and": [{"param": "shown"}, "isFinite(datum.x)", "isFinite(datum.y)"]}},
         ],
         "encoding": {
-            "x": {**_number("x", None, {"zero": False, "nice": False, "padding": 6}), "axis": {"labelExpr": _X_LABEL}},
+            "x": {
+                "field": "x",
+                "type": "quantitative",
+                "title": None,
+                "scale": {"zero": False, "nice": False, "padding": 6},
+                "axis": {"labelExpr": _X_LABEL},
+            },
             "color": _series(labels, shown, symbolType="stroke"),
         },
         "layer": [
@@ -147,7 +151,10 @@ def lines_chart(
                 "mark": {"type": "line", "strokeWidth": 2, "clip": True},
                 "encoding": {
                     "y": {
-                        **_number("y", y, {"zero": zero, "nice": False, "padding": 8}),
+                        "field": "y",
+                        "type": "quantitative",
+                        "title": y,
+                        "scale": {"zero": {"expr": "!log_y"} if from_zero else False, "nice": False, "padding": 8},
                         "axis": {"labelExpr": _Y_LABEL.format(".3~%" if percent else ".3~g")},
                     },
                     "strokeDash": _series(labels, shown, _DASHES, symbolType="stroke"),
@@ -178,9 +185,9 @@ def _row(line: Line, against: Sequence[str], sides: Sequence[str]) -> dict[str, 
 
 
 def _inputs(against: Sequence[str], boxes: Mapping[str, bool]) -> list[Spec]:
-    choice = {"input": "select", "options": list(against), "name": "Against "}
+    choice = {"bind": {"input": "select", "options": list(against), "name": "Against "}} if len(against) > 1 else {}
     return [
-        {"name": "against", "value": against[0], **({"bind": choice} if len(against) > 1 else {})},
+        {"name": "against", "value": against[0], **choice},
         *(
             {"name": name, "value": value, "bind": {"input": "checkbox", "name": f"{name.replace('_', ' ')} "}}
             for name, value in boxes.items()
@@ -210,13 +217,11 @@ def _points(y: str, against: Sequence[str], percent: bool, few: bool) -> Spec:
 
 def _series(labels: Sequence[str], shown: Sequence[str], kinds: Sequence[object] = (), **legend: object) -> Spec:
     """The colour of each label, or its dash or shape (`kinds`): no two of 28 labels have both alike."""
-    scale: Spec = {"domain": list(labels)}
-    if kinds:
-        scale["range"] = [kinds[index % len(kinds)] for index in range(len(labels))]
+    looks = {"range": [kinds[index % len(kinds)] for index in range(len(labels))]} if kinds else {}
     return {
         "field": "series",
         "type": "nominal",
-        "scale": scale,
+        "scale": {"domain": list(labels), **looks},
         "legend": {"title": None, "values": list(shown), "labelExpr": _in_lines(shown, 34), **legend}
         if len(shown) > 1
         else None,
@@ -228,13 +233,11 @@ def _in_lines(labels: Sequence[str], width: int) -> str:
     return f"{json.dumps({label: textwrap.wrap(label, width) for label in labels})}[datum.label]"
 
 
-def _number(field: str, title: str | None, scale: Spec) -> Spec:
-    return {"field": field, "type": "quantitative", "title": title, "scale": scale}
-
-
 def told(field: str, title: str, percent: bool = False) -> Spec:
     """A line of a tooltip."""
-    kind = {"type": "nominal"} if field == "series" else {"type": "quantitative", "format": _FORMAT[percent]}
+    kind = (
+        {"type": "nominal"} if field == "series" else {"type": "quantitative", "format": ".2%" if percent else ",.4~g"}
+    )
     return {"field": field, "title": title, **kind}
 
 
@@ -347,27 +350,28 @@ def dots_chart(
 
 
 def _axis(field: str, title: str, percent: bool = False, log: bool = False) -> Spec:
-    scale = {"nice": False, "padding": 20, **({"type": "log"} if log else {"zero": False})}
     return {
-        **_number(field, f"{title} (logarithmic)" if log else title, scale),
+        "field": field,
+        "type": "quantitative",
+        "title": title + " (logarithmic)" * log,
+        "scale": {"nice": False, "padding": 20, **({"type": "log"} if log else {"zero": False})},
         "axis": {"format": ".3~%"} if percent else {},
     }
 
 
 def data(rows: Sequence[Mapping[str, object]], num_marks: int) -> Spec:
     """The data of a chart, and the renderer for a chart with `num_marks` marks."""
-    values = [{name: _json(value) for name, value in row.items()} for row in rows]
     renderer = "canvas" if num_marks > _MOST_SVG_MARKS else "svg"
-    return {"data": {"values": values}, "usermeta": {"embedOptions": {"renderer": renderer}}}
+    return {"data": {"values": _json(rows)}, "usermeta": {"embedOptions": {"renderer": renderer}}}
 
 
 def _json(value: object) -> object:
     """A value for JSON: numbers with six digits, null for those that are not finite."""
-    if isinstance(value, np.ndarray | tuple):
-        return [_json(item) for item in (value.tolist() if isinstance(value, np.ndarray) else value)]
-    if isinstance(value, float):
-        return float(f"{value:.6g}") if np.isfinite(value) else None
-    return value
+    if isinstance(value, dict):
+        return {name: _json(item) for name, item in value.items()}
+    if isinstance(value, np.ndarray | list | tuple):
+        return [*map(_json, np.asarray(value).tolist() if isinstance(value, np.ndarray) else value)]
+    return (float(f"{value:.6g}") if np.isfinite(value) else None) if isinstance(value, float) else value
 
 
 def thinned(values: np.ndarray, most: int) -> np.ndarray:

@@ -171,36 +171,17 @@ def read_pairs(claims: Sequence[Claim], runs: Mapping[str, Sequence[tuple[Choice
     ";" between them.
     """
     by_sweep = {name: group_runs([run for _, run in planned if run is not None]) for name, planned in runs.items()}
-    metrics = {
-        name: next(iter(ranked_names(together)), None) if together else None for name, together in by_sweep.items()
-    }
+    metrics = {name: next(iter(ranked_names(together)), None) for name, together in by_sweep.items()}
     rows = [
         row
         for claim in claims
+        if by_sweep.get(claim.sweep)
         for pair in claim.pairs
         for value in claim.values
-        for row in _read(
-            claim,
-            pair,
-            value,
-            runs.get(claim.sweep, ()),
-            by_sweep.get(claim.sweep, []),
-            metrics.get(claim.sweep),
-        )
+        for row in _read(claim, pair, value, runs[claim.sweep], by_sweep[claim.sweep], metrics[claim.sweep])
     ]
-    columns = [
-        "claim",
-        "compared",
-        "value",
-        "unit",
-        "seed",
-        "first",
-        "second",
-        "converged",
-        "first_runs",
-        "second_runs",
-    ]
-    return pd.DataFrame(rows, columns=columns)
+    sides = ["first", "second", "converged", "first_runs", "second_runs"]
+    return pd.DataFrame(rows, columns=["claim", "compared", "value", "unit", "seed", *sides])
 
 
 def _read(
@@ -232,10 +213,9 @@ def _read(
     )
     if claim.horizon is not None:
         table[["first", "second"]] = table[["first", "second"]].fillna(np.inf)
-    axis = [*dict.fromkeys(choices.get(claim.trend or "", "") for choices, _ in planned)]
-    words = [_word(item) for item in claim.among] or axis
-    seeds = [*dict.fromkeys(choices["seed"] for choices, _ in planned)]
-    read = pd.DataFrame(index=pd.Index(seeds, name="seed"))
+    among = [_word(item) for item in claim.among] or [choices.get(claim.trend or "", "") for choices, _ in planned]
+    words = [*dict.fromkeys(among)]
+    read = pd.DataFrame(index=pd.Index(dict.fromkeys(choices["seed"] for choices, _ in planned), name="seed"))
     for name, side in zip(("first", "second"), pair, strict=False):
         if isinstance(side, Mapping):
             chosen = table.loc[[claim.choices(side).items() <= row.items() for row in table.to_dict("records")]]

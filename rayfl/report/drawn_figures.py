@@ -4,14 +4,15 @@ clients' masks (MCE-PL, Figures 8 and 9)."""
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 import numpy as np
 
 from rayfl.metrics.masks import CORRELATION, HAMMING, SIMILARITY
 from rayfl.report import wording
 from rayfl.report.charts import Figure, Line, Section, Spec, data, lines_chart, strips_chart, told
-from rayfl.report.groups import Group, last_of_clients
-from rayfl.report.series import UNREADABLE, facts, metric_names, personal_models, series, shape_of, spread
+from rayfl.report.groups import Group, last_over_seeds, smoothed
+from rayfl.report.series import UNREADABLE, facts, metric_names, personal_models, series, shape_of
 from rayfl.run_directory.record import Run
 from rayfl.run_directory.saved_models import CONSTANTS
 
@@ -52,8 +53,8 @@ def _drawn(run: Run) -> dict[str, dict[tuple[str, ...], float]]:
     by_metric = {}
     for name, evaluations in last.items():
         model, what, *part = name.split("/")
-        value = evaluations.final if evaluations is not None and evaluations.rounds[-1] == newest else np.nan
-        by_metric.setdefault(f"{model}/{what}", {})[tuple(part)] = value
+        is_new = evaluations is not None and evaluations.rounds[-1] == newest
+        by_metric.setdefault(f"{model}/{what}", {})[tuple(part)] = evaluations.final if is_new else np.nan
     return by_metric
 
 
@@ -61,68 +62,55 @@ def _matrix(title: str, parts: LastValues) -> list[Figure]:
     """Rows are true classes, columns predicted ones; each row is in shares of its class."""
     names = [*dict.fromkeys(true for true, _ in parts)]
     counts = np.array([[parts[true, said] for said in names] for true in names])
-    totals = counts.sum(axis=1, keepdims=True)
-    shares = np.divide(counts, totals, out=np.full_like(counts, np.nan), where=totals > 0)
-    chart = cells_chart(shares, "Predicted class", "True class", 1.0, percent=True, names=names)
+    # The shares of a class without examples are NaN.
+    with np.errstate(invalid="ignore"):
+        shares = counts / counts.sum(axis=1, keepdims=True)
     caption = (
         f"The share of each class's examples (row) that the model predicts as each class (column); the darkest cell is "
         f"all of them. {int(np.trace(counts)):,} of {int(counts.sum()):,} examples lie on the diagonal."
     )
+    chart = cells_chart(shares, "Predicted class", "True class", 1.0, percent=True, names=names)
     return [Figure(title, caption, chart)]
 
 
 def _calibration(title: str, parts: LastValues) -> list[Figure]:
     """Accuracy over confidence, a point for each bin that has examples, beside the diagonal."""
     bins = sorted({int(number) for number, _ in parts})
-    rows = [[parts[str(number), part] for part in ("examples", "confidence", "accuracy")] for number in bins]
-    examples, sure, right = np.array(rows).T
-    has_examples = examples > 0
-    if not has_examples.any():
+    rows = np.array([[parts[str(number), part] for part in ("examples", "confidence", "accuracy")] for number in bins])
+    examples, sure, right = rows[rows[:, 0] > 0].T
+    if not len(examples):
         return []
-    axis = "Confidence, %"
-    ends = np.array([0.0, 100.0])
-    lines = [
-        Line("The model", {axis: 100 * sure[has_examples]}, right[has_examples]),
-        Line("Calibrated", {axis: ends}, ends / 100),
-    ]
-    chart = lines_chart(lines, "Accuracy, %", [line.label for line in lines], percent=True, marked=True)
-    largest = int(np.argmax(examples))
+    largest = np.argmax(examples)
     caption = (
         "Each point is a bin of predictions of similar confidence. Below the diagonal the model is overconfident. "
         f"{examples[largest] / examples.sum():.0%} of the predictions lie in the bin at {100 * sure[largest]:.0f} %."
     )
+    axis, ends = "Confidence, %", np.array([0.0, 100.0])
+    lines = [Line("The model", {axis: 100 * sure}, right), Line("Calibrated", {axis: ends}, ends / 100)]
+    chart = lines_chart(lines, "Accuracy, %", [line.label for line in lines], percent=True, marked=True)
     return [Figure(title, caption, chart)]
 
 
-def mask_section(groups: Sequence[Group], clients: Sequence[int] = ()) -> Section:
-    """The distances of masks for several runs; for one run also matrices and the masks of `clients`, by default of the
-    first ones. No figure without masks."""
-    correlations = {
-        group.label: [values for run in group.runs if (values := series(run, CORRELATION))] for group in groups
-    }
-    numbers = [
-        f"{label}: {np.mean([correlation.final for correlation in some]):.2f}"
-        for label, some in correlations.items()
-        if some
-    ]
-    intro = "A distance is the share of entries that one client keeps and the other does not."
-    if numbers:
-        intro += f" Its correlation with the similarity of labels, over pairs of clients: {'; '.join(numbers)}."
-    run = groups[0].runs[0]
-    is_one = len(groups) == 1 and len(groups[0].runs) == 1
-    figures = _masks(run, clients) if is_one else {}
-    if missing := [str(client) for client in clients if is_one and client not in figures]:
-        intro += f" Without a saved model that has a mask: client {', '.join(missing)}."
-    return Section("Masks", intro, [*_distances(groups), *(_matrices(run) if is_one else []), *figures.values()])
+def mask_section(groups: Sequence[Group]) -> Section:
+    """The distances of masks for several runs; for one run also matrices and the masks of some clients. No figure
+    without masks."""
+    scores = {group.label: smoothed(group, CORRELATION, 1) for group in groups}
+    numbers = "; ".join(f"{label}: {score.mean:.2f}" for label, score in scores.items() if score.count)
+    intro = (
+        "A distance is the share of entries that one client keeps and the other does not."
+        + f" Its correlation with the similarity of labels, over pairs of clients: {numbers}." * bool(numbers)
+    )
+    runs = [run for group in groups for run in group.runs]
+    of_one = [*_matrices(runs[0]), *_masks(runs[0])] if len(runs) == 1 else []
+    return Section("Masks", intro, [*_distances(groups), *of_one])
 
 
 def _distances(groups: Sequence[Group]) -> list[Figure]:
     """The distances of the masks of all pairs of clients, a row per group."""
-    strips = {group.label: values for group in groups if len(values := last_of_clients(group, HAMMING))}
-    if not strips:
-        return []
-    chart = strips_chart(strips, "Distance of two clients' masks", [group.label for group in groups], percent=True)
-    return [Figure("Distances of masks", "Each dot is a pair of clients after the last round.", chart)]
+    strips = {group.label: values for group in groups if len(values := last_over_seeds(group, HAMMING))}
+    labels = [group.label for group in groups]
+    chart = strips_chart(strips, "Distance of two clients' masks", labels, percent=True) if strips else {}
+    return [Figure("Distances of masks", "Each dot is a pair of clients after the last round.", chart)] * bool(strips)
 
 
 def _matrices(run: Run) -> list[Figure]:
@@ -132,44 +120,40 @@ def _matrices(run: Run) -> list[Figure]:
         (SIMILARITY, "Similarity of labels", "The cosine of two clients' label counts: 1 is dark, 0 is light.", 1.0),
         (HAMMING, "Matrix of distances", "Dark pairs keep different entries; the darkest distance is {:.3f}.", 0.0),
     ):
-        distances = spread(run, name)
+        values = last_over_seeds(Group("", (run,)), name)
         # There is a number for each ordered pair, so the number of clients solves n * (n - 1) = pairs.
-        size = 0 if distances is None else round((1 + np.sqrt(1 + 4 * len(distances.last))) / 2)
-        if distances is None or not 1 < size <= _MOST_CLIENTS or size * (size - 1) != len(distances.last):
-            continue
-        matrix = np.full((size, size), diagonal)
-        matrix[~np.eye(size, dtype=bool)] = distances.last
-        most = diagonal or float(matrix.max())
-        figures.append(Figure(heading, caption.format(most), cells_chart(matrix, "Client", "Other client", most)))
+        size = round((1 + np.sqrt(1 + 4 * len(values))) / 2)
+        if 1 < size <= _MOST_CLIENTS and size * (size - 1) == len(values):
+            matrix = np.full((size, size), diagonal)
+            matrix[~np.eye(size, dtype=bool)] = values
+            most = diagonal or float(matrix.max())
+            figures.append(Figure(heading, caption.format(most), cells_chart(matrix, "Client", "Other client", most)))
     return figures
 
 
-def _masks(run: Run, clients: Sequence[int]) -> dict[int, Figure]:
-    """What clients keep of the first layer with a mask, read from the saved personal models."""
-    try:
-        # The first file has the first clients.
-        with personal_models(run, first_file=not clients) as files:
-            saved = sorted(map(int, {name.partition("/")[0] for name in files} - {CONSTANTS}))
-            chosen = [client for client in clients or saved[:_DRAWN_CLIENTS] if client in saved]
-            prefix = f"{chosen[0]}/"
-            shapes = {name[len(prefix) :]: shape_of(files, name) for name in files if name.startswith(prefix)}
-            # Convolutions, then matrices, each in the order of their number of inputs.
-            layers = sorted((-len(shape), shape[1], name) for name, shape in shapes.items() if len(shape) in (2, 4))
-            for _, _, layer in layers:
-                names = {client: f"{client}/{layer}" for client in chosen}
-                kept = {client: files[name].get_tensor(name) != 0 for client, name in names.items()}
-                if not all(mask.all() for mask in kept.values()):
-                    return {client: _mask_figure(client, layer, mask) for client, mask in kept.items()}
-    except (*UNREADABLE, IndexError):
-        # If there is no file or one is damaged, the page only lacks these figures.
-        pass
-    return {}
-
-
-def _mask_figure(client: int, layer: str, mask: np.ndarray) -> Figure:
-    caption = "Dark entries are kept. Columns are the layer's middle outputs, rows its first inputs."
-    title = f"Client {client}: {mask.mean():.1%} of {layer}"
-    return Figure(title, caption, cells_chart(_picture(mask), "Outputs", "Inputs", 1.0))
+def _masks(run: Run) -> list[Figure]:
+    """What the first clients keep of the first layer with a mask, read from the saved personal models."""
+    # If there is no file or one is damaged, the page only lacks these figures. The first file has the first clients.
+    with suppress(*UNREADABLE, IndexError), personal_models(run, first_file=True) as files:
+        clients = sorted(map(int, {name.partition("/")[0] for name in files} - {CONSTANTS}))[:_DRAWN_CLIENTS]
+        prefix = f"{clients[0]}/"
+        shapes = {name[len(prefix) :]: shape_of(files, name) for name in files if name.startswith(prefix)}
+        # Convolutions, then matrices, each in the order of their number of inputs.
+        layers = sorted((-len(shape), shape[1], name) for name, shape in shapes.items() if len(shape) in (2, 4))
+        for _, _, layer in layers:
+            names = {client: f"{client}/{layer}" for client in clients}
+            kept = {client: files[name].get_tensor(name) != 0 for client, name in names.items()}
+            if not all(mask.all() for mask in kept.values()):
+                caption = "Dark entries are kept. Columns are the layer's middle outputs, rows its first inputs."
+                return [
+                    Figure(
+                        f"Client {client}: {mask.mean():.1%} of {layer}",
+                        caption,
+                        cells_chart(_picture(mask), "Outputs", "Inputs", 1.0),
+                    )
+                    for client, mask in kept.items()
+                ]
+    return []
 
 
 def _picture(mask: np.ndarray) -> np.ndarray:

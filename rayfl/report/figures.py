@@ -1,7 +1,7 @@
 """The charts that a report shows, with their captions."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from rayfl.metrics.masks import CORRELATION, HAMMING, SIMILARITY
 from rayfl.report.charts import Figure, Line, Section, dots_chart, lines_chart, ranks_chart, strips_chart
 from rayfl.report.drawn_figures import drawn_section, is_drawn, mask_section
 from rayfl.report.graph_figures import graph_section
-from rayfl.report.groups import Group, curve, facts_of, has_seeds, last_of_clients
+from rayfl.report.groups import Group, curve, facts_of, has_seeds, last_over_seeds
 from rayfl.report.pivot import FEWEST_NUMBERS, Pivot, Ranks, as_number, item_title, short
 from rayfl.report.series import MEGABYTE_BITS, cost, metric_names, spread
 from rayfl.report.wording import axis_title, metric, title
@@ -26,13 +26,11 @@ _DOTS = "Each dot is a client at the last evaluation; the box holds the middle h
 _QUANTILES = "half of the clients lie in the dark band, 8 of 10 in the light one."
 
 
-def sections(
-    groups: Sequence[Group], names: Sequence[str], tables: Sequence[Pivot] = (), clients: Sequence[int] = ()
-) -> list[Section]:
+def sections(groups: Sequence[Group], names: Sequence[str], tables: Sequence[Pivot] = ()) -> list[Section]:
     """All charts of a page, the metrics that rank runs in the order of `names`, the first one before all else; sections
     without data are left out.
 
-    tables: those of the page, of which numbers are drawn against settings. clients: those whose masks are drawn.
+    tables: those of the page, of which numbers are drawn against settings.
     """
     note = _seeds_note(groups)
     every = ((group.runs[0], name) for group in groups for name in metric_names(group.runs[0]))
@@ -42,9 +40,7 @@ def sections(
         if not (name in _MASKS or _AT_RETENTION.fullmatch(name) or is_summary(name, RECORDED))
     ]
     others.sort(key=lambda name: name != "train/loss")
-    by_class: dict[str, dict[float, str]] = {}
-    for match in filter(None, map(_OF_CLASS.fullmatch, others)):
-        by_class.setdefault(match[1], {})[float(match[2])] = match[0]
+    by_class = _parts(others, _OF_CLASS)
     clients_note = f"Lines are means over clients; {_QUANTILES}" if len(groups) == 1 else ""
     of_metrics = _metrics_of_one(groups, names, note) if len(groups) == 1 else _metrics(groups, names, note)
     everything = [
@@ -64,7 +60,7 @@ def sections(
             [*_clients(groups, names), *_by_retention(groups, names)],
         ),
         graph_section(groups, names),
-        mask_section(groups, clients),
+        mask_section(groups),
         Section(
             "Messages",
             "Sizes of the messages as encoded, summed over clients.",
@@ -82,12 +78,20 @@ def sections(
     return [section for section in everything if section.figures]
 
 
+def _parts(names: Iterable[str], pattern: re.Pattern[str]) -> dict[str, dict[float, str]]:
+    """The names that match the pattern, by the metric of which they are parts, and by the number of the part."""
+    parts: dict[str, dict[float, str]] = {}
+    for match in filter(None, map(pattern.fullmatch, names)):
+        parts.setdefault(match[1], {})[float(match[2])] = match[0]
+    return parts
+
+
 def _seeds_note(groups: Sequence[Group]) -> str:
     """A sentence on lines and bands if a group has several seeds, else ""."""
     counts = sorted({len(group.runs) for group in groups})
     numbers = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
     words = f"Lines are means over seeds (n = {numbers}); bands are one standard deviation up and down."
-    return words if counts[-1] > 1 else ""
+    return words * has_seeds(groups)
 
 
 def _labels(groups: Sequence[Group]) -> list[str]:
@@ -96,18 +100,19 @@ def _labels(groups: Sequence[Group]) -> list[str]:
 
 def _metrics_of_one(groups: Sequence[Group], names: Sequence[str], note: str) -> list[Section]:
     """A chart of each metric of one group, with a line for each place where it is evaluated."""
-    by_metric: dict[str, list[str]] = {}
-    for name in names:
-        by_metric.setdefault(name.partition("/")[2] or name, []).append(name)
     charts = []
-    for names_of_metric in by_metric.values():
-        facts = facts_of(groups, names_of_metric[0])
-        titles = {name: title(name, facts_of(groups, name)) for name in names_of_metric}
+    for what in dict.fromkeys(name.partition("/")[2] or name for name in names):
+        places = [name for name in names if (name.partition("/")[2] or name) == what]
+        titles = {name: title(name, facts_of(groups, name)) for name in places}
+        facts = facts_of(groups, places[0])
         # The meaning once, and the models and data of each line.
-        about = {name: metric(name, facts).meaning.removeprefix(f"{facts.meaning} of ") for name in names_of_metric}
-        means = [f"{titles[name].removeprefix(f'{facts.title}: ')}: {about[name]}" for name in names_of_metric]
+        means = [
+            f"{words.removeprefix(f'{facts.title}: ')}: "
+            + metric(name, facts).meaning.removeprefix(f"{facts.meaning} of ")
+            for name, words in titles.items()
+        ]
         intro = " ".join([*[f"{facts.meaning}."] * bool(facts.meaning), *means, note]).strip()
-        lines = [line._replace(label=titles[name]) for name in names_of_metric for line in _lines(groups, name)]
+        lines = [line._replace(label=words) for name, words in titles.items() for line in _lines(groups, name)]
         charts.append(Section(facts.title, intro, _figure("", "", lines, facts, [*titles.values()], wide=True)))
     return charts
 
@@ -135,8 +140,10 @@ def _figure(
     marked: bool = False,
 ) -> list[Figure]:
     """A chart of a metric's lines; none without lines."""
-    chart = lines_chart(lines, axis_title(facts), labels, percent=facts.is_percent, marked=marked) if lines else {}
-    return [Figure(heading, caption, chart, wide)] if lines else []
+    if not lines:
+        return []
+    chart = lines_chart(lines, axis_title(facts), labels, percent=facts.is_percent, marked=marked)
+    return [Figure(heading, caption, chart, wide)]
 
 
 def _constant(heading: str, caption: str, lines: Sequence[Line], facts: Facts) -> list[Figure]:
@@ -146,8 +153,8 @@ def _constant(heading: str, caption: str, lines: Sequence[Line], facts: Facts) -
     number = facts if facts.is_percent else facts.model_copy(update={"unit": ""})
     unit = f" ({facts.unit})" * (facts.unit != number.unit)
     values = {line.label: number.words(float(line.y[0])) + unit for line in lines}
-    alike = len({*values.values()}) == 1
-    numbers = next(iter(values.values())) if alike else "; ".join(f"{label} {words}" for label, words in values.items())
+    different = {*values.values()}
+    numbers = different.pop() if len(different) == 1 else "; ".join(map(" ".join, values.items()))
     return [Figure(heading, f"{numbers}, the same at all times. {caption}", {})]
 
 
@@ -176,16 +183,16 @@ def _tradeoff(groups: Sequence[Group], name: str) -> Section:
 
 def _lines(groups: Sequence[Group], name: str) -> list[Line]:
     """A metric's mean over seeds as a line per group, with a band of one deviation if there are several seeds."""
-    lines = []
-    for group in groups:
-        if (mean_curve := curve(group, name)) is not None:
-            bands = (
-                ((mean_curve.mean - mean_curve.deviation, mean_curve.mean + mean_curve.deviation),)
-                if mean_curve.deviation.any()
-                else ()
-            )
-            lines.append(Line(group.label, mean_curve.cost.axes, mean_curve.mean, bands))
-    return lines
+    return [
+        Line(group.label, found.cost.axes, found.mean, _band(found.mean, found.deviation))
+        for group in groups
+        if (found := curve(group, name)) is not None
+    ]
+
+
+def _band(mean: np.ndarray, deviation: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+    """One deviation up and down; no band of zeros."""
+    return [(mean - deviation, mean + deviation)] * bool(deviation.any())
 
 
 def _quantile_bands(quantiles: np.ndarray) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
@@ -205,54 +212,45 @@ def _clients(groups: Sequence[Group], names: Sequence[str]) -> list[Figure]:
     for name, name_title in titles.items():
         facts = facts_of(groups, name)
         run = groups[0].runs[0]
-        if _is_one_run(groups) and (quantiles := spread(run, name)) is not None:
-            lines = [
-                Line(
-                    name_title,
-                    cost(run).at(quantiles.rounds).axes,
-                    quantiles.quantiles[2],
-                    _quantile_bands(quantiles.quantiles),
-                )
-            ]
-            figures += _figure(name_title, f"The line is the median client; {_QUANTILES}", lines, facts, labels)
+        if _is_one_run(groups) and (clients := spread(run, name)) is not None:
+            axes = cost(run).at(clients.rounds).axes
+            line = Line(name_title, axes, clients.quantiles[2], _quantile_bands(clients.quantiles))
+            figures += _figure(name_title, f"The line is the median client; {_QUANTILES}", [line], facts, labels)
         for group in groups:
-            if len(values := last_of_clients(group, name)):
+            if len(values := last_over_seeds(group, name)):
                 # Of one group a figure for each metric, else for each metric and place.
-                chart = (facts.title, facts, name_title) if len(groups) == 1 else (name_title, facts, group.label)
-                ends.setdefault(chart[:2], {})[chart[2]] = values
+                heading, label = (facts.title, name_title) if len(groups) == 1 else (name_title, group.label)
+                ends.setdefault((heading, facts), {})[label] = values
+    every = labels if len(groups) == 1 else _labels(groups)
     for (heading, facts), strips in ends.items():
-        heading = f"At the end: {heading}" if len(ends) > 1 or len(groups) > 1 else "At the end"
-        every = labels if len(groups) == 1 else _labels(groups)
         chart = strips_chart(strips, f"{facts.title} of a client", every, percent=facts.is_percent)
+        heading = "At the end" + f": {heading}" * (len(ends) > 1 or len(groups) > 1)
         figures.append(Figure(heading, _DOTS, chart, wide=len(strips) > _FEW))
     return figures
 
 
 def _by_retention(groups: Sequence[Group], names: Sequence[str]) -> list[Figure]:
     """A chart per metric: the last mean over the clients of each retention ratio (Dis-PFL, Figure 4)."""
-    figures = []
-    known = dict.fromkeys(other for group in groups for other in metric_names(group.runs[0]))
-    for name in names:
-        ratios = {
-            float(match[2]): match[0] for match in map(_AT_RETENTION.fullmatch, known) if match and match[1] == name
-        }
-        facts = facts_of(groups, name)
-        heading = f"By retention ratio: {title(name, facts)}"
-        caption = "The mean over the clients that keep the same share of the model, at the last evaluation."
-        lines = _across(groups, "Retention ratio", ratios)
-        figures += _figure(heading, caption, lines, facts, _labels(groups), marked=True)
-    return figures
+    parts = _parts((name for group in groups for name in metric_names(group.runs[0])), _AT_RETENTION)
+    caption = "The mean over the clients that keep the same share of the model, at the last evaluation."
+    return [
+        figure
+        for name in names
+        for facts in [facts_of(groups, name)]
+        for lines in [_across(groups, "Retention ratio", parts.get(name, {}))]
+        for figure in _figure(
+            f"By retention ratio: {title(name, facts)}", caption, lines, facts, _labels(groups), marked=True
+        )
+    ]
 
 
 def _by_class(groups: Sequence[Group], what: str, parts: Mapping[float, str]) -> list[Figure]:
     """A chart of a metric's last value of each class."""
     facts = facts_of(groups, next(iter(parts.values())))
     facts = facts.model_copy(update={"title": facts.title.rpartition(": ")[0]})
-    words = metric(what, facts)
+    words, lines = metric(what, facts), _across(groups, "Class", parts)
     caption = f"At the last evaluation. {words.meaning}"
-    return _figure(
-        f"{words.title}, by class", caption, _across(groups, "Class", parts), facts, _labels(groups), marked=True
-    )
+    return _figure(f"{words.title}, by class", caption, lines, facts, _labels(groups), marked=True)
 
 
 def _across(groups: Sequence[Group], axis: str, parts: Mapping[float, str]) -> list[Line]:
@@ -275,7 +273,7 @@ def _across(groups: Sequence[Group], axis: str, parts: Mapping[float, str]) -> l
 def _against(table: Pivot) -> list[Figure]:
     """A chart of each number of a table against its columns, or else its rows, if they have three numbers or more."""
     for axis, other in (("column", "row"), ("row", "column")):
-        cells = table.frame.assign(x=[as_number(item) for item in table.frame[axis]])
+        cells = table.frame.assign(x=[*map(as_number, table.frame[axis])])
         cells = cells.query("x == x and count > 0").sort_values(by="x", kind="stable")
         positions = sorted({*cells["x"]})
         if len(positions) < FEWEST_NUMBERS:
@@ -285,7 +283,7 @@ def _against(table: Pivot) -> list[Figure]:
         log_x = positions[0] > 0 and positions[-1] >= 10 * positions[0]
         for number, facts in table.facts.items():
             lines = [
-                Line(label, {short(along): x}, mean, [(mean - sd, mean + sd)] * bool(sd.any()))
+                Line(label, {short(along): x}, mean, _band(mean, sd))
                 for item, points in cells[cells["number"] == number].groupby(other, sort=False)
                 for label in [item_title(across, str(item)) or facts.title]
                 for x, mean, sd in [np.array([points[name] for name in ("x", "mean", "deviation")])]
@@ -318,10 +316,10 @@ def _communication(groups: Sequence[Group]) -> list[Figure]:
         labels = ["Up (clients to server or peers)", "Down"]
         lines = [line._replace(label=label) for line, label in zip([*up, *down], labels, strict=True)]
         figures = [("Up and down", "sent and received", lines)]
-    captions = [f"The megabytes that all clients together {verb} in each round." for _, verb, _ in figures]
     return [
         figure
-        for (heading, _, lines), caption in zip(figures, captions, strict=True)
+        for heading, verb, lines in figures
+        for caption in [f"The megabytes that all clients together {verb} in each round."]
         for figure in _constant(heading, caption, lines, Facts(title=heading, unit="MB per round"))
         or [Figure(heading, caption, lines_chart(lines, "MB per round", labels, from_zero=True))]
     ]
@@ -329,13 +327,13 @@ def _communication(groups: Sequence[Group]) -> list[Figure]:
 
 def _round_lines(groups: Sequence[Group], column: str, unit: float) -> list[Line]:
     """Means over seeds of a column of the rounds table, over the rounds that all seeds of a group have."""
-    lines = []
-    for group in groups:
-        count = min(len(run.rounds) for run in group.runs)
-        values = np.mean([run.rounds[column].to_numpy()[:count] for run in group.runs], axis=0) / unit
-        rounds = group.runs[0].rounds["round"].to_numpy()[:count]
-        lines.append(Line(group.label, cost(group.runs[0]).at(rounds).axes, values))
-    return lines
+    return [
+        Line(group.label, cost(group.runs[0]).at(rounds).axes, values / unit)
+        for group in groups
+        for count in [min(len(run.rounds) for run in group.runs)]
+        for rounds in [group.runs[0].rounds["round"].to_numpy()[:count]]
+        for values in [np.mean([run.rounds[column].to_numpy()[:count] for run in group.runs], axis=0)]
+    ]
 
 
 def _measured(groups: Sequence[Group], name: str) -> list[Figure]:

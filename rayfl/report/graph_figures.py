@@ -12,7 +12,7 @@ from rayfl.metrics.facts import Facts
 from rayfl.report import wording
 from rayfl.report.charts import Figure, Section, Spec, data, told
 from rayfl.report.groups import Group
-from rayfl.report.series import facts, last_by_client, metric_names, series, table_name
+from rayfl.report.series import facts, last_of_clients, metric_names, series, table_name
 from rayfl.run_directory.record import Run
 from rayfl.topology.graphs import Topology
 
@@ -62,8 +62,8 @@ def _figure(run: Run, label: str, names: Sequence[str]) -> Figure | None:
         return None
     if graph is None:
         return Figure(title, "A graph of a class from elsewhere is not drawn, as a page runs no code of a run.", {})
-    name = next((name for name in names if last_by_client(run, name)), "")
-    values = last_by_client(run, name)
+    name = next((name for name in names if len(last_of_clients(run, name)[0])), "")
+    values = dict(zip(*(column.tolist() for column in last_of_clients(run, name)), strict=True))
     return Figure(title, _caption(run, graph, name, values), graph_chart(graph, values, facts(run, name)))
 
 

@@ -21,10 +21,10 @@ from rayfl.report.series import (
     cost,
     facts,
     is_personal,
+    last_of_clients,
     ranking_names,
     run_label,
     series,
-    spread,
 )
 from rayfl.run_directory.record import Run
 
@@ -56,14 +56,15 @@ class Group(NamedTuple):
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:
     """Group runs with the same `identity.determining_settings` and different seeds; labels are unique."""
-    together: dict[str, list[Run]] = {}
+    together: dict[object, list[Run]] = {}
+    counts = Counter[str]()
     for run in runs:
+        settings = repr(sorted(determining_settings(run.experiment).items()))
+        seed = f"{settings} {run.experiment.get('seed')}"
         # Two runs of one seed are two runs, not two draws: the second starts a group of its own.
-        key = repr(sorted(determining_settings(run.experiment).items()))
-        while any(other.experiment.get("seed") == run.experiment.get("seed") for other in together.get(key, ())):
-            key += "'"
-        together.setdefault(key, []).append(run)
-    groups = [Group(_shared_name([run_label(run) for run in members]), tuple(members)) for members in together.values()]
+        together.setdefault((settings, counts[seed]), []).append(run)
+        counts[seed] += 1
+    groups = [Group(_shared_name([*map(run_label, members)]), tuple(members)) for members in together.values()]
     labels: list[str] = []
     for group in groups:
         namesakes = [other.settings for other in groups if other.label == group.label]
@@ -86,15 +87,19 @@ def _difference(group: Group, namesakes: Sequence[Mapping[str, object]]) -> str:
 
     "" if they differ in no setting that all have, or in more than three.
     """
-    settings = group.settings
-    shared = [key for key in settings if all(key in other for other in namesakes)]
-    keys = [key for key in shared if any(other[key] != settings[key] for other in namesakes)]
-    # The last part of a dotted key; of a digest the name of the file.
-    short = {key: key.removeprefix(_DIGEST) if key.startswith(_DIGEST) else key.rpartition(".")[2] for key in keys}
-    words = [
-        plugins.short(str(settings[key])) if key.endswith(".name") else f"{short[key]}={settings[key]}" for key in keys
+    shared = [
+        (key, value)
+        for key, value in group.settings.items()
+        if all(key in other for other in namesakes) and any(other[key] != value for other in namesakes)
     ]
-    return f" ({', '.join(words)})" if 0 < len(keys) <= _FEW else ""
+    # The last part of a dotted key; of a digest the name of the file.
+    words = [
+        plugins.short(str(value))
+        if key.endswith(".name")
+        else f"{key.removeprefix(_DIGEST) if key.startswith(_DIGEST) else key.rpartition('.')[2]}={value}"
+        for key, value in shared
+    ]
+    return f" ({', '.join(words)})" if 0 < len(words) <= _FEW else ""
 
 
 def _shared_name(names: Sequence[str]) -> str:
@@ -114,23 +119,18 @@ class Curve(NamedTuple):
 def curve(group: Group, name: str) -> Curve | None:
     """The metric over the rounds that all runs of the group have; None if a run lacks it or they share no round."""
     recorded = [evaluations for run in group.runs if (evaluations := series(run, name)) is not None]
-    rounds = (
-        reduce(np.intersect1d, [evaluations.rounds for evaluations in recorded])
-        if len(recorded) == len(group.runs)
-        else np.empty(0)
-    )
-    if not len(rounds):
+    if len(recorded) < len(group.runs):
         return None
+    rounds = reduce(np.intersect1d, [evaluations.rounds for evaluations in recorded])
     values = np.stack([evaluations.values[np.isin(evaluations.rounds, rounds)] for evaluations in recorded])
     deviation = values.std(axis=0, ddof=1) if len(values) > 1 else np.zeros(len(rounds))
     spent = np.mean([cost(run).at(rounds)[1:] for run in group.runs], axis=0)
-    return Curve(Cost(rounds, *spent), values.mean(axis=0), deviation)
+    return Curve(Cost(rounds, *spent), values.mean(axis=0), deviation) if len(rounds) else None
 
 
-def last_of_clients(group: Group, name: str) -> np.ndarray:
+def last_over_seeds(group: Group, name: str) -> np.ndarray:
     """The clients' values at the last evaluation of each run of the group; empty if no client has one."""
-    by_run = [spread(run, name) for run in group.runs]
-    return np.concatenate([np.empty(0), *(clients.last for clients in by_run if clients is not None)])
+    return np.concatenate([last_of_clients(run, name)[1] for run in group.runs])
 
 
 @dataclass(frozen=True)
@@ -143,27 +143,25 @@ class Score:
 
     def words(self, scale: float = 1.0, decimals: int = 1, unit: str = "", counted: bool = True) -> str:
         """ "50.0 +- 2.8 % (2)": mean, deviation, count; one value has no deviation, and (1) only if `counted`."""
-        if not self.count:
-            return wording.NONE
-        mean = f"{scale * self.mean:,.{decimals}f}"
-        if self.count == 1:
-            return f"{mean}{unit}{' (1)' * counted}"
-        return f"{mean} {wording.PLUS_MINUS} {scale * self.deviation:,.{decimals}f}{unit} ({self.count})"
+        mean, deviation = (f"{scale * value:,.{decimals}f}" for value in (self.mean, self.deviation))
+        beside = f" {wording.PLUS_MINUS} {deviation}" * (self.count > 1)
+        number = f" ({self.count})" * (counted or self.count > 1)
+        return f"{mean}{beside}{unit}{number}" if self.count else wording.NONE
 
 
 def over(values: Iterable[float]) -> Score:
     """The score of all values that are not NaN."""
-    defined = np.array([value for value in values if not np.isnan(value)])
-    mean = float(defined.mean()) if len(defined) else np.nan
-    return Score(mean, float(defined.std(ddof=1)) if len(defined) > 1 else 0.0, len(defined))
+    defined = [value for value in values if not np.isnan(value)]
+    deviation = float(np.std(defined, ddof=1)) if len(defined) > 1 else 0.0
+    return Score(float(np.mean(defined)) if defined else np.nan, deviation, len(defined))
 
 
 def in_words(score: Score, facts: Facts, counted: bool = True, decimals: int = 1) -> str:
     """The score of a metric: "50.0 +- 2.8 % (2)", "0.4312"; four digits where it is not a share in percent."""
     if facts.is_percent:
         return score.words(100, decimals, " %", counted)
-    size = abs(score.mean) if score.count and math.isfinite(score.mean) else 0.0
-    digits = 3 - math.floor(math.log10(size)) if size else 3
+    is_finite = math.isfinite(score.mean) and score.mean != 0
+    digits = 3 - math.floor(math.log10(abs(score.mean))) if is_finite else 3
     return score.words(1.0, min(max(digits, 0), 9), f" {facts.unit}".rstrip(), counted)
 
 
@@ -204,22 +202,17 @@ def ranked_names(groups: Sequence[Group], metric: str | None = None) -> list[str
         for name in [*names, *([metric] if metric is not None and metric not in names else [])]
         if curve(group, name) is not None and facts(group.runs[0], name).higher_is_better is not None
     )
-    whats = list(dict.fromkeys(_what(name) for names in ranked for name in names))
+    whats = [*dict.fromkeys(name.partition("/")[2] or name for names in ranked for name in names)]
     own_metric = f"{_OWN}/{whats[0]}" if whats else ""
     personal = 2 * counts[own_metric] > len(groups) and any(is_personal(group.runs[0]) for group in groups)
     first = metric if metric in counts else own_metric if personal else None
-    order = {what: number for number, what in enumerate(whats)}
-    rank = {model: index for index, model in enumerate(_PREFERRED)}
 
     def key(name: str) -> tuple[bool, int, int, int, str]:
-        preference = rank.get(name.partition("/")[0], len(rank))
-        return name != first, -counts[name], order.get(_what(name), len(order)), preference, name
+        model, _, what = name.partition("/")
+        place, preference = [*whats, what or name].index(what or name), [*_PREFERRED, model].index(model)
+        return name != first, -counts[name], place, preference, name
 
     return sorted(counts, key=key)
-
-
-def _what(name: str) -> str:
-    return name.partition("/")[2] or name
 
 
 class TunedGroups(NamedTuple):
@@ -236,10 +229,10 @@ def compared(groups: Sequence[Group], options: ReportOptions) -> tuple[list[Grou
     Seeds without any evaluation are left out, unless their group has no other. Groups that `options.order` names come
     first, in its order.
     """
-    order = {label: position for position, label in enumerate(options.order)}
-    groups = sorted(groups, key=lambda group: order.get(group.label, len(order)))
-    measured = [tuple(run for run in group.runs if run.metrics.num_rows) for group in groups]
-    groups = [group._replace(runs=runs or group.runs) for group, runs in zip(groups, measured, strict=True)]
+    groups = [
+        group._replace(runs=tuple(run for run in group.runs if run.metrics.num_rows) or group.runs)
+        for group in sorted(groups, key=lambda group: [*options.order, group.label].index(group.label))
+    ]
     names = ranked_names(groups, options.metric)
     choices = choose(groups, options.best_over, names[0], options.last) if names and options.best_over else []
     return [choice.winner for choice in choices] or groups, names, choices
@@ -248,7 +241,7 @@ def compared(groups: Sequence[Group], options: ReportOptions) -> tuple[list[Grou
 def best_first(groups: Sequence[Group], name: str | None, last: int) -> list[Group]:
     """The groups by the mean of the last evaluations of `name`; equal groups by their labels."""
     if name is None:
-        return list(groups)
+        return [*groups]
     facts = facts_of(groups, name)
     return sorted(groups, key=lambda group: (-rank_value(smoothed(group, name, last), facts), group.label))
 
@@ -260,12 +253,8 @@ def choose(groups: Sequence[Group], tuned: Sequence[str], name: str, last: int) 
     """
     families: dict[str, list[Group]] = {}
     for group in groups:
-        rest = {
-            key: value
-            for key, value in group.settings.items()
-            if not any(lies_in(key, tuned_key) for tuned_key in tuned)
-        }
-        families.setdefault(repr(sorted(rest.items())), []).append(group)
+        rest = [item for item in group.settings.items() if not any(lies_in(item[0], key) for key in tuned)]
+        families.setdefault(repr(sorted(rest)), []).append(group)
     facts = facts_of(groups, name)
 
     def tuned_values(group: Group) -> list[float]:
@@ -273,9 +262,9 @@ def choose(groups: Sequence[Group], tuned: Sequence[str], name: str, last: int) 
         values = (setting(group.settings, key) for key in tuned)
         return [value if isinstance(value, int | float) else 0 for value in values]
 
-    grids = (tuple(sorted(family, key=tuned_values)) for family in families.values())
     return [
-        TunedGroups(max(grid, key=lambda group: rank_value(smoothed(group, name, last), facts)), grid) for grid in grids
+        TunedGroups(max(grid, key=lambda group: rank_value(smoothed(group, name, last), facts)), tuple(grid))
+        for grid in (sorted(family, key=tuned_values) for family in families.values())
     ]
 
 
@@ -286,38 +275,3 @@ def setting(settings: Mapping[str, object], name: str) -> object:
         return inside[name]
     words = [f"{key.removeprefix(name + '.')} {wording.value(value)}" for key, value in inside.items()]
     return ", ".join(words) or wording.NONE
-
-
-def tuning(choices: Sequence[TunedGroups], tuned: Sequence[str], name: str, last: int, styles: Sequence[Group]) -> dict:
-    """Return the table of the values that were tried and of the winners; rows begin with (label, style).
-
-    `styles`: all groups as the page lists them; the position decides the colour.
-    """
-    position = {id(group): number for number, group in enumerate(styles)}
-    facts = facts_of(styles, name)
-    rows = []
-    for choice in sorted(choices, key=lambda choice: position[id(choice.winner)]):
-        tried = [
-            f"{', '.join(wording.value(setting(group.settings, key)) for key in tuned)}: "
-            f"{in_words(smoothed(group, name, last), facts)}{' *' * (group is choice.winner)}"
-            for group in choice.grid
-        ]
-        cells = [*(_cell(choice, key) for key in tuned), "\n".join(tried)]
-        rows.append(((choice.winner.label, position[id(choice.winner)]), cells))
-    return {
-        "head": ["Run", *(f"Best {key}" for key in tuned), "All that were tried (* the best)"],
-        "rows": rows,
-        "settings": tuned,
-        "metric": wording.title(name, facts),
-        "last": last,
-    }
-
-
-def _cell(choice: TunedGroups, name: str) -> str:
-    """The winning value, and whether the best value may lie beyond the values that were tried."""
-    value = setting(choice.winner.settings, name)
-    tried = [setting(group.settings, name) for group in choice.grid]
-    numbers = {value for value in tried if isinstance(value, int | float) and not isinstance(value, bool)}
-    if len(numbers) < 2 or value not in (min(numbers), max(numbers)):
-        return wording.value(value)
-    return f"{wording.value(value)}, the {'smallest' if value == min(numbers) else 'largest'} tried"

@@ -17,8 +17,8 @@ from rayfl.errors import RayflError, did_you_mean
 from rayfl.experiment.report_options import ReportOptions
 from rayfl.metrics.facts import Facts
 from rayfl.report import wording
-from rayfl.report.groups import Group, Score, facts_of, has_seeds, in_words, over, rank_value
-from rayfl.report.page_tables import Column, metric_column, run_columns, sortable
+from rayfl.report.groups import Group, Score, facts_of, has_seeds, over
+from rayfl.report.page_tables import Column, metric_column, run_columns, score_column, sortable
 from rayfl.report.series import (
     MEGABYTE_BITS,
     Series,
@@ -31,6 +31,7 @@ from rayfl.report.series import (
     workers,
 )
 from rayfl.run_directory.record import Run
+from rayfl.untyped import Anything
 
 
 class Number(NamedTuple):
@@ -137,25 +138,19 @@ def number(name: str, groups: Sequence[Group], metric: str | None = None, last: 
     )
 
 
-def number_column(groups: Sequence[Group], shown: Number) -> Column:
-    """A column of a number: means over seeds with their deviations, the best first."""
-    scores = [over(map(shown.read, group.runs)) for group in groups]
-    words = [in_words(score, shown.facts, has_seeds(groups)) for score in scores]
-    return Column(shown.facts.title, words, [(-rank_value(score, shown.facts),) for score in scores])
-
-
 def further_columns(groups: Sequence[Group], metric: str | None, options: ReportOptions) -> list[Column]:
     """The columns of `[report] values`; one that no run has yet is empty."""
     columns = []
     for name in options.values:
         try:
-            columns.append(number_column(groups, number(name, groups, metric, options.last)))
+            shown = number(name, groups, metric, options.last)
+            columns.append(score_column(shown.facts.title, groups, shown.facts, shown.read))
         except RayflError:
             columns.append(Column(name, [wording.NONE] * len(groups)))
     return columns
 
 
-def ranking(groups: Sequence[Group], names: Sequence[str], last: int, more: Sequence[Column]) -> dict[str, object]:
+def ranking(groups: Sequence[Group], names: Sequence[str], last: int, more: Sequence[Column]) -> dict[str, Anything]:
     """The table of runs with the metrics `names`, sorted by the mean of the last values of the first one.
 
     more: further columns, at its end.
@@ -163,31 +158,25 @@ def ranking(groups: Sequence[Group], names: Sequence[str], last: int, more: Sequ
     titles = {name: wording.title(name, facts_of(groups, name)) for name in names}
     smooth = [metric_column(f"Final, smoothed: {titles[name]}", groups, name, last) for name in names[:1]]
     finals = [metric_column(f"Final: {titles[name]}", groups, name, 1) for name in names]
-    return sortable(
-        groups,
-        [*run_columns(groups), *smooth, *finals, *cost_columns(groups, SPENT), *more],
-        smooth[0].head if smooth else "",
-        with_seeds=has_seeds(groups),
-        by=titles[names[0]] if names else "",
-        last=last,
-    )
+    columns = [*run_columns(groups), *smooth, *finals, *cost_columns(groups, SPENT), *more]
+    return sortable(groups, columns, smooth[0].head if smooth else "")
 
 
 def cost_columns(groups: Sequence[Group], shown: Mapping[str, tuple[str, Callable[[float], str]]]) -> list[Column]:
     """Columns of `COSTS`, means over seeds: those of `shown`, which has their names and words by their headings."""
-    columns = []
-    for head, (name, words) in shown.items():
-        amounts = [float(np.mean([COSTS[name][2](run) for run in group.runs])) for group in groups]
-        columns.append(Column(head, [*map(words, amounts)], [(amount,) for amount in amounts]))
-    return columns
+    return [
+        Column(head, [*map(words, amounts)], [(amount,) for amount in amounts])
+        for head, (name, words) in shown.items()
+        for amounts in [[float(np.mean([*map(COSTS[name][2], group.runs)])) for group in groups]]
+    ]
 
 
 def spent(run: Run, name: str, target: float, facts: Facts) -> tuple[float, ...]:
     """The costs (`_TO_TARGET`) of a run up to its first evaluation that reached the target; NaN if none did."""
     values = series(run, name)
-    at = np.empty(0) if values is None else values.rounds[facts.sign * values.values >= facts.sign * target][:1]
-    if not len(at):
+    if values is None or not (reached := facts.sign * values.values >= facts.sign * target).any():
         return (np.nan,) * len(_TO_TARGET)
+    at = values.rounds[reached][:1]
     done = np.searchsorted(run.rounds["round"].to_numpy(), at, side="right")
     return (float(done[0]), *(float(amount[0]) for amount in cost(run).at(at)[1:]))
 
@@ -197,18 +186,15 @@ def target_words(target: float, facts: Facts) -> str:
     return f"{100 * target:.6g} %" if facts.is_percent else facts.words(target)
 
 
-def costs_to_target(groups: Sequence[Group], name: str, target: float) -> dict[str, list[Score]]:
+def costs_to_target(groups: Sequence[Group], name: str, target: float) -> dict[str, Sequence[Score]]:
     """A score for each group and cost (`_TO_TARGET`): of the seeds that reached the target, up to the first evaluation
     at it. "rounds" counts rounds, so that reaching it in round 0 takes 1."""
     facts = facts_of(groups, name)
-    costs = [[spent(run, name, target, facts) for run in group.runs] for group in groups]
-    return {
-        cost_name: [over(amounts[index] for amounts in of_seeds) for of_seeds in costs]
-        for index, cost_name in enumerate(_TO_TARGET)
-    }
+    costs = [zip(*(spent(run, name, target, facts) for run in group.runs), strict=True) for group in groups]
+    return dict(zip(_TO_TARGET, zip(*(map(over, of_group) for of_group in costs), strict=True), strict=True))
 
 
-def targets(groups: Sequence[Group], name: str, target: float, last: int) -> dict[str, object]:
+def targets(groups: Sequence[Group], name: str, target: float, last: int) -> dict[str, Anything]:
     """The table of costs, sorted by megabytes; columns of costs sort first by the share of seeds that reached the
     target."""
     costs = costs_to_target(groups, name, target)
@@ -225,16 +211,7 @@ def targets(groups: Sequence[Group], name: str, target: float, last: int) -> dic
         by = [(*share, score.mean) for share, score in zip(reached, scores, strict=True)]
         words = [score.words(decimals=decimals(score), unit=unit, counted=has_seeds(groups)) for score in scores]
         columns.append(Column(head, words, by))
-    facts = facts_of(groups, name)
-    return sortable(
-        groups,
-        [*columns, metric_column("Final, smoothed", groups, name, last)],
-        "Up and down",
-        metric=wording.title(name, facts),
-        target=target_words(target, facts),
-        last=last,
-        with_seeds=has_seeds(groups),
-    )
+    return sortable(groups, [*columns, metric_column("Final, smoothed", groups, name, last)], "Up and down")
 
 
 def _reached(count: int, group: Group, name: str) -> str:

@@ -13,12 +13,12 @@ from base64 import b64decode
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import version
+from itertools import cycle
 from pathlib import Path
 from zlib import crc32
 
 import jinja2
 import pandas as pd
-from markupsafe import Markup
 
 from rayfl.choices import plugins
 from rayfl.data.sources.fetch import CACHE
@@ -29,9 +29,10 @@ from rayfl.limits.regular_files import expanded, read_text
 from rayfl.report import wording
 from rayfl.report.charts import DARK, LIGHT, MOST_POINTS, NUM_COLORS, Figure, Spec, config
 from rayfl.report.figures import sections
-from rayfl.report.groups import Group, compared, group_runs, has_seeds, tuning
-from rayfl.report.numbers import WORKED, cost_columns, further_columns, ranking, targets
+from rayfl.report.groups import Group, compared, facts_of, group_runs, has_seeds
+from rayfl.report.numbers import WORKED, cost_columns, further_columns, ranking, target_words, targets
 from rayfl.report.page_tables import (
+    TextTable,
     differences,
     fairness_tables,
     origins,
@@ -39,6 +40,7 @@ from rayfl.report.page_tables import (
     shared_settings,
     sortable,
     statuses,
+    tuning,
 )
 from rayfl.report.pivot import latex, tables_or_problems
 from rayfl.report.series import facts, run_label, run_name, table_name
@@ -86,13 +88,13 @@ def report(
 
 
 def _rendered(shown: Mapping[str, Anything]) -> str:
-    template = jinja2.Environment(
+    environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-    ).get_template("page.html.j2")
+    )
     charts = {
         f"chart{outer}-{inner}": figure.chart
         for outer, section in enumerate(shown["sections"], 1)
@@ -100,13 +102,13 @@ def _rendered(shown: Mapping[str, Anything]) -> str:
         if figure.chart
     }
     drawing = {"config": {"light": config(LIGHT), "dark": config(DARK)}, "charts": charts, "colors": shown["colors"]}
-    return template.render(
+    return environment.get_template("page.html.j2").render(
         shown,
         light=LIGHT,
         dark=DARK,
         num_colors=NUM_COLORS,
-        javascript=Markup(vega_javascript()) if charts else "",
-        charts=Markup(json.dumps(drawing, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")),
+        javascript=vega_javascript() if charts else "",
+        charts=json.dumps(drawing, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
         most_points=MOST_POINTS,
     )
 
@@ -120,26 +122,25 @@ def write_figures(runs: Sequence[Run], folder: Path, options: ReportOptions, ove
         raise RayflError(f"{folder} has files already: name another folder, or give --overwrite")
     every = group_runs(runs)
     files = dict[str, bytes]()
-    figures = {
-        f"{section.title} {figure.title}": figure
+    stills = {
+        f"{section.title} {figure.title}": _still(figure, options.colors or {})
         for section in page(every, options)["sections"]
         for figure in section.figures
         if figure.chart
     }
-    stills = [_still(figure, options.colors or {}) for figure in figures.values()]
-    both = json.loads(converted(_STILL, json.dumps(stills).encode()))
-    for title, (svg, pdf) in zip(figures, both, strict=True):
+    both = json.loads(converted(_STILL, json.dumps([*stills.values()]).encode()))
+    for title, (svg, pdf) in zip(stills, both, strict=True):
         files |= {f"{title}.svg": svg.encode(), f"{title}.pdf": b64decode(pdf)}
-    for title, table in comparison(runs, options):
+    for table in comparison(runs, options):
         text = pd.DataFrame(table.rows, columns=pd.Index(table.heads))
-        files |= {f"{title}.csv": in_numbers(text).to_csv(index=False).encode(), f"{title}.tex": latex(text).encode()}
+        files[f"{table.title}.csv"] = in_numbers(text).to_csv(index=False).encode()
+        files[f"{table.title}.tex"] = latex(text).encode()
     for table in tables_or_problems(every, options)[0]:
         files |= {f"{table.title}.csv": table.to_csv().encode(), f"{table.title}.tex": table.to_latex().encode()}
     folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / _file_name(name) for name in files]
-    for path, content in zip(paths, files.values(), strict=True):
-        write_output(path, content, OutputKind("a figure or a table"), overwrite)
-    return paths
+    for name, content in files.items():
+        write_output(folder / _file_name(name), content, OutputKind("a figure or a table"), overwrite)
+    return [folder / _file_name(name) for name in files]
 
 
 def in_numbers(text: pd.DataFrame) -> pd.DataFrame:
@@ -165,8 +166,8 @@ def _file_name(title: str) -> str:
     """A title with its ending as a file's name; of a long one the beginning, and a checksum of the whole."""
     name, _, ending = title.rpartition(".")
     stem = re.sub(r"[^\w.]+", "-", name).strip("-")
-    short = stem if len(stem) <= MOST_LETTERS else f"{stem[:MOST_LETTERS]}-{crc32(stem.encode()):08x}"
-    return f"{short}.{ending}"
+    checksum = f"-{crc32(stem.encode()):08x}" * (len(stem) > MOST_LETTERS)
+    return f"{stem[:MOST_LETTERS]}{checksum}.{ending}"
 
 
 def _still(figure: Figure, colors: Mapping[str, str]) -> Spec:
@@ -175,10 +176,8 @@ def _still(figure: Figure, colors: Mapping[str, str]) -> Spec:
     color = figure.chart.get("encoding", {}).get("color", {})
     labels = (color.get("legend") or {}).get("values", [""])
     style = config(LIGHT)
-    of_series = style["range"]["category"]
-    every = color.get("scale", {}).get("domain", [])
-    named = [colors.get(label, of_series[index % NUM_COLORS]) for index, label in enumerate(every)]
-    style["range"]["category"] = named or of_series
+    named = zip(color.get("scale", {}).get("domain", []), cycle(style["range"]["category"]), strict=False)
+    style["range"]["category"] = [colors.get(label, usual) for label, usual in named] or style["range"]["category"]
     style["legend"]["columns"] = max(1, width // (8 * max(map(len, labels)) + 45))
     return {**figure.chart, "width": width, "config": style}
 
@@ -204,8 +203,20 @@ def page(groups: Sequence[Group], options: ReportOptions) -> dict[str, Anything]
         "unknown_metric": options.metric if several and options.metric not in (None, *names) else None,
         "empty": not any(len(run.rounds) for run in runs),
         "cards": [] if several else _cards(runs[0], names),
-        "targets": [targets(groups, names[0], target, options.last) for target in options.targets if several and names],
-        "tuning": tuning(choices, options.best_over, names[0], options.last, groups) if several and choices else None,
+        "targets": [
+            (target_words(target, facts_of(groups, names[0])), targets(groups, names[0], target, options.last))
+            for target in options.targets
+            if several and names
+        ],
+        "tuning": tuning(choices, options.best_over, names[0], options.last) if several and choices else None,
+        "best_over": options.best_over,
+        "last": options.last,
+        "metric": wording.title(names[0], facts_of(groups, names[0])) if names else "",
+        "styles": {
+            label: style
+            for style, group in enumerate(groups)
+            for label in (group.label, *map(run_and_seed, group.runs))
+        },
         "with_seeds": has_seeds(groups),
         "colors": options.colors or {},
         "lead": bool(names),
@@ -216,20 +227,14 @@ def page(groups: Sequence[Group], options: ReportOptions) -> dict[str, Anything]
         "origins": origins(groups),
         "settings": shared_settings(groups),
         "differences": differences(groups) if len(groups) > 1 else None,
-        "refused": [(label, [why]) for label, _, why in read_refused(run.directory for run in runs)] if several else [],
-        "tables": [
-            {
-                "title": table.title,
-                "note": table.note,
-                "head": [*flat],
-                "rows": [(row[0], row[1:]) for row in flat.to_numpy()],
-            }
-            for table in tables
-            for flat in [table.flat()]
-        ],
-        "ranks": [ranks for table in tables for ranks in table.ranks],
+        "refused": TextTable(
+            ["Combination", "Why"],
+            [(label, why) for label, _, why in read_refused(run.directory for run in runs) if several],
+        ),
+        "tables": [table.table for table in tables],
+        "ranks": [ranks.table for table in tables for ranks in table.ranks],
         "problems": problems,
-        "sections": sections(groups, names, tables, options.mask_clients),
+        "sections": sections(groups, names, tables),
     }
 
 
@@ -238,11 +243,11 @@ def _lede(groups: Sequence[Group]) -> str:
     is_evaluated_apart = any(dotted(run.experiment).get("evaluation.split") == "validation" for run in runs)
     evaluated = " Test data are shares of clients' train data (evaluation.split = validation)." * is_evaluated_apart
     if len(groups) > 1:
-        seeds = ", runs that differ only in their seed taken together" if len(runs) > len(groups) else ""
+        seeds = ", runs that differ only in their seed taken together" * has_seeds(groups)
         return f"{len(runs)} federated runs side by side{seeds}.{evaluated}"
     clients = max(len(run.clients["client"].unique()) for run in runs)
     rounds = max(len(run.rounds) for run in runs)
-    seeds = f", {len(runs)} seeds" if len(runs) > 1 else ""
+    seeds = f", {len(runs)} seeds" * has_seeds(groups)
     method, data = (
         f" {word} {plugins.short(name)}" if (name := table_name(runs[0], table)) else ""
         for word, table in (("with", "method"), ("on", "data"))

@@ -2,8 +2,9 @@
 clients, settings, and origins."""
 
 import math
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -11,10 +12,21 @@ import pyarrow.compute as pc
 
 from rayfl.choices import plugins
 from rayfl.experiment.identity import NOT_DETERMINING
-from rayfl.metrics.facts import PLACES
+from rayfl.metrics.facts import PLACES, Facts
 from rayfl.metrics.fairness import fairness
 from rayfl.report import wording
-from rayfl.report.groups import Group, facts_of, has_seeds, in_words, over, rank_value, smoothed
+from rayfl.report.groups import (
+    Group,
+    TunedGroups,
+    facts_of,
+    has_seeds,
+    in_words,
+    last_mean,
+    over,
+    rank_value,
+    setting,
+    smoothed,
+)
 from rayfl.report.series import facts, method_of, metric_names, run_label
 from rayfl.run_directory.description import ORIGIN, read_origin
 from rayfl.run_directory.record import Run
@@ -56,6 +68,19 @@ MOST_PARTS = 60
 """The most parts of metrics (recall/3) that a page lists; the records have all."""
 
 
+class TextTable(NamedTuple):
+    """A table: the headings, and the cells of each row, of which the first names the row.
+
+    note: what it shows. title: its heading. folded: whether a page shows its title alone at first.
+    """
+
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
+    title: str = ""
+    folded: bool = False
+
+
 class Column(NamedTuple):
     """A column: its heading, the text of each row, and the numbers that sort the rows (None: it is not sortable).
 
@@ -67,7 +92,7 @@ class Column(NamedTuple):
     by: Sequence[tuple[float, ...]] | None = None
 
 
-def sortable(groups: Sequence[Group], columns: Sequence[Column], chosen: str, **more: object) -> dict[str, object]:
+def sortable(groups: Sequence[Group], columns: Sequence[Column], chosen: str) -> dict[str, Anything]:
     """A table with a row per group that a reader can sort, in the order of the column with the heading `chosen`.
 
     A row is ((label, style), cells, places): the number `style` decides its colour and dash on the page; places
@@ -81,35 +106,35 @@ def sortable(groups: Sequence[Group], columns: Sequence[Column], chosen: str, **
     ]
     heads = [(column.head, column.by is not None, column.head == chosen) for column in columns]
     rows.sort(key=lambda row: [order for order, (_, _, is_chosen) in zip(row[2], heads, strict=True) if is_chosen])
-    return {"heads": heads, "rows": rows, **more}
+    return {"heads": heads, "rows": rows}
 
 
 def _places(by: Sequence[tuple[float, ...]] | None, count: int) -> list[int]:
-    if by is None:
-        return list(range(count))
-    order = sorted(range(count), key=lambda row: [(math.isnan(value), value) for value in by[row]])
+    keys = by or [()] * count
+    order = sorted(range(count), key=lambda row: [(math.isnan(value), value) for value in keys[row]])
     return sorted(range(count), key=order.__getitem__)
 
 
 def run_columns(groups: Sequence[Group]) -> list[Column]:
     """The seeds, if a group has several, and the rounds."""
-    seeds = Column("Seeds", [", ".join(str(seed) for seed in group.seeds) for group in groups])
+    seeds = Column("Seeds", [", ".join(map(str, group.seeds)) for group in groups])
     rounds = [[len(run.rounds) for run in group.runs] for group in groups]
     words = [" / ".join(map(str, dict.fromkeys(counts))) for counts in rounds]
-    return [*([seeds] if has_seeds(groups) else []), Column("Rounds", words, [(max(counts),) for counts in rounds])]
+    return [*[seeds] * has_seeds(groups), Column("Rounds", words, [(max(counts),) for counts in rounds])]
+
+
+def score_column(head: str, groups: Sequence[Group], facts: Facts, read: Callable[[Run], float]) -> Column:
+    """Means over seeds of the numbers that `read` gives of runs, with their deviations, the best first; equal ones by
+    the groups' labels."""
+    labels = sorted(group.label for group in groups)
+    scores = [over(map(read, group.runs)) for group in groups]
+    by = [(-rank_value(score, facts), labels.index(group.label)) for score, group in zip(scores, groups, strict=True)]
+    return Column(head, [in_words(score, facts, has_seeds(groups)) for score in scores], by)
 
 
 def metric_column(head: str, groups: Sequence[Group], name: str, last: int) -> Column:
-    """Means of the last evaluations, best first; equal ones by the groups' labels."""
-    labels = sorted(group.label for group in groups)
-    scores = [smoothed(group, name, last) for group in groups]
-    facts = facts_of(groups, name)
-    counted = has_seeds(groups)
-    return Column(
-        head,
-        [in_words(score, facts, counted) for score in scores],
-        [(-rank_value(score, facts), labels.index(group.label)) for score, group in zip(scores, groups, strict=True)],
-    )
+    """The column of the means of a metric's last evaluations."""
+    return score_column(head, groups, facts_of(groups, name), partial(last_mean, name=name, last=last))
 
 
 def fairness_of(run: Run) -> dict[str, dict[str, float]]:
@@ -117,80 +142,74 @@ def fairness_of(run: Run) -> dict[str, dict[str, float]]:
     names = [name for name in metric_names(run) if name.partition("/")[0] in PLACES]
     ways = {name: metric_facts for name in names if (metric_facts := facts(run, name)).higher_is_better is not None}
     rows = run.metrics.filter(pc.field("client").is_valid()).to_pandas()
-    rows = rows[rows["name"].isin([*ways])]
-    last = rows.groupby("name", observed=True)["round"].transform("max")
-    values = dict(iter(rows[rows["round"] == last].groupby("name", observed=True)["value"]))
-    every = {
-        name: fairness(values[name].to_numpy(float), metric_facts)
-        for name, metric_facts in ways.items()
-        if name in values
-    }
+    last = rows["round"] == rows.groupby("name", observed=True)["round"].transform("max")
+    values = dict(iter(rows[last].groupby("name", observed=True)["value"]))
+    every = {name: fairness(values[name].to_numpy(float), ways[name]) for name in ways if name in values}
     return {name: statistics for name, statistics in every.items() if statistics}
 
 
-def fairness_tables(groups: Sequence[Group], first: Sequence[str], others: bool = True) -> list[dict[str, Anything]]:
+def fairness_tables(groups: Sequence[Group], first: Sequence[str] = (), others: bool = True) -> list[TextTable]:
     """Metrics over clients, means over seeds: first those named in `first`, then, with `others`, all others.
 
-    One table for one group, else a table of each value, of which all but the first are `folded`; parts of a metric come
-    after the others, and are `folded`, too.
+    One table for one group, else a table of each value; parts of a metric come after the others. All but the first
+    table are folded.
     """
     seeds = [[fairness_of(run) for run in group.runs] for group in groups]
     known = dict.fromkeys(name for every in seeds for spread in every for name in spread)
     names = [name for name in dict.fromkeys([*first, *(known if others else ())]) if name in known]
     metrics, parts = ([name for name in names if (name.count("/") > 1) is is_part] for is_part in (False, True))
-    rows = {name: _fairness_rows(groups, seeds, name) for name in names}
-    titles = {
-        name: wording.title(name, metric_facts) + f" ({metric_facts.unit})" * (metric_facts.unit not in ("", "%"))
-        for name in names
-        for metric_facts in (facts_of(groups, name),)
-    }
-    shown = [(titles[name], rows[name], position > 0) for position, name in enumerate([*metrics, *parts[:MOST_PARTS]])]
-    if len(groups) == 1:
-        few = parts[:MOST_PARTS]
-        kinds = [("", metrics)] * bool(metrics) + [(f"Parts of metrics, {len(few)} of {len(parts)}", few)] * bool(few)
-        shown = [(kind, [(titles[name], rows[name][0][1]) for name in some], bool(kind)) for kind, some in kinds]
-    head = ["Metric" if len(groups) == 1 else "Run", *_OVER_CLIENTS.values()]
-    # The last column says how many clients were left out, if any were.
-    ends = [None if any(cells[-1] != "0" for _, cells in rows) else -1 for _, rows, _ in shown]
-    return [
-        {"title": title, "head": head[:end], "rows": [(row, cells[:end]) for row, cells in rows], "folded": folded}
-        for (title, rows, folded), end in zip(shown, ends, strict=True)
-    ]
+    kinds = {"": metrics, f"Parts of metrics, {min(len(parts), MOST_PARTS)} of {len(parts)}": parts[:MOST_PARTS]}
+    if len(groups) > 1:
+        kinds = {_fairness_title(groups, name): [name] for name in chain(*kinds.values())}
+    tables = []
+    for title, some in kinds.items():
+        rows = [row for name in some for row in _fairness_rows(groups, seeds, name)]
+        # The last column says how many clients were left out, if any were.
+        end = None if any(row[-1] != "0" for row in rows) else -1
+        heads = ["Metric" if len(groups) == 1 else "Run", *_OVER_CLIENTS.values()]
+        tables += [TextTable(heads[:end], [row[:end] for row in rows], "", title, folded=bool(tables))] * bool(rows)
+    return tables
 
 
-def _fairness_rows(
-    groups: Sequence[Group], seeds: Sequence[Spreads], name: str
-) -> list[tuple[tuple[str, int], list[str]]]:
-    """A row for each group that has the value `name` for single clients, as means over seeds."""
+def _fairness_title(groups: Sequence[Group], name: str) -> str:
+    """The title of a metric, with its unit if it is not shown beside each value."""
     metric_facts = facts_of(groups, name)
+    return wording.title(name, metric_facts) + f" ({metric_facts.unit})" * (metric_facts.unit not in ("", "%"))
+
+
+def _fairness_rows(groups: Sequence[Group], seeds: Sequence[Spreads], name: str) -> list[list[str]]:
+    """A row for each group that has the value `name` for single clients, as means over seeds; the metric names the row
+    of a group that is alone."""
+    metric_facts = facts_of(groups, name)
+    # Another unit than % is in the title.
+    shown = metric_facts if metric_facts.is_percent else metric_facts.model_copy(update={"unit": ""})
     rows = []
-    for style, (group, every) in enumerate(zip(groups, seeds, strict=True)):
+    for group, every in zip(groups, seeds, strict=True):
         if measured := [spread[name] for spread in every if name in spread]:
             scores = [over(statistics.get(column, np.nan) for statistics in measured) for column in _OVER_CLIENTS]
-            # Another unit than % is in the title.
-            unit = f" {metric_facts.unit}" * (metric_facts.unit not in ("", "%"))
-            words = [in_words(score, metric_facts, counted=False).replace(unit, "") for score in scores[:6]]
+            words = [in_words(score, shown, counted=False) for score in scores[:6]]
             last = [scores[6].words(decimals=3, counted=False), f"{scores[7].mean:.3g}"]
-            rows.append(((group.label, style), [*words, *last]))
+            rows.append([group.label if len(groups) > 1 else _fairness_title(groups, name), *words, *last])
     return rows
 
 
-def statuses(groups: Sequence[Group]) -> dict[str, object] | None:
+def statuses(groups: Sequence[Group]) -> TextTable | None:
     """What became of the clients that were chosen, counted over all rounds, as means over seeds: a row per status.
 
     None if every chosen client delivered.
     """
-    counts = [[Counter(run.clients["status"].to_pylist()) for run in group.runs] for group in groups]
-    names = [name for name in _STATUSES if any(count[name] for group in counts for count in group)]
-    if set(names) <= {"delivered"}:
-        return None
-    times = np.array([[np.mean([count[name] for count in group]) for name in names] for group in counts])
-    rows = []
-    for name, column in zip(names, times.T, strict=True):
-        counted = zip(column, times.sum(axis=1), strict=True)
-        cells = [f"{count:,.10g} ({wording.percent(count / (total or 1))})" for count, total in counted]
-        rows.append((name.replace("_", " "), [*cells, _STATUSES[name]]))
-    return {"head": ["What became of a client", *(group.label for group in groups), "Why"], "rows": rows}
+    import pandas as pd
+
+    of_runs = {group.label: [run.clients["status"].to_pylist() for run in group.runs] for group in groups}
+    means = {
+        label: pd.Series([*chain(*every)], dtype=object).value_counts() / len(every) for label, every in of_runs.items()
+    }
+    times = pd.DataFrame(means).reindex([*_STATUSES]).fillna(0)
+    shares = (times / times.sum().replace(0, 1)).map(wording.percent)
+    cells = times.map("{:,.10g}".format) + " (" + shares + ")"
+    rows = [[name.replace("_", " "), *cells.loc[name], why] for name, why in _STATUSES.items() if times.loc[name].any()]
+    everyone_delivered = {name for name, *_ in rows} <= {"delivered"}
+    return None if everyone_delivered else TextTable(["What became of a client", *means, "Why"], rows)
 
 
 def run_and_seed(run: Run) -> str:
@@ -198,15 +217,14 @@ def run_and_seed(run: Run) -> str:
     return f"{run_label(run)}, seed {run.experiment.get('seed')}"
 
 
-def origins(groups: Sequence[Group]) -> dict[str, object] | None:
+def origins(groups: Sequence[Group]) -> TextTable | None:
     """A row per run, for at most 100 runs; None if no run has recorded its origin."""
-    runs = [(style, run) for style, group in enumerate(groups) for run in group.runs][:_MOST_ORIGINS]
     rows = [
-        ((run_and_seed(run), style), [told.get(name, wording.NONE) for name in ORIGIN])
-        for style, run in runs
+        [run_and_seed(run), *(told.get(name, wording.NONE) for name in ORIGIN)]
+        for run in [run for group in groups for run in group.runs][:_MOST_ORIGINS]
         if (told := read_origin(run.directory))
     ]
-    return {"head": ["Run", *(name.capitalize() for name in ORIGIN)], "rows": rows} if rows else None
+    return TextTable(["Run", *map(str.capitalize, ORIGIN)], rows) if rows else None
 
 
 def shared_settings(groups: Sequence[Group]) -> list[tuple[str, list[tuple[str, str]]]]:
@@ -226,16 +244,16 @@ def _all_settings(run: Run) -> dict[str, object]:
     If the method is one of ours that compresses by itself, `uplink` and `downlink` are shown as 'fixed by the method'.
     """
     method = method_of(run)
-    fixed = ("uplink", "downlink") if method is not None and method.capabilities.own_compression else ()
-    unused = {name: {"name": "fixed by the method"} for name in fixed}
+    is_fixed = method is not None and method.capabilities.own_compression
+    unused = {name: {"name": "fixed by the method"} for name in ("uplink", "downlink") if is_fixed}
     return dotted({**run.experiment, **unused, "platform": dict(run.platform)})
 
 
 def differing(flat: Sequence[Mapping[str, object]]) -> list[tuple[str, list[str]]]:
     """The settings whose values differ, each with its value for each run."""
-    keys = list(dict.fromkeys(name for settings in flat for name in settings))
+    keys = dict.fromkeys(name for settings in flat for name in settings)
     rows = [(name, _words(name, [settings.get(name, wording.NONE) for settings in flat])) for name in keys]
-    return [(name, cells) for name, cells in rows if len(set(cells)) > 1]
+    return [(name, cells) for name, cells in rows if len({*cells}) > 1]
 
 
 def _words(name: str, values: Sequence[object]) -> list[str]:
@@ -245,11 +263,34 @@ def _words(name: str, values: Sequence[object]) -> list[str]:
     return short if len(set(short)) == len(set(cells)) else cells
 
 
-def differences(groups: Sequence[Group]) -> dict[str, object]:
+def differences(groups: Sequence[Group]) -> TextTable:
     """The settings in which runs differ: a row per setting and a column per run, or the other way for many runs."""
     table = differing([_all_settings(group.runs[0]) for group in groups])
-    table = [(name, cells) for name, cells in table if name.partition(".")[0] not in NOT_DETERMINING]
+    rows = [[name, *cells] for name, cells in table if name.partition(".")[0] not in NOT_DETERMINING]
     if len(groups) <= _FEW:
-        return {"head": ["Setting", *(group.label for group in groups)], "rows": table}
-    rows = [((group.label, style), [cells[style] for _, cells in table]) for style, group in enumerate(groups)]
-    return {"head": ["Run", *(name for name, _ in table)], "rows": rows}
+        return TextTable(["Setting", *(group.label for group in groups)], rows)
+    heads, *columns = zip(["Run", *(group.label for group in groups)], *rows, strict=True)
+    return TextTable(heads, columns)
+
+
+def tuning(choices: Sequence[TunedGroups], tuned: Sequence[str], name: str, last: int) -> TextTable:
+    """The winners, in the order of the page, and the values of the settings `tuned` that were tried."""
+    facts = facts_of([choice.winner for choice in choices], name)
+    rows = []
+    for choice in choices:
+        tried = [
+            f"{', '.join(wording.value(setting(group.settings, key)) for key in tuned)}: "
+            f"{in_words(smoothed(group, name, last), facts)}{' *' * (group is choice.winner)}"
+            for group in choice.grid
+        ]
+        rows.append([choice.winner.label, *(_best(choice, key) for key in tuned), "\n".join(tried)])
+    return TextTable(["Run", *(f"Best {key}" for key in tuned), "All that were tried (* the best)"], rows)
+
+
+def _best(choice: TunedGroups, name: str) -> str:
+    """The winning value, and whether the best value may lie beyond the values that were tried."""
+    value = setting(choice.winner.settings, name)
+    tried = [setting(group.settings, name) for group in choice.grid]
+    numbers = {value for value in tried if isinstance(value, int | float) and not isinstance(value, bool)}
+    ends = {min(numbers): ", the smallest tried", max(numbers): ", the largest tried"} if len(numbers) > 1 else {}
+    return wording.value(value) + next((words for end, words in ends.items() if end == value), "")

@@ -20,12 +20,12 @@ def holdings(dataset: Dataset, partition: Partition) -> np.ndarray:
     labels = dataset.train.labels
     if dataset.has_classes:
         return label_counts(labels, partition.train, dataset.num_classes)
-    if _are_labels(labels):
-        are_tokens = dataset.kind == "text" and labels.shape == dataset.train.inputs.shape
-        has_label = np.ones((len(labels), 1), np.int64) if are_tokens else (labels != 0).astype(np.int64)
-        return np.stack([has_label[partition.train[client]].sum(axis=0) for client in range(len(partition.train))])
-    bounds = np.quantile(labels[:, 0], np.arange(1, 10) / 10)
-    return label_counts(np.searchsorted(bounds, labels[:, 0]), partition.train, 10)
+    if not _are_labels(labels):
+        tenths = np.searchsorted(np.quantile(labels[:, 0], np.arange(1, 10) / 10), labels[:, 0])
+        return label_counts(tenths, partition.train, 10)
+    are_tokens = dataset.kind == "text" and labels.shape == dataset.train.inputs.shape
+    has_label = np.ones((len(labels), 1), bool) if are_tokens else labels != 0
+    return np.stack([has_label[partition.train[client]].sum(axis=0) for client in range(len(partition.train))])
 
 
 def _are_labels(labels: np.ndarray) -> bool:
@@ -50,27 +50,25 @@ def table(dataset: Dataset, partition: Partition, max_rows: int = 100, unseen: S
     """
     counts = holdings(dataset, partition)
     far = distances(counts)
-    sizes = {split: partition.split(split).sizes for split in SPLITS}
-    splits = [split for split in SPLITS if sizes[split].any()]
-    shown = min(max_rows, len(counts))
-    left_out = f", {len(counts) - shown} of them not shown" if shown < len(counts) else ""
+    splits = {split: shards for split in SPLITS if (shards := partition.split(split)).sizes.any()}
+    left_out = len(counts) - max_rows
     result = Table(
-        title=f"{dataset.name}: {len(counts)} clients{left_out}",
+        title=f"{dataset.name}: {len(counts)} clients" + f", {left_out} of them not shown" * (left_out > 0),
         caption="labels: class:count in the train split, most frequent first (of numbers, tenths from 0, the lowest, "
         "to 9); distance: total variation between a client's train labels and those of all clients, from 0 (alike) to "
         "1 (disjoint)",
         show_footer=True,
     )
-    sums = {split: _sum_text(partition.split(split).indices) for split in splits}
+    sums = {split: _sum_text(shards.indices) for split, shards in splits.items()}
     for head, footer in {"client": "all", **sums, "classes": str(np.count_nonzero(counts.sum(axis=0)))}.items():
         result.add_column(head, footer=footer, justify="right")
     result.add_column("labels", footer=_label_text(dataset, counts.sum(axis=0)), overflow="fold", ratio=1)
     result.add_column("distance", footer=f"mean {far.mean():.2f}", justify="right")
-    for client in range(shown):
+    for client in range(min(max_rows, len(counts))):
         index = client - len(counts) + len(unseen)
         name = f"{client} unseen ({unseen[index]} in the partition)" if index >= 0 else str(client)
         name += _owner_text(dataset, client, partition.train[client])
-        numbers = [*(sizes[split][client] for split in splits), np.count_nonzero(counts[client])]
+        numbers = [*(shards.sizes[client] for shards in splits.values()), np.count_nonzero(counts[client])]
         result.add_row(name, *map(str, numbers), _label_text(dataset, counts[client]), f"{far[client]:.2f}")
     return result
 
@@ -95,4 +93,4 @@ def _label_text(dataset: Dataset, counts: np.ndarray) -> str:
     name = dataset.class_name if _are_labels(dataset.train.labels) else str
     order = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)].tolist()
     text = " ".join(f"{name(label)}:{counts[label]}" for label in order[:12])
-    return text if len(order) <= 12 else f"{text} and {len(order) - 12} more"
+    return text + f" and {len(order) - 12} more" * (len(order) > 12)

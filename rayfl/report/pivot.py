@@ -18,7 +18,7 @@ from rayfl.metrics.facts import Facts
 from rayfl.report import wording
 from rayfl.report.groups import Group, compared, over, setting
 from rayfl.report.numbers import number
-from rayfl.report.page_tables import differing
+from rayfl.report.page_tables import TextTable, differing
 from rayfl.report.statistics import LEVEL, Ranked, holm, paired, ranked, signed_rank
 from rayfl.run_directory.record import read_refused
 from rayfl.untyped import Json
@@ -72,9 +72,10 @@ class Ranks(NamedTuple):
         return pd.DataFrame(columns).sort_values("Average rank", kind="stable", ignore_index=True)
 
     @property
-    def rows(self) -> list[tuple[str, list[str]]]:
-        """`frame` as text: the method, and the other cells."""
-        return [(name, [f"{rank:.2f}", apart]) for name, rank, apart in self.frame.to_numpy()]
+    def table(self) -> TextTable:
+        """`frame` as text, with the note."""
+        rows = [[name, f"{rank:.2f}", apart] for name, rank, apart in self.frame.to_numpy()]
+        return TextTable([*self.frame], rows, self.note, self.title)
 
 
 @dataclass(frozen=True)
@@ -183,6 +184,11 @@ class Pivot:
         columns = pd.Index([head.translate(written) for head in heads])
         return self.text.set_axis(columns, axis=1).map(lambda cell: cell.translate(written))
 
+    @property
+    def table(self) -> TextTable:
+        """The table as plain text, with its title and note."""
+        return TextTable([*self.flat()], self.flat().to_numpy().tolist(), self.note, self.title)
+
     def __str__(self) -> str:
         ranks = [f"\n{ranks.frame.to_string(index=False)}\n{ranks.note}" for ranks in self.ranks]
         return "\n".join([self.title, self.flat().to_string(index=False), self.note, *ranks])
@@ -255,8 +261,9 @@ def default_tables(groups: Sequence[Group], tuned: Sequence[str]) -> list[TableO
     if len(axes) == 2:
         return [TableOptions(rows=(axes[0],), columns=(axes[1],))]
     numeric = [key for key in axes if np.isfinite([*map(as_number, items[key])]).sum() >= FEWEST_NUMBERS]
-    others = {key: tuple(other for other in axes if other != key) for key in numeric}
-    return [TableOptions(rows=rest or (key,), columns=(key,) if rest else ()) for key, rest in others.items()]
+    if len(axes) == 1:
+        return [TableOptions(rows=(key,)) for key in numeric]
+    return [TableOptions(rows=tuple(other for other in axes if other != key), columns=(key,)) for key in numeric]
 
 
 def pivot(groups: Sequence[Group], options: TableOptions, metric: str | None, last: int) -> Pivot:
@@ -293,8 +300,8 @@ def pivot(groups: Sequence[Group], options: TableOptions, metric: str | None, la
         values_of_rows, others = (
             values.reindex(columns=pd.MultiIndex.from_tuples(every)).to_numpy().T for every in (keys, bases)
         )
-        itself = [[key == other] for key, other in zip(keys, bases, strict=True)]
-        differences = np.where(itself, np.nan, values_of_rows - others)
+        differences = values_of_rows - others
+        differences[[key == other for key, other in zip(keys, bases, strict=True)]] = np.nan
         pairs = [*map(paired, differences)]
         tests = [*map(signed_rank, differences)]
         adjusted = zip(holm([pair.p for pair in pairs]), tests, holm(tests), strict=True)

@@ -3,10 +3,10 @@
 Reading results runs no code of the experiment and loads no torch; building a model does both.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,7 @@ from rayfl.report.summary import Summary, summary
 from rayfl.run_directory.object_storage import is_url, require_path
 from rayfl.run_directory.record import Run, read_run, run_directories
 from rayfl.run_directory.run_folder import copy_for_reading
-from rayfl.run_directory.saved_models import CONSTANTS, load_model, read_model_inputs
+from rayfl.run_directory.saved_models import CONSTANTS, load_model, model_files, read_model_inputs
 from rayfl.settings import dotted, shown
 from rayfl.untyped import Value
 
@@ -116,11 +116,8 @@ class RunResults(Recorded):
         total_uplink_megabytes, total_simulated_s), and a column per metric: the round's value, else the mean over its
         clients; NaN if it was not evaluated."""
         frame = self.rounds.assign(**cost(self.arrow)._asdict()).set_index("round")
-        columns = {
-            name: pd.Series(values.values, index=values.rounds)
-            for name in metric_names(self.arrow)
-            if (values := series(self.arrow, name)) is not None
-        }
+        every = {name: series(self.arrow, name) for name in metric_names(self.arrow)}
+        columns = {name: pd.Series(values.values, values.rounds) for name, values in every.items() if values}
         return frame.join(pd.DataFrame(columns, index=frame.index)).reset_index()
 
     @cached_property
@@ -132,8 +129,7 @@ class RunResults(Recorded):
     @property
     def model_names(self) -> list[str]:
         """The final models that the run has saved: "global", "personal", both or none."""
-        files = (self.directory / "models").glob("*.safetensors")
-        return sorted({re.sub(r"-[0-9]{4,}$", "", path.stem) for path in files})
+        return [name for name in ("global", "personal") if model_files(self.directory, name)]
 
     def predict(
         self, inputs: "ArrayLike | pd.DataFrame | Mapping[str, ArrayLike]", client: int | None = None
@@ -150,9 +146,10 @@ class RunResults(Recorded):
         from rayfl.determinism.torch_flags import own_flags
         from rayfl.models.frame_inputs import rows_of_frame
 
-        parts = dotted({"parts": self.settings.get("parts")})
-        trained = parts.get("parts.personal") and parts.get("parts.order") != "shared-only"
-        if client is None and "global" in self.model_names and (trained or parts.get("parts.buffers") == "personal"):
+        settings = dotted(self.settings)
+        trained = settings.get("parts.personal") and settings.get("parts.order") != "shared-only"
+        is_split = trained or settings.get("parts.buffers") == "personal"
+        if client is None and "global" in self.model_names and is_split:
             raise RayflError(
                 f"each client of the run in {self.directory} has parts of the model for itself; give client=NUMBER, "
                 "or call results.model() for what they share, with the initial values of their parts"
@@ -165,7 +162,7 @@ class RunResults(Recorded):
         if data.layout is not None:
             rows = data.layout.pack("the list of inputs", inputs)
         elif isinstance(inputs, pd.DataFrame) and data.input_names:
-            fills = dotted(self.settings).get("data.missing") in ("mean", "category")
+            fills = settings.get("data.missing") in ("mean", "category")
             rows = rows_of_frame(inputs, data.input_names, data.mean if fills else ())
         else:
             rows = np.asarray(inputs)
@@ -195,17 +192,16 @@ class RunResults(Recorded):
 
     def personal_model(self, client: int) -> "Predictor":
         """The final model of one client, as `model` returns the global one. Raise RayflError if it has none."""
-        prefix = f"{client}/"
-        tensors = load_model(self.directory, "personal", prefix)
-        weights = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+        weights, constants = (
+            {key.removeprefix(prefix): tensor for key, tensor in load_model(self.directory, "personal", prefix).items()}
+            for prefix in (f"{client}/", f"{CONSTANTS}/")
+        )
         if not weights:
             raise RayflError(
                 f"client {client} has no model of its own in {self.directory}, because it was never selected or does "
                 "not exist: name another client"
             )
-        constants = load_model(self.directory, "personal", f"{CONSTANTS}/")
-        weights |= {name.removeprefix(f"{CONSTANTS}/"): tensor for name, tensor in constants.items()}
-        return self._built(weights, "personal")
+        return self._built(weights | constants, "personal")
 
     def _built(self, weights: "Tree", name: str) -> "Predictor":
         from rayfl.determinism.global_draws import seeded
@@ -220,9 +216,7 @@ class RunResults(Recorded):
         inputs = read_model_inputs(self.directory)
         data = inputs.without_samples()
         # As the run built it: a tensor that is neither a parameter nor a buffer is in no file.
-        seed = self.settings["seed"]
-        assert isinstance(seed, int), "as Experiment writes it"
-        with own_flags(), seeded(torch_seed(seed, purpose="initial parameters")):
+        with own_flags(), seeded(torch_seed(int(str(self.settings["seed"])), purpose="initial parameters")):
             build = architecture.builder(data.input_shape, data.num_classes, data.layout)
             if isinstance(adapters := self.settings.get("adapters"), dict):
                 build = Adapters(**adapters).builder(build)
@@ -258,11 +252,11 @@ class RunResults(Recorded):
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
-        numbers = {name: value for name, value in self.summary.items() if not isinstance(value, dict)}
-        return pd.Series(self.summary["final"] | numbers).to_frame().to_html(header=False)
+        numbers = pd.Series(self.summary["final"] | self.summary)
+        return numbers[[not isinstance(value, dict) for value in numbers]].to_frame().to_html(header=False)
 
     def __repr__(self) -> str:
-        planned = "" if self.finished else f" of {self.settings.get('rounds')}"
+        planned = f" of {self.settings.get('rounds')}" * (not self.finished)
         return one_line(f"<run of {len(self.arrow.rounds)}{planned} rounds in {self.directory}>")
 
 
@@ -279,8 +273,7 @@ class SweepResults(Recorded):
         """A row per run: its directory's name (run), its seed, and each setting in which the runs differ, by its dotted
         key (method.lr); missing if a run has no such setting."""
         tables = [{"seed": run.settings.get("seed"), **determining_settings(run.settings)} for run in self.runs]
-        keys = dict.fromkeys(key for table in tables for key in table)
-        every = {key: [table.get(key) for table in tables] for key in keys}
+        every = {key: [table.get(key) for table in tables] for key in dict.fromkeys(chain(*tables))}
         columns = {key: values for key, values in every.items() if len({*map(repr, values)}) > 1 or key == "seed"}
         return pd.DataFrame({"run": [run.directory.name for run in self.runs], **columns})
 
@@ -295,7 +288,7 @@ class SweepResults(Recorded):
         """A row per run: the columns of `settings`, finished, rounds, the last value of each metric that ranks runs
         (shares in [0, 1]), and uplink_megabytes, downlink_megabytes, simulated_s and wall_s of all rounds."""
         numbers = pd.DataFrame([{**run.summary, **run.summary["final"]} for run in self.runs])
-        names = list(dict.fromkeys(name for run in self.runs for name in run.summary["final"]))
+        names = dict.fromkeys(name for run in self.runs for name in run.summary["final"])
         columns = ["finished", "rounds", *names, "uplink_megabytes", "downlink_megabytes", "simulated_s", "wall_s"]
         return pd.concat([self.settings, numbers[columns]], axis=1)
 
@@ -328,9 +321,8 @@ class SweepResults(Recorded):
         """
         from rayfl.report.pivot import pivots
 
-        table = {"rows": rows, "columns": columns, "values": values} | (
-            {} if baseline is None else {"baseline": str(baseline)}
-        )
+        base = None if baseline is None else str(baseline)
+        table = {"rows": rows, "columns": columns, "values": values, "baseline": base}
         return pivots(group_runs(self.recorded), ReportOptions(**{**options, "tables": [table]}))[0]
 
     def __len__(self) -> int:

@@ -52,11 +52,10 @@ class Series(NamedTuple):
 
 
 class Spread(NamedTuple):
-    """The spread of a value over clients: quantiles 0.1, 0.25, 0.5, 0.75, 0.9 [5, num_rounds], and the last values."""
+    """The spread of a value over clients: quantiles 0.1, 0.25, 0.5, 0.75, 0.9 [5, num_rounds]."""
 
     rounds: np.ndarray
     quantiles: np.ndarray
-    last: np.ndarray
 
 
 class Cost(NamedTuple):
@@ -94,11 +93,10 @@ def ranking_names(run: Run) -> list[str]:
 
     Other summaries of clients' values than their mean rank none.
     """
-    order = {what: index for index, what in enumerate(run.facts)}
     known = [
         name for name in metric_names(run) if facts(run, name).higher_is_better is not None and not is_summary(name)
     ]
-    known.sort(key=lambda name: order[name.partition("/")[2] or name])
+    known.sort(key=lambda name: [*run.facts].index(name.partition("/")[2] or name))
     return [name for name in known if facts(run, name).ranks] or [name for name in known if name != "train/loss"]
 
 
@@ -120,18 +118,19 @@ def spread(run: Run, name: str) -> Spread | None:
     if not len(rounds):
         return None
     unique, starts = np.unique(rounds, return_index=True)
-    each = np.split(values, starts[1:])
     # If clients have diverged, numpy warns of quantiles between infinite values.
     with np.errstate(invalid="ignore"):
-        quantiles = np.stack([np.quantile(of_round, [0.1, 0.25, 0.5, 0.75, 0.9]) for of_round in each], axis=1)
-    return Spread(unique, quantiles, each[-1])
+        quantiles = np.stack(
+            [np.quantile(of_round, [0.1, 0.25, 0.5, 0.75, 0.9]) for of_round in np.split(values, starts[1:])], axis=1
+        )
+    return Spread(unique, quantiles)
 
 
-def last_by_client(run: Run, name: str) -> dict[int, float]:
-    """The last evaluation's values by client; empty if no client has a value of its own."""
+def last_of_clients(run: Run, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Clients and their values at their last evaluation; empty if no client has a value of its own."""
     rounds, clients, values = _rows(run, name)
-    chosen = (clients >= 0) & (rounds == rounds.max(initial=-1))
-    return dict(zip(clients[chosen].tolist(), values[chosen].tolist(), strict=True))
+    chosen = (clients >= 0) & (rounds == rounds[clients >= 0].max(initial=-1))
+    return clients[chosen], values[chosen]
 
 
 def _rows(run: Run, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -159,14 +158,14 @@ def workers(run: Run) -> float:
 
 def mean_over(run: Run, column: str, having: str) -> float:
     """The mean of a column of the clients table over its rows with a positive number in the column `having`."""
-    amounts = run.clients[column].to_numpy()[run.clients[having].to_numpy() > 0]
-    return float(amounts.mean()) if len(amounts) else 0.0
+    amounts = run.clients.filter(pc.field(having) > 0)[column]
+    return float(pc.mean(amounts).as_py() or 0)
 
 
 def is_personal(run: Run) -> bool:
     """Whether clients end with models of their own: the run has saved some, or its method is one of ours that makes
     or fine-tunes them."""
-    if any((run.directory / "models").glob("personal*.safetensors")):
+    if model_files(run.directory, "personal"):
         return True
     # The methods load torch, which most tables do without.
     from rayfl.methods.base import Method

@@ -39,10 +39,9 @@ def paired(differences: Sequence[float] | np.ndarray) -> Paired:
     # scipy.special is imported here because not every table needs it; scipy.stats would take a second to load.
     from scipy.special import nctdtrinc, stdtr, stdtrit
 
-    values = np.asarray(differences, float)
-    values = values[~np.isnan(values)]
+    values = _defined(differences)
     num = len(values)
-    mean = float(values.mean()) if len(values) else np.nan
+    mean = float(values.mean()) if num else np.nan
     if num < 2:
         return Paired(mean, np.nan, np.nan, np.nan, np.nan, num)
     if np.ptp(values) == 0:
@@ -57,6 +56,12 @@ def paired(differences: Sequence[float] | np.ndarray) -> Paired:
     p = 2 * stdtr(num - 1, -abs(mean / error))
     low, high = mean - critical * error, mean + critical * error
     return Paired(mean, float(low), float(high), float(p), float(detectable), num)
+
+
+def _defined(differences: Sequence[float] | np.ndarray) -> np.ndarray:
+    """Those of complete pairs."""
+    values = np.asarray(differences, float)
+    return values[~np.isnan(values)]
 
 
 def equivalence(seen: Paired, margin: float) -> tuple[float, float]:
@@ -103,8 +108,7 @@ def signed_rank(differences: Sequence[float] | np.ndarray) -> float:
     """
     from scipy.stats import PermutationMethod, wilcoxon
 
-    values = np.asarray(differences, float)
-    values = values[~np.isnan(values)]
+    values = _defined(differences)
     if len(values) < 2 or not values.any():
         return 1.0 if len(values) > 1 else np.nan
     method = PermutationMethod() if len(values) <= _FEW_PAIRS else "auto"
@@ -130,9 +134,8 @@ class Ranked(NamedTuple):
     @property
     def is_too_few(self) -> bool:
         """Whether no values on as few data sets could reach the level, also if one method is best on all of them."""
-        num_methods = len(self.ranks)
-        least = self.critical > num_methods - 1 if num_methods > 2 else 2.0 ** (1 - self.num_data) > LEVEL
-        return self.num_data < 2 or least
+        least_p = 2.0 ** (1 - self.num_data) if len(self.ranks) == 2 else 0.0
+        return self.num_data < 2 or self.critical > len(self.ranks) - 1 or least_p > LEVEL
 
     @property
     def differs(self) -> np.ndarray:
@@ -152,12 +155,12 @@ def ranked(values: np.ndarray) -> Ranked:
     values = values[~np.isnan(values).any(axis=1)]
     num_data, num_methods = values.shape
     ranks = rankdata(-values, axis=1)
+    means = ranks.mean(axis=0) if num_data else np.full(num_methods, np.nan)
     if num_data < 2:
-        return Ranked(ranks.mean(axis=0) if num_data else np.full(num_methods, np.nan), np.nan, np.nan, num_data)
+        return Ranked(means, np.nan, np.nan, num_data)
     if num_methods == 2:
-        return Ranked(ranks.mean(axis=0), signed_rank(values[:, 0] - values[:, 1]), 0.0, num_data)
+        return Ranked(means, signed_rank(values[:, 0] - values[:, 1]), 0.0, num_data)
     # If all methods tie on every data set, the statistic is 0 / 0.
     p = float(friedmanchisquare(*ranks.T).pvalue) if np.ptp(ranks) else 1.0
-    width = studentized_range.ppf(1 - LEVEL, num_methods, np.inf)
-    critical = width * np.sqrt(num_methods * (num_methods + 1) / (12 * num_data))
-    return Ranked(ranks.mean(axis=0), p, float(critical), num_data)
+    error = np.sqrt(num_methods * (num_methods + 1) / (12 * num_data))
+    return Ranked(means, p, float(studentized_range.ppf(1 - LEVEL, num_methods, np.inf) * error), num_data)

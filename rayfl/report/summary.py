@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import pyarrow.compute as pc
 
 from rayfl import toml
 from rayfl.errors import RayflError, did_you_mean
 from rayfl.experiment.identity import require_settings
-from rayfl.experiment.report_options import ReportOptions, require_clients, require_targets
+from rayfl.experiment.report_options import ReportOptions, require_targets
 from rayfl.report import wording
 from rayfl.report.groups import Group, best_first, compared, facts_of, group_runs, has_seeds, ranked_names
 from rayfl.report.numbers import (
@@ -28,6 +28,7 @@ from rayfl.report.numbers import (
 )
 from rayfl.report.page_tables import (
     Column,
+    TextTable,
     differing,
     fairness_of,
     fairness_tables,
@@ -56,14 +57,6 @@ _MOST_RUNS = 6
 """The most runs whose settings fit side by side into a terminal."""
 
 
-class TextTable(NamedTuple):
-    """A table: the headings, and the cells of each row, of which the first names the row; `note`: what it shows."""
-
-    heads: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    note: str = ""
-
-
 def run_list(folder: Path, where: Mapping[str, str]) -> TextTable:
     """All runs in a folder and in the folders below, a row each, the latest first.
 
@@ -71,14 +64,13 @@ def run_list(folder: Path, where: Mapping[str, str]) -> TextTable:
     runs, when the run last recorded anything, and if any run has them, tags and note. where: the values that listed
     runs have, as text by key: `state`, `tag`, or a setting by its dotted key (method for method.name).
     """
-    changed = {run: _last_change(run) for run in runs_below(folder)}
     rows = []
-    for run in sorted(changed, key=changed.__getitem__, reverse=True):
-        name = run.name if run == folder else run.relative_to(folder).as_posix()
+    for changed, run in sorted(((_last_change(run), run) for run in runs_below(folder)), reverse=True):
         state, *values = _overview(run)
         notes = read_notes(run)
         if fits(run, state, notes, where):
-            time = datetime.fromtimestamp(changed[run]).isoformat(" ", "minutes")
+            name = run.name if run == folder else run.relative_to(folder).as_posix()
+            time = datetime.fromtimestamp(changed).isoformat(" ", "minutes")
             rows.append([name, state, *values, time, " ".join(notes.tags), notes.note])
     heads = ["run", "state", "rounds", *PLACES, "changed", "tags", "note"]
     width = len(heads) if any(row[-1] or row[-2] for row in rows) else -2
@@ -93,10 +85,9 @@ def runs_below(folder: Path) -> list[Path]:
 
 def fits(directory: Path, state: str, notes: Notes, where: Mapping[str, str]) -> bool:
     """Whether a run has all the values in `where`, as of `run_list`."""
-    try:
+    settings = {}
+    with suppress(RayflError):
         settings = dotted(read_experiment(directory)) if where else {}
-    except RayflError:
-        settings = {}
     known = {key: {str(value), toml.dumps({"": value}).partition(" = ")[2].strip()} for key, value in settings.items()}
     known |= {key.removesuffix(".name"): values for key, values in known.items() if key.endswith(".name")}
     known |= {"state": {state}, "tag": {*notes.tags}}
@@ -109,9 +100,9 @@ def _overview(directory: Path) -> list[str]:
         run = read_run(directory, leave_out=("clients",))
     except RayflError:
         return ["damaged", "0/?", *[""] * len(PLACES)]
-    evaluated = [name.partition("/")[2] for name in ranking_names(run) if name.partition("/")[0] in PLACES]
-    last = [series(run, f"{place}/{evaluated[0]}") if evaluated else None for place in PLACES]
-    values = ["" if values is None else run.facts[evaluated[0]].words(values.final) for values in last]
+    what = next((name.partition("/")[2] for name in ranking_names(run) if name.partition("/")[0] in PLACES), "")
+    last = [series(run, f"{place}/{what}") for place in PLACES]
+    values = ["" if values is None else run.facts[what].words(values.final) for values in last]
     return [state_of(run), f"{len(run.rounds)}/{run.experiment.get('rounds')}", *values]
 
 
@@ -188,21 +179,19 @@ def summary(run: Run) -> Summary:
 def require(runs: Sequence[Run], options: ReportOptions) -> None:
     """Raise RayflError if `options` names a setting or a metric that no run has, or a target that it cannot reach."""
     require_settings([run.experiment for run in runs], options.best_over)
-    if options.mask_clients:
-        if len(runs) > 1:
-            raise RayflError("mask_clients does nothing for several runs: masks are drawn on the page of one run")
-        require_clients(options.mask_clients, int(str(dotted(runs[0].experiment).get("clients.count", 0))))
     groups = group_runs(runs)
     known = ranked_names(groups, options.metric)
-    if options.metric is not None and options.metric not in known:
-        raise RayflError(f"no run has recorded the metric {options.metric!r}: {did_you_mean(options.metric, known)}")
-    if known:
-        require_targets(options.targets, known[0], facts_of(groups, known[0]))
+    if options.metric not in (None, *known):
+        raise RayflError(
+            f"no run has recorded the metric {options.metric!r}: {did_you_mean(str(options.metric), known)}"
+        )
+    for name in known[:1]:
+        require_targets(options.targets, name, facts_of(groups, name))
     for name in options.values:
-        number(name, groups, known[0] if known else None)
+        number(name, groups, next(iter(known), None))
 
 
-def comparison(runs: Sequence[Run], options: ReportOptions) -> list[tuple[str, TextTable]]:
+def comparison(runs: Sequence[Run], options: ReportOptions) -> list[TextTable]:
     """The comparison of runs by the `[report]` options: tables with their titles.
 
     The runs, the best first, as on their page; how much the metric differs between clients (if the metric is not one of
@@ -226,40 +215,26 @@ def comparison(runs: Sequence[Run], options: ReportOptions) -> list[tuple[str, T
     labels = [group.label for group in groups]
     rows = [[label, *(column.cells[row] for column in columns)] for row, label in enumerate(labels)]
     title = wording.counted(len(runs), "run") + f" by {metric}" * bool(metric) + ", best first" * (len(rows) > 1)
-    tables = [
-        (title, TextTable(["Run", *(column.head for column in columns)], rows)),
+    settings = [[name, *cells] for name, cells in differing([group.settings for group in groups])]
+    more = len(settings) - _MOST_DIFFERENCES
+    differences = "what differs" + f" ({more} more settings not shown)" * (more > 0)
+    return [
+        TextTable(["Run", *(column.head for column in columns)], rows, title=title),
         *over_clients(groups, [] if metric is None else [metric, f"own/{metric.partition('/')[2]}"], others=False)[:1],
         *(
-            (
-                f"ranks over data sets: {ranks.title}",
-                TextTable([*ranks.frame], [[name, *cells] for name, cells in ranks.rows], ranks.note),
-            )
+            ranks.table._replace(title=f"ranks over data sets: {ranks.title}")
             for table in tables_or_problems(every, options)[0]
             for ranks in table.ranks
         ),
+        *[TextTable(["Setting", *labels], settings[:_MOST_DIFFERENCES], title=differences)]
+        * (len(settings) > 0 and len(labels) <= _MOST_RUNS),
     ]
-    settings = [[name, *cells] for name, cells in differing([group.settings for group in groups])]
-    if settings and len(labels) <= _MOST_RUNS:
-        more = len(settings) - _MOST_DIFFERENCES
-        title = "what differs" + f" ({more} more settings not shown)" * (more > 0)
-        tables.append((title, TextTable(["Setting", *labels], settings[:_MOST_DIFFERENCES])))
-    return tables
 
 
-def over_clients(
-    groups: Sequence[Group], first: Sequence[str] = (), others: bool = True
-) -> list[tuple[str, TextTable]]:
-    """The tables of `page_tables.fairness_tables`, with titles."""
-    return [
-        (
-            f"over clients, {described['title']}".rstrip(", "),
-            TextTable(
-                described["head"],
-                [[row if isinstance(row, str) else row[0], *cells] for row, cells in described["rows"]],
-            ),
-        )
-        for described in fairness_tables(groups, first, others)
-    ]
+def over_clients(groups: Sequence[Group], first: Sequence[str] = (), others: bool = True) -> list[TextTable]:
+    """The tables of `page_tables.fairness_tables`, with titles for a terminal."""
+    tables = fairness_tables(groups, first, others)
+    return [table._replace(title=f"over clients, {table.title}".rstrip(", ")) for table in tables]
 
 
 def _values(groups: Sequence[Group], metric: str | None, options: ReportOptions) -> list[Column]:
@@ -269,11 +244,15 @@ def _values(groups: Sequence[Group], metric: str | None, options: ReportOptions)
     unseen = f"unseen/{metric.partition('/')[2]}"
     shown = [(f"Mean of last {options.last}", metric, options.last)] * (options.last > 1) + [("Final", metric, 1)]
     shown += [("Unseen", unseen, 1)] * (unseen != metric and unseen in ranked_names(groups))
-    columns = [metric_column(head, groups, name, last) for head, name, last in shown]
-    for target in options.targets:
-        costs = costs_to_target(groups, metric, target)
-        to = target_words(target, facts_of(groups, metric))
-        for head, name, decimals in (("Rounds", "rounds", 0), ("MB", "megabytes", 2)):
-            words = [score.words(decimals=decimals, counted=has_seeds(groups)) for score in costs[name]]
-            columns.append(Column(f"{head} to {to}", words))
-    return columns
+    return [
+        *(metric_column(head, groups, name, last) for head, name, last in shown),
+        *(
+            Column(
+                f"{head} to {target_words(target, facts_of(groups, metric))}",
+                [score.words(decimals=decimals, counted=has_seeds(groups)) for score in costs[name]],
+            )
+            for target in options.targets
+            for costs in [costs_to_target(groups, metric, target)]
+            for head, name, decimals in (("Rounds", "rounds", 0), ("MB", "megabytes", 2))
+        ),
+    ]

@@ -81,7 +81,7 @@ def estimates(rows: ClaimRows, pairs: pd.DataFrame) -> pd.DataFrame:
             differences = differences / values["second"].to_numpy()
         seen = paired(differences)
         if claim.horizon is not None:
-            seen = Paired(seen.mean, np.nan, np.nan, signed_rank(differences), np.nan, seen.num_pairs)
+            seen = seen._replace(low=np.nan, high=np.nan, p=signed_rank(differences), detectable=np.nan)
         row = dict(zip(keys, names, strict=True)) | seen._asdict()
         row |= {"complete": not np.isnan(differences).any(), "converged": bool(part["converged"].all())}
         for name in ("first", "second"):
@@ -109,34 +109,37 @@ def decide(rows: ClaimRows, seen: pd.DataFrame) -> pd.DataFrame:
     p: the larger of the moments' p-values; holm: after Holm's correction over the paper's rows, NaN for ours; moments:
     a record of `estimates` for each moment, with its plain verdict.
     """
-    decisions = []
-    for claim in rows.claims:
-        for pair in claim.pairs:
-            row: dict[str, Json] = {
-                "claim": claim.id,
-                "source": claim.source,
-                "sweep": claim.sweep,
-                "compared": claim.words(pair),
-            }
-            chosen = (
-                seen.loc[(seen["claim"] == claim.id) & (seen["compared"] == row["compared"])] if len(seen) else seen
-            )
-            moments = []
-            for moment in chosen.to_dict("records"):
-                values = Paired(*(moment[name] for name in Paired._fields))
-                p, verdict = plain(claim, values, rows.margin(claim, moment["unit"]))
-                moments.append({**moment, "p": p, "plain": verdict})
-            row |= {"moments": moments, "p": max((moment["p"] for moment in moments), default=np.nan)}
-            decisions.append(
-                {**row, "paper": np.nan if claim.size is None else claim.size, "verdict": _together(claim, moments)}
-            )
-    table = pd.DataFrame(decisions)
+    by_row: dict[tuple[str, str], list[dict[str, Json]]] = {}
+    for moment in seen.to_dict("records"):
+        by_row.setdefault((moment["claim"], moment["compared"]), []).append(moment)
+    table = pd.DataFrame(
+        {
+            "claim": claim.id,
+            "source": claim.source,
+            "sweep": claim.sweep,
+            "compared": claim.words(pair),
+            "moments": moments,
+            "p": max((moment["p"] for moment in moments), default=np.nan),
+            "paper": np.nan if claim.size is None else claim.size,
+            "verdict": _together(claim, moments),
+        }
+        for claim in rows.claims
+        for pair in claim.pairs
+        for moments in [[_decided(rows, claim, moment) for moment in by_row.get((claim.id, claim.words(pair)), ())]]
+    )
     counts = table["source"] == "paper"
     table.loc[counts, "holm"] = holm([*table.loc[counts, "p"].fillna(1)])
     table.loc[table["p"].isna(), "holm"] = np.nan
     weak = counts & table["verdict"].isin(["reproduced", "refuted"]) & ~(table["holm"] <= LEVEL)
     table.loc[weak, "verdict"] = "undecided"
     return table
+
+
+def _decided(rows: ClaimRows, claim: Claim, moment: Mapping[str, Json]) -> dict[str, Json]:
+    """A moment with its plain verdict, and the p-value for Holm's correction."""
+    seen = Paired(*(moment[name] for name in Paired._fields))
+    p, verdict = plain(claim, seen, rows.margin(claim, moment["unit"]))
+    return {**moment, "p": p, "plain": verdict}
 
 
 def _together(claim: Claim, moments: Sequence[Mapping[str, Json]]) -> str:
@@ -157,17 +160,15 @@ def size_of(paper: float, moment: Mapping[str, Json]) -> str:
     """Whether the interval contains the paper's figure, or whether our effect is smaller or larger."""
     if pd.isna(paper) or np.isnan(moment["low"]):
         return wording.NONE
-    if moment["low"] <= paper <= moment["high"]:
-        return "inside"
-    return "smaller" if (paper - moment["mean"]) * (paper or 1) > 0 else "larger"
+    is_smaller = (paper - moment["mean"]) * (paper or 1) > 0
+    return "inside" if moment["low"] <= paper <= moment["high"] else "smaller" if is_smaller else "larger"
 
 
 def counted(verdicts: pd.DataFrame) -> str:
     """The number of the paper's rows by verdict: "12 rows: 5 reproduced, 7 undecided"."""
-    paper = verdicts.loc[verdicts["source"] == "paper"]["verdict"].value_counts()
-    return (
-        f"{wording.counted(int(paper.sum()), 'row')}: {', '.join(f'{count} {name}' for name, count in paper.items())}"
-    )
+    paper = verdicts.loc[verdicts["source"] == "paper", "verdict"].value_counts()
+    numbers = ", ".join(f"{count} {name}" for name, count in paper.items())
+    return f"{wording.counted(int(paper.sum()), 'row')}: {numbers}"
 
 
 def short_rows(rows: ClaimRows, verdicts: pd.DataFrame, source: str = "paper") -> list[list[str]]:

@@ -261,11 +261,10 @@ def metric(name: str, facts: Facts | None = None) -> Facts:
     place, _, what = name.partition("/")
     facts = facts or RECORDED_BEFORE.get(what or place)
     ending = next((suffix for suffix in _OVER_CLIENTS if place.endswith(suffix)), "")
-    place = place.removesuffix(ending)
-    if place not in PLACES:
+    if place.removesuffix(ending) not in PLACES:
         return Facts(title=name, unit=facts.unit if facts else "", meaning=f"Recorded as {name}.")
     facts = facts or Facts(title=what.capitalize(), meaning=f"{what.capitalize()}, as the task evaluates it")
-    short, long = PLACES[place]
+    short, long = PLACES[place.removesuffix(ending)]
     if ending:
         short, long = f"{short}, {_OVER_CLIENTS[ending][0]}", f"{long} ({_OVER_CLIENTS[ending][1]})"
     return Facts(title=f"{facts.title}: {short}", unit=facts.unit, meaning=f"{facts.meaning} of {long}.")
@@ -283,10 +282,10 @@ def axis_title(facts: Facts) -> str:
 
 def value(setting: object) -> str:
     """A setting: yes, no, none, a list's items, a class with its options, a short number."""
-    if isinstance(setting, bool) or setting is None:
-        return {True: "yes", False: "no", None: "none"}[setting]
-    if isinstance(setting, list | tuple):
-        return ", ".join(value(item) for item in setting) if setting else "none"
+    if isinstance(setting, bool):
+        return "yes" if setting else "no"
+    if setting is None or isinstance(setting, list | tuple):
+        return ", ".join(map(value, setting or ())) or "none"
     if isinstance(setting, dict) and "name" in setting:
         options = ", ".join(f"{name} {value(item)}" for name, item in setting.items() if name != "name")
         return short(str(setting["name"])) + f" ({options})" * bool(options)

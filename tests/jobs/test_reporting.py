@@ -121,7 +121,7 @@ def test_a_table_wider_than_a_line_is_printed_in_parts_that_keep_the_labels():
     assert all(part.heads[0] == "Run" and part.rows[0][0] == label for part in found)
     for part in found:
         text = StringIO()
-        Console(file=text, width=150).print(rich_table(None, part))
+        Console(file=text, width=150).print(rich_table(part))
         assert text.getvalue().count(label) == 1
     (narrow,) = parts(TextTable(["Run", "Rounds"], []), 150)
     assert narrow.heads == ("Run", "Rounds") and not narrow.rows

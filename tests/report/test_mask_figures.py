@@ -1,26 +1,20 @@
 """Figures of clients that keep a share of the model, from a real run of Dis-PFL on digits."""
 
 import re
-import shutil
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
 
 from rayfl.experiment.prepare import prepare
-from rayfl.experiment.report_options import ReportOptions
 from rayfl.report.drawn_figures import _picture, mask_section
 from rayfl.report.figures import _by_retention, sections
 from rayfl.report.groups import group_runs
-from rayfl.report.summary import require
 from rayfl.rounds.executor import InlineExecutor
 from rayfl.run_directory.description import Description
 from rayfl.run_directory.play_run import RunOutput, play_run
 from rayfl.run_directory.record import read_run
 from rayfl.run_directory.run_folder import create_run_directory
 from tests.contracts.every_method import experiment
-from tests.hand_written import run_of
-from tests.refusals import mentions, refused
 
 
 @pytest.fixture(scope="module")
@@ -54,36 +48,6 @@ def test_distances_and_masks_of_a_run_are_drawn(run):
     assert len(drawn) == 4 and re.match(r"Client 0: \d+\.\d% of ", drawn[0].title)
     others = [figure.title for figure in found["Training and other measurements"].figures]
     assert not any("mask" in title.lower() for title in others)
-
-
-def test_the_clients_whose_masks_are_drawn_can_be_chosen(run, monkeypatch, tmp_path):
-    chosen = mask_section(group_runs([run]), (3, 1, 2)).figures
-    first = {figure.title: figure.chart for figure in mask_section(group_runs([run])).figures}
-    assert [figure.title.partition(":")[0] for figure in chosen[3:]] == ["Client 3", "Client 1", "Client 2"]
-    assert all(figure.chart == first[figure.title] for figure in chosen)
-    # A client that no round selected has no model, in whichever file the others lie.
-    tensors = load_file(run.directory / "models" / "personal.safetensors")
-    split = tmp_path / "split"
-    shutil.copytree(run.directory, split)
-    (split / "models" / "personal.safetensors").unlink()
-    for place, client in enumerate(("0", "2", "3")):
-        own = {name: tensor for name, tensor in tensors.items() if name.startswith(f"{client}/")}
-        save_file(own, split / "models" / f"personal-{place:04d}.safetensors")
-    section = mask_section(group_runs([read_run(split)]), (3, 1, 2))
-    assert [figure.title.partition(":")[0] for figure in section.figures[3:]] == ["Client 3", "Client 2"]
-    assert mentions(section.intro, "client 1")
-
-
-def test_clients_that_are_none_are_refused_before_the_run_and_after_it(tmp_path):
-    settings = {"evaluation": {"every": 1, "masks": True}, "clients": {"retention_ratio": [0.2, 0.5]}}
-    with refused(names=["report.mask_clients", "99", "0 to"]):
-        prepare(experiment("dispfl", rounds=1, report={"mask_clients": [0, 99]}, **settings))
-    runs = [run_of(tmp_path / str(seed), {0: 0.5}, seed=seed, clients={"count": 3}) for seed in range(2)]
-    require(runs[:1], ReportOptions(mask_clients=(0, 2)))
-    with refused(names=["mask_clients", "3", "0 to 2"]):
-        require(runs[:1], ReportOptions(mask_clients=(0, 3)))
-    with refused(names=["mask_clients", "one run"]):
-        require(runs, ReportOptions(mask_clients=(0,)))
 
 
 def test_a_damaged_model_file_costs_the_drawn_masks_alone(run):

@@ -75,8 +75,8 @@ def test_an_unknown_number_is_refused_with_those_that_are_there(runs, name, name
 
 def test_the_page_the_comparison_and_python_show_the_same_columns(tmp_path, runs):
     options = ReportOptions(values=("rounds@0.5", "downlink_megabytes"), target=(0.5, 0.75))
-    title, table = comparison(runs, options)[0]
-    assert mentions(title, ACCURACY)
+    table = comparison(runs, options)[0]
+    assert mentions(table.title, ACCURACY)
     (row,) = table.rows
     shown = dict(zip(table.heads, row, strict=True))
     assert shown["Rounds to 75 %"] == "2 (1)"

@@ -6,7 +6,7 @@ import pytest
 
 from rayfl.metrics.facts import ACCURACY
 from rayfl.report.groups import curve, group_runs
-from rayfl.report.series import cost, is_personal, metric_names, series, spread
+from rayfl.report.series import cost, is_personal, last_of_clients, metric_names, series, spread
 from rayfl.rounds.ledger import MetricRow, RoundRow
 from rayfl.run_directory.description import Description
 from rayfl.run_directory.record import Recorder, Run, read_run
@@ -69,7 +69,7 @@ def test_spread_is_the_quantiles_over_clients(tmp_path):
     assert found.rounds.tolist() == [0, 3]
     assert found.quantiles[:, 0].tolist() == [7.0] * 5
     assert found.quantiles[:, 1].tolist() == pytest.approx([10, 25, 50, 75, 90])
-    assert sorted(found.last.tolist()) == list(range(101))
+    assert sorted(last_of_clients(run, "loss")[1].tolist()) == list(range(101))
     assert spread(recorded(tmp_path / "global", accuracies(0.5)), "pooled/accuracy") is None
 
 

@@ -33,16 +33,15 @@ def test_one_run_has_a_row_a_status(tmp_path: Path):
     one = group(tmp_path / "one", ("delivered", "late", "late"), ("delivered", "upload_lost"), ("delivered",) * 3)
     table = statuses([one])
     assert table is not None
-    heads, rows = table["head"], table["rows"]
-    assert isinstance(heads, list) and isinstance(rows, list)
-    assert [(name, cells[0]) for name, cells in rows] == [
+    heads, rows, *_ = table
+    assert [(name, cell) for name, cell, _ in rows] == [
         ("delivered", "5 (62.5 %)"),
         ("upload lost", "1 (12.5 %)"),
         ("late", "2 (25.0 %)"),
     ]
     # The last column is the reason.
-    assert all(len(cells) == len(heads) - 1 == 2 and cells[1] for _, cells in rows)
-    assert mentions(rows[2][1][1], "deadline")
+    assert len(heads) == 3 and all(why for _, _, why in rows)
+    assert mentions(rows[2][2], "deadline")
 
 
 def test_several_runs_have_a_column_each(tmp_path: Path):
@@ -52,11 +51,11 @@ def test_several_runs_have_a_column_each(tmp_path: Path):
     twice = Group("both", (calm.runs[0], wild.runs[0]))
     table = statuses([calm, wild, twice])
     assert table is not None
-    assert table["head"] == ["What became of a client", "calm", "wild", "both", "Why"]
+    assert table.heads == ["What became of a client", "calm", "wild", "both", "Why"]
     # Means over seeds: (2 + 3) / 2 and (0 + 1) / 2.
-    assert [(word, cells[:3]) for word, cells in table["rows"]] == [  # type: ignore[attr-defined]
-        ("delivered", ["2 (100.0 %)", "3 (75.0 %)", "2.5 (83.3 %)"]),
-        ("surplus", ["0 (0.0 %)", "1 (25.0 %)", "0.5 (16.7 %)"]),
+    assert [row[:4] for row in table.rows] == [
+        ["delivered", "2 (100.0 %)", "3 (75.0 %)", "2.5 (83.3 %)"],
+        ["surplus", "0 (0.0 %)", "1 (25.0 %)", "0.5 (16.7 %)"],
     ]
 
 

@@ -59,7 +59,6 @@ def test_the_price_is_what_was_spent_when_an_evaluation_first_showed_the_target(
 
 def test_without_any_value_nobody_reaches_the_target(tmp_path):
     table = targets(group_runs([run_of(tmp_path / "1", {}, rounds=2)]), ACCURACY, 0.5, 3)
-    assert isinstance(table["rows"], list)
     assert table["rows"][0][1][0] == "\u2013"
 
 
@@ -80,7 +79,6 @@ def test_the_table_is_sorted_by_megabytes_and_says_who_did_not_get_there(tmp_pat
     ]
     table = targets(group_runs(runs), ACCURACY, 0.8, 1)
     heads, rows = table["heads"], table["rows"]
-    assert isinstance(heads, list) and isinstance(rows, list)
     assert [head for head, _, _ in heads] == [
         "Reached", "Rounds", "Up", "Up and down", "Simulated time", "Final, smoothed"
     ]  # fmt: skip
@@ -106,13 +104,11 @@ def test_the_table_is_sorted_by_megabytes_and_says_who_did_not_get_there(tmp_pat
     assert [places[label][1] for label in cells] == [1, 0, 2, 3, 4, 5]
     assert [places[label][3] for label in cells] == [0, 1, 2, 3, 4, 5]
     assert [places[label][5] for label in cells] == [1, 0, 2, 3, 4, 5]
-    assert table["target"] == "80 %"
 
 
 def test_single_seeds_are_not_counted(tmp_path):
     runs = [run_of(tmp_path / str(lr), {0: 0.9}, lr=lr, label=str(lr)) for lr in (1, 2)]
     table = targets(group_runs(runs), ACCURACY, 0.85, 3)
-    assert isinstance(table["rows"], list)
     assert table["rows"][0][1] == ["yes", "1", "1.00 MB", "4.00 MB", "2.0 s", "90.0 %"]
 
 
@@ -127,7 +123,6 @@ def test_a_sortable_table_knows_where_each_column_puts_a_row():
     assert table["heads"] == [
         ("number", True, False), ("pair", True, True), ("words", False, False), ("same", True, False)
     ]  # fmt: skip
-    assert isinstance(table["rows"], list)
     # In the order of "pair": b, c, a, each with the colour of its place among the groups.
     assert [(run[0], places) for run, _, places in table["rows"]] == [
         ("b", [2, 0, 1, 1]), ("c", [0, 1, 2, 2]), ("a", [1, 2, 0, 0])

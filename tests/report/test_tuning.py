@@ -4,8 +4,9 @@ import math
 
 from rayfl.experiment.identity import require_settings
 from rayfl.experiment.report_options import ReportOptions
-from rayfl.report.groups import Group, choose, group_runs, tuning
+from rayfl.report.groups import Group, choose, group_runs
 from rayfl.report.page import report
+from rayfl.report.page_tables import tuning
 from tests.hand_written import ACCURACY, heading, run_of
 from tests.refusals import mentions, refused
 
@@ -56,15 +57,15 @@ def test_the_best_mean_of_each_method_wins_and_the_grid_is_in_order(tmp_path):
 
 def test_the_table_says_what_won_of_what(tmp_path):
     found = choose(runs_of(tmp_path, FINALS), OVER_LR, ACCURACY, 3)
-    table = tuning(found, OVER_LR, ACCURACY, 3, [choice.winner for choice in found])
-    _, best, tried = table["head"]
+    table = tuning(found, OVER_LR, ACCURACY, 3)
+    _, best, tried = table.heads
     assert mentions(best, "method.lr") and "*" in tried
     # Deviations: 0.6 / sqrt(2) and 0.2 / sqrt(2).
     grid = "0.01: 30.0 \u00b1 14.1 % (2)\n0.1: 70.0 \u00b1 0.0 % (2) *\n1: 60.0 \u00b1 42.4 % (2)"
-    assert [(run[0], cells) for run, cells in table["rows"]] == [
-        ("fedavg, lr=0.1", ["0.1", grid]),
-        ("local, lr=0.1", [f"0.1{LARGEST}", "0.01: 40.0 % (1)\n0.1: 50.0 % (1) *"]),
-        ("lag, lr=0.5", ["0.5", "0.5: 30.0 % (1) *"]),
+    assert table.rows == [
+        ["fedavg, lr=0.1", "0.1", grid],
+        ["local, lr=0.1", f"0.1{LARGEST}", "0.01: 40.0 % (1)\n0.1: 50.0 % (1) *"],
+        ["lag, lr=0.5", "0.5", "0.5: 30.0 % (1) *"],
     ]
 
 
@@ -85,8 +86,8 @@ def test_several_settings_and_whole_tables_can_be_tuned(tmp_path):
     assert [choice.winner.label for choice in by_uplink] == ["1", "3"]
     (both,) = choose(group_runs(runs), ["method.lr", "uplink"], ACCURACY, 3)
     assert (both.winner.label, len(both.grid)) == ("3", 4)
-    table = tuning([both], ["method.lr", "uplink"], ACCURACY, 3, [both.winner])
-    assert table["rows"][0][1][:2] == [f"0.2{LARGEST}", "name topk, keep_ratio 0.1"]
+    table = tuning([both], ["method.lr", "uplink"], ACCURACY, 3)
+    assert table.rows[0][1:3] == [f"0.2{LARGEST}", "name topk, keep_ratio 0.1"]
 
 
 def test_a_key_is_tuned_as_a_whole_and_not_by_its_first_letters(tmp_path):
