@@ -60,13 +60,12 @@ def schedule(
     num_steps, _ = amount(
         num_examples, epochs=epochs, steps=steps, batch_size=batch_size, batches_per_step=batches_per_step
     )
+    if batch_size is None:
+        return [np.arange(num_examples)] * (num_steps * batches_per_step)
     batches: list[np.ndarray] = []
     while len(batches) < num_steps * batches_per_step:
-        if batch_size is None:
-            batches.append(np.arange(num_examples))
-        else:
-            order = generator.permutation(num_examples)
-            batches.extend(order[start : start + batch_size] for start in range(0, num_examples, batch_size))
+        order = generator.permutation(num_examples)
+        batches.extend(order[start : start + batch_size] for start in range(0, num_examples, batch_size))
     return batches[: num_steps * batches_per_step]
 
 
@@ -209,14 +208,11 @@ class ClientData:
         order = self.order(split, batches_per_step=batches_per_step, **options)
         size = 4 * len(order.indices) * math.prod(self.dataset.input_shape)
         alone = len(order.positions) == 1 or sum(order.sizes) < len(order.indices)
-        if order.crops or size > NORMALISED_BYTES or alone:
-            # For augmentation, for large splits, and for steps that use few examples.
-            singles = (self.batch_of(split, numbers) for numbers in self.numbers(split, order))
-        else:
+        singles = (self.batch_of(split, numbers) for numbers in self.numbers(split, order))
+        # Not with augmentation, for large splits, or for steps that use few examples.
+        if not (order.crops or size > NORMALISED_BYTES or alone):
             singles = self._normalised_once(self.store.split(split), order)
-        if batches_per_step == 1:
-            return singles
-        return zip(*[singles] * batches_per_step, strict=True)
+        return singles if batches_per_step == 1 else zip(*[singles] * batches_per_step, strict=True)
 
     def _held(self, split: str) -> np.ndarray:
         """Indices of the dataset's examples that the client has in `split`."""
@@ -247,6 +243,4 @@ class ClientData:
         rows, crops = numbers
         assert rows is not None
         inputs, labels = self.store.split(split).take(rows)
-        if crops is not None:
-            inputs = cropped(inputs, crops)
-        return Batch(self.store.normalise(inputs), labels)
+        return Batch(self.store.normalise(inputs if crops is None else cropped(inputs, crops)), labels)

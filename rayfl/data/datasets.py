@@ -88,14 +88,16 @@ class Dataset:
         """A line on the shape of an input, and one for each use of a table's columns, with the names of at most `most`
         columns."""
         kind = "an image [channels, height, width]" if self.kind == "image" else f"a {self.kind} of shape"
-        lines = [f"an input is {kind} {list(self.input_shape)}"]
-        if self.layout is not None:
-            lines = [f"an example has the inputs {self.layout}"]
-        for use, names in self.columns.items():
-            left_out = f" and {len(names) - most:,} more" if len(names) > most else ""
-            heading = "inputs" if use == "inputs" else f"no inputs ({use})"
-            lines.append(f"{heading}: {', '.join(map(shown, names[:most]))}{left_out}")
-        return lines
+        shape = f"an input is {kind} {list(self.input_shape)}"
+        return [
+            shape if self.layout is None else f"an example has the inputs {self.layout}",
+            *(
+                ("inputs: " if use == "inputs" else f"no inputs ({use}): ")
+                + ", ".join(map(shown, names[:most]))
+                + f" and {len(names) - most:,} more" * (len(names) > most)
+                for use, names in self.columns.items()
+            ),
+        ]
 
     @property
     def has_classes(self) -> bool:

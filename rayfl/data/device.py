@@ -20,9 +20,8 @@ RESIDENT_SHARE = 0.25
 def upload(array: np.ndarray | torch.Tensor, device: torch.device) -> torch.Tensor:
     """The array as a tensor on the device, copied only if it is elsewhere. Copies to a GPU run asynchronously."""
     tensor = torch.from_numpy(array) if isinstance(array, np.ndarray) else array
-    if device.type != "cuda" or tensor.device.type != "cpu":
-        return tensor.to(device)
-    return tensor.pin_memory().to(device, non_blocking=True)
+    is_to_gpu = device.type == "cuda" and tensor.device.type == "cpu"
+    return tensor.pin_memory().to(device, non_blocking=True) if is_to_gpu else tensor.to(device)
 
 
 def download(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

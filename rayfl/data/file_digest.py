@@ -101,11 +101,9 @@ def source_digests(source: "Source") -> dict[str, str]:
     for path in paths:
         with suppress(OSError):
             digests[os.path.relpath(path, home)] = content_digest(path)
-    if source.digest is None:
-        return digests
-    for name in sorted({*digests, *source.digest}):
-        expected = source.digest.get(name)
-        actual = digests.get(name)
+    named = digests if source.digest is None else source.digest
+    for name in sorted({*digests, *named}):
+        expected, actual = named.get(name), digests.get(name)
         if expected != actual:
             what = (
                 f"is missing, and data.digest names it with {expected}"

@@ -103,11 +103,9 @@ class Partition:
         """
         sizes, owners = self.train.sizes, self.train.owners
         num_validation, num_heldout = _cut(sizes, validation_ratio), _cut(sizes, heldout_ratio)
-        short = np.flatnonzero(sizes - num_validation - num_heldout < 1)
-        if len(short):
-            client = short[0]
+        if len(short := np.flatnonzero(sizes - num_validation - num_heldout < 1)):
             raise RayflError(
-                f"client {client} has {sizes[client]} train examples and would keep none after validation_ratio="
+                f"client {short[0]} has {sizes[short[0]]} train examples and would keep none after validation_ratio="
                 f"{validation_ratio} and heldout_ratio={heldout_ratio}: lower the ratios or clients.count"
             )
         if not validation_ratio and not heldout_ratio:
@@ -167,8 +165,7 @@ class PartitionScheme(Choice, ABC):
 
     def finish(self, train: Shards, test: Shards, advice: str) -> Partition:
         """The partition. Raise RayflError, which ends with `advice`, if a client has no train data."""
-        without = np.flatnonzero(train.sizes == 0)
-        if len(without):
+        if len(without := np.flatnonzero(train.sizes == 0)):
             raise RayflError(
                 f"partition {self.name!r} leaves client {without[0]} ({len(without)} of {len(train)} clients) "
                 f"without train data: {advice}"
@@ -184,9 +181,7 @@ class ByClass(PartitionScheme):
 
 
 def _cut(sizes: np.ndarray, ratio: float) -> np.ndarray:
-    if ratio == 0.0:
-        return np.zeros_like(sizes)
-    return np.maximum(1, np.floor(ratio * sizes + 0.5).astype(np.int64))
+    return np.maximum(int(ratio > 0), np.floor(ratio * sizes + 0.5).astype(np.int64))
 
 
 def label_counts(labels: np.ndarray, shards: Shards, num_classes: int) -> np.ndarray:

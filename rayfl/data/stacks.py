@@ -80,9 +80,7 @@ class StackBatches:
     def _batch(self, rows: torch.Tensor | None, crops: torch.Tensor | None, weights: torch.Tensor | None) -> Batch:
         assert rows is not None
         raw, labels = self.examples.take(rows)
-        if crops is not None:
-            raw = cropped(raw, crops)
-        inputs = self.store.normalise(raw)
+        inputs = self.store.normalise(raw if crops is None else cropped(raw, crops))
         stacked = (self.width, self.size)
         if weights is not None:
             weights = weights[: self.width * self.size].view(stacked)
@@ -90,12 +88,9 @@ class StackBatches:
 
     def _filled(self, values: Sequence[np.ndarray]) -> np.ndarray:
         """Each client's `values`, one per sample of its batches, as int64 [num_batches, width * size]."""
-        filled = np.concatenate(values)[self._samples].astype(np.int64, copy=False)
-        return filled.reshape(len(filled), -1)
+        return np.concatenate(values)[self._samples].astype(np.int64, copy=False).reshape(len(self._samples), -1)
 
     def _weighted(self, held: np.ndarray) -> torch.Tensor:
         """float32 [num_batches, at least width * size]: 1 for examples, 0 for padding; batches are aligned."""
-        length = -(-self.width * self.size // ALIGNED) * ALIGNED
-        aligned = torch.zeros(len(held), length)
-        aligned[:, : self.width * self.size] = torch.from_numpy(held.reshape(len(held), -1))
-        return aligned
+        weights = torch.from_numpy(held.reshape(len(held), -1)).float()
+        return torch.nn.functional.pad(weights, (0, -weights.shape[1] % ALIGNED))

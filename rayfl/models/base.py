@@ -4,6 +4,7 @@ import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial
+from types import FunctionType, MethodType
 from typing import Annotated, Any, ClassVar, Literal, cast, get_args
 
 from pydantic import Field
@@ -71,8 +72,7 @@ class Architecture(Choice):
     def adopts(cls, component: object) -> bool:
         """Whether it is a class of torch modules, or a function, a method or a `functools.partial` that makes one."""
         is_module = isinstance(component, type) and issubclass(component, nn.Module)
-        is_function = inspect.isfunction(component) or inspect.ismethod(component) or isinstance(component, partial)
-        return is_module or is_function
+        return is_module or isinstance(component, FunctionType | MethodType | partial)
 
     # Any: see `Choice.from_options`.
     @classmethod
@@ -80,9 +80,8 @@ class Architecture(Choice):
         """The model of a subclass, or of a class or function that makes torch modules."""
         if isinstance(component, type) and issubclass(component, Architecture):
             return component(**options)
-        start = {name: value for name, value in options.items() if name == "start"}
         others = {name: value for name, value in options.items() if name != "start"}
-        return FromFactory(factory=component, options=checked_options(component, others), **start)
+        return FromFactory(factory=component, options=checked_options(component, others), start=options.get("start"))
 
     def need_images(self, input_shape: tuple[int, ...], least: int) -> None:
         """Raise RayflError unless inputs are images [channels, height, width] with sides of at least `least` pixels."""
@@ -133,9 +132,8 @@ class FromFactory(Architecture):
     @property
     # Any: see `Architecture.settable`.
     def settable(self) -> Mapping[str, Any]:
-        parameters = inspect.signature(self.factory).parameters
-        defaults = {name: parameter.default for name, parameter in parameters.items() if name not in SHAPES}
-        return {**defaults, **self.options}
+        parameters = inspect.signature(self.factory).parameters.items()
+        return {name: parameter.default for name, parameter in parameters if name not in SHAPES} | dict(self.options)
 
     @property
     def memory_format(self) -> MemoryFormat:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -150,9 +148,7 @@ class FromFactory(Architecture):
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
         try:
             module = self._made(dict(zip(SHAPES, (input_shape, num_classes), strict=True)))
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:
+        except (Exception, SystemExit) as error:
             # torch adds lines with all signatures of an operation.
             first_line = str(error).partition("\n")[0]
             raise RayflError(

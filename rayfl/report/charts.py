@@ -353,7 +353,7 @@ def _axis(field: str, title: str, percent: bool = False, log: bool = False) -> S
     return {
         "field": field,
         "type": "quantitative",
-        "title": title + " (logarithmic)" * log,
+        "title": f"{title} (logarithmic)" if log else title,
         "scale": {"nice": False, "padding": 20, **({"type": "log"} if log else {"zero": False})},
         "axis": {"format": ".3~%"} if percent else {},
     }

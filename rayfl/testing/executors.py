@@ -57,9 +57,8 @@ class Shuffled(InlineExecutor):
     def run(self, shared: Ref, jobs: Sequence[Job]) -> list[JobResult]:
         done: dict[int, JobResult] = {}
         for index in self.order.permutation(len(jobs)).tolist():
-            job = thawed(frozen(jobs[index].work))
             inputs = tuple(None if ref is None else thawed(ref) for ref in jobs[index].inputs)
-            (result,) = super().run(thawed(shared), [Job(job, inputs)])
+            (result,) = super().run(thawed(shared), [Job(thawed(frozen(jobs[index].work)), inputs)])
             assert len(result.outputs) == jobs[index].num_outputs
             done[index] = JobResult(thawed(frozen(result.result)), [frozen(output) for output in result.outputs])
         return [done[index] for index in range(len(jobs))]
@@ -97,17 +96,14 @@ def rows(records: Sequence[RoundRecord]) -> list[tuple[Anything, ...]]:
 def contents(executor: Executor, run_state: RunState) -> dict[str, np.ndarray]:
     """Every array that outlives a round, by its place: the states of the server and of the selection, the flights under
     way, and the states and memories of clients."""
-    arrays = leaves("server", run_state.server) | leaves("selection", run_state.selection)
-    arrays |= leaves("told", run_state.told)
-    arrays |= leaves("air", run_state.air.to_arrays()) if run_state.air != Air() else {}
-    for version, ref in run_state.air.versions.items():
-        arrays |= leaves(f"version {version}", executor.get(ref))
-    arrays |= leaves("clocks", run_state.clocks.to_arrays()) if run_state.clocks.peers else {}
+    trees = {"server": run_state.server, "selection": run_state.selection, "told": run_state.told}
+    trees |= {"air": run_state.air.to_arrays()} if run_state.air != Air() else {}
+    trees |= {f"version {version}": executor.get(ref) for version, ref in run_state.air.versions.items()}
+    trees |= {"clocks": run_state.clocks.to_arrays()} if run_state.clocks.peers else {}
     kinds = {"state": run_state.states, "server memory": run_state.server_memories, **run_state.clocks.objects()}
     for kind, refs in kinds.items():
-        for client, ref in sorted(refs.items()):
-            arrays |= leaves(f"{kind} {client}", executor.get(ref))
-    return arrays
+        trees |= {f"{kind} {client}": executor.get(ref) for client, ref in sorted(refs.items())}
+    return {place: array for name, tree in trees.items() for place, array in leaves(name, tree).items()}
 
 
 def leaves(place: str, value: Anything) -> dict[str, np.ndarray]:
@@ -189,14 +185,10 @@ class Apart(Shuffled):
 def owners(setup: Setup) -> list[Owner]:
     """The modules and classes of plug-ins whose values each actor has for itself."""
     kinds = [kind for plugin in plugged(setup) for kind in type(plugin).__mro__ if _is_foreign(kind)]
-    modules = {file.module for file in plugins.loaded_files()} | {kind.__module__ for kind in kinds}
-    by_id: dict[int, Owner] = {}
-    for module in (sys.modules[name] for name in sorted(modules)):
-        inside = [
-            value for value in vars(module).values() if isinstance(value, type) and value.__module__ == module.__name__
-        ]
-        by_id |= {id(owner): owner for owner in (module, *inside)}
-    return [*by_id.values()]
+    names = {file.module for file in plugins.loaded_files()} | {kind.__module__ for kind in kinds}
+    modules = [sys.modules[name] for name in sorted(names)]
+    classes = [value for module in modules for value in vars(module).values() if isinstance(value, type)]
+    return [*dict.fromkeys([*modules, *(kind for kind in classes if kind.__module__ in names)])]
 
 
 def plugged(setup: Setup) -> list[Anything]:
@@ -248,8 +240,11 @@ def held(kept: KeptValues, setup: Setup) -> dict[str, bytes | None]:
         prefix = f"{owner.__qualname__}." if isinstance(owner, type) else f"{owner.__file__}: "
         held_bytes[prefix + name] = as_bytes(value)
     for plugin in (part for part in plugged(setup) if any(map(_is_foreign, type(part).__mro__))):
-        attributes = {name: value for name, value in vars(plugin).items() if not _is_made(plugin, name)}
-        held_bytes |= {f"{type(plugin).__qualname__}().{name}": as_bytes(value) for name, value in attributes.items()}
+        held_bytes |= {
+            f"{type(plugin).__qualname__}().{name}": as_bytes(value)
+            for name, value in vars(plugin).items()
+            if not _is_made(plugin, name)
+        }
     return held_bytes
 
 

@@ -51,14 +51,10 @@ class Log:
             return
         if hook == "download":
             self.broadcasts[ctx.round] = self.expect(result)
-            return
-        if ctx.client is None:
-            return
-        key = (ctx.round, ctx.client.id)
-        if isinstance(result, Reply):
-            self.down.setdefault(key, []).append(result.message)
-        if isinstance(result, Finished) and result.message is not None:
-            self.up[key] = self.expect(result.message)
+        elif ctx.client is not None and isinstance(result, Reply):
+            self.down.setdefault((ctx.round, ctx.client.id), []).append(result.message)
+        elif ctx.client is not None and isinstance(result, Finished) and result.message is not None:
+            self.up[ctx.round, ctx.client.id] = self.expect(result.message)
 
     def expect(self, parts: Mapping[str, object]) -> dict[str, Packet]:
         """The packets among `parts`; those that the engine makes of the trees are added later."""
