@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import numpy as np
 
-from rayfl.metrics.masks import CORRELATION, HAMMING, SIMILARITY
+from rayfl.metrics.masks import CORRELATION, HAMMING
 from rayfl.report import wording
 from rayfl.report.charts import Figure, Line, Section, Spec, data, lines_chart, strips_chart, told
 from rayfl.report.groups import Group, last_over_seeds, smoothed
@@ -19,8 +19,6 @@ from rayfl.run_directory.saved_models import CONSTANTS
 LastValues = Mapping[tuple[str, ...], float]
 """The last values of a metric's parts by the words after its name; NaN where they are undefined."""
 
-_MOST_CLIENTS = 40
-"""A matrix of more clients than this is not drawn."""
 _DRAWN_CLIENTS = 4
 """The number of clients whose masks are drawn, as in MCE-PL's figures."""
 _FILTERS = 20
@@ -69,7 +67,7 @@ def _matrix(title: str, parts: LastValues) -> list[Figure]:
         f"The share of each class's examples (row) that the model predicts as each class (column); the darkest cell is "
         f"all of them. {int(np.trace(counts)):,} of {int(counts.sum()):,} examples lie on the diagonal."
     )
-    chart = cells_chart(shares, "Predicted class", "True class", 1.0, percent=True, names=names)
+    chart = cells_chart(shares, "Predicted class", "True class", percent=True, names=names)
     return [Figure(title, caption, chart)]
 
 
@@ -92,7 +90,7 @@ def _calibration(title: str, parts: LastValues) -> list[Figure]:
 
 
 def mask_section(groups: Sequence[Group]) -> Section:
-    """The distances of masks for several runs; for one run also matrices and the masks of some clients. No figure
+    """The distances of masks for several runs; for one run also the masks of some clients. No figure
     without masks."""
     scores = {group.label: smoothed(group, CORRELATION, 1) for group in groups}
     numbers = "; ".join(f"{label}: {score.mean:.2f}" for label, score in scores.items() if score.count)
@@ -101,7 +99,7 @@ def mask_section(groups: Sequence[Group]) -> Section:
         + f" Its correlation with the similarity of labels, over pairs of clients: {numbers}." * bool(numbers)
     )
     runs = [run for group in groups for run in group.runs]
-    of_one = [*_matrices(runs[0]), *_masks(runs[0])] if len(runs) == 1 else []
+    of_one = _masks(runs[0]) if len(runs) == 1 else []
     return Section("Masks", intro, [*_distances(groups), *of_one])
 
 
@@ -111,24 +109,6 @@ def _distances(groups: Sequence[Group]) -> list[Figure]:
     labels = [group.label for group in groups]
     chart = strips_chart(strips, "Distance of two clients' masks", labels, percent=True) if strips else {}
     return [Figure("Distances of masks", "Each dot is a pair of clients after the last round.", chart)] * bool(strips)
-
-
-def _matrices(run: Run) -> list[Figure]:
-    """Matrices of the similarity of labels and of the distance of masks for all pairs of clients."""
-    figures = []
-    for name, heading, caption, diagonal in (
-        (SIMILARITY, "Similarity of labels", "The cosine of two clients' label counts: 1 is dark, 0 is light.", 1.0),
-        (HAMMING, "Matrix of distances", "Dark pairs keep different entries; the darkest distance is {:.3f}.", 0.0),
-    ):
-        values = last_over_seeds(Group("", (run,)), name)
-        # There is a number for each ordered pair, so the number of clients solves n * (n - 1) = pairs.
-        size = round((1 + np.sqrt(1 + 4 * len(values))) / 2)
-        if 1 < size <= _MOST_CLIENTS and size * (size - 1) == len(values):
-            matrix = np.full((size, size), diagonal)
-            matrix[~np.eye(size, dtype=bool)] = values
-            most = diagonal or float(matrix.max())
-            figures.append(Figure(heading, caption.format(most), cells_chart(matrix, "Client", "Other client", most)))
-    return figures
 
 
 def _masks(run: Run) -> list[Figure]:
@@ -149,7 +129,7 @@ def _masks(run: Run) -> list[Figure]:
                     Figure(
                         f"Client {client}: {mask.mean():.1%} of {layer}",
                         caption,
-                        cells_chart(_picture(mask), "Outputs", "Inputs", 1.0),
+                        cells_chart(_picture(mask), "Outputs", "Inputs"),
                     )
                     for client, mask in kept.items()
                 ]
@@ -168,15 +148,15 @@ def _picture(mask: np.ndarray) -> np.ndarray:
 
 
 def cells_chart(
-    values: np.ndarray, x: str, y: str, most: float, percent: bool = False, names: Sequence[object] | None = None
+    values: np.ndarray, x: str, y: str, percent: bool = False, names: Sequence[object] | None = None
 ) -> Spec:
-    """Values [rows, columns] in [0, most] as shades, the first row on top; NaN stays blank. names: of rows and columns;
+    """Values [rows, columns] in [0, 1] as shades, the first row on top; NaN stays blank. names: of rows and columns;
     by default their numbers."""
     height, width = values.shape
     names = names or range(max(height, width))
     position = {"type": "ordinal", "sort": None, "scale": {"round": True, "paddingInner": 0}}
     axis = {"labelOverlap": True, "ticks": False, "domain": False, "grid": False, "labelAngle": 0}
-    shade = {"type": "quantitative", "legend": None, "scale": {"domain": [0, most or 1], "scheme": "blues"}}
+    shade = {"type": "quantitative", "legend": None, "scale": {"domain": [0, 1], "scheme": "blues"}}
     return {
         "width": "container",
         "height": max(90, min(340, round(350 * height / width))),

@@ -184,9 +184,9 @@ def _tradeoff(groups: Sequence[Group], name: str) -> Section:
 def _lines(groups: Sequence[Group], name: str) -> list[Line]:
     """A metric's mean over seeds as a line per group, with a band of one deviation if there are several seeds."""
     return [
-        Line(group.label, found.cost.axes, found.mean, _band(found.mean, found.deviation))
+        Line(group.label, seeds.cost.axes, seeds.mean, _band(seeds.mean, seeds.deviation))
         for group in groups
-        if (found := curve(group, name)) is not None
+        if (seeds := curve(group, name)) is not None
     ]
 
 

@@ -188,13 +188,21 @@ def page(groups: Sequence[Group], options: ReportOptions) -> dict[str, Anything]
     several = len(runs) > 1
     tables, problems = tables_or_problems(groups, options)
     groups, names, choices = compared(groups, options)
+    shown = [run for group in groups for run in group.runs]
     label = groups[0].label
     # "name: label" if the run has a label of its own.
     title = f"{run_name(runs[0])}: {label}" if runs[0].experiment.get("label") else label
     more = further_columns(groups, names[0] if names else None, options)
     return {
         "title": "Comparison of runs" if len(groups) > 1 else title,
-        "lede": _lede(groups),
+        "num_runs": len(shown),
+        "num_rounds": max(len(run.rounds) for run in shown),
+        "num_clients": max(len(run.clients["client"].unique()) for run in shown),
+        "method": plugins.short(table_name(shown[0], "method")),
+        "data": plugins.short(table_name(shown[0], "data")),
+        "sample": dotted(shown[0].experiment).get("evaluation.clients"),
+        "on_validation": any(dotted(run.experiment).get("evaluation.split") == "validation" for run in shown),
+        "of_one_group": len(groups) == 1,
         "note": options.note,
         "unfinished": [run_label(run) for run in runs if not run.finished],
         "mixed": [run_label(run) for run in runs if kinds_besides(run.platform)],
@@ -236,28 +244,6 @@ def page(groups: Sequence[Group], options: ReportOptions) -> dict[str, Anything]
         "problems": problems,
         "sections": sections(groups, names, tables),
     }
-
-
-def _lede(groups: Sequence[Group]) -> str:
-    runs = [run for group in groups for run in group.runs]
-    is_evaluated_apart = any(dotted(run.experiment).get("evaluation.split") == "validation" for run in runs)
-    evaluated = " Test data are shares of clients' train data (evaluation.split = validation)." * is_evaluated_apart
-    if len(groups) > 1:
-        seeds = ", runs that differ only in their seed taken together" * has_seeds(groups)
-        return f"{len(runs)} federated runs side by side{seeds}.{evaluated}"
-    clients = max(len(run.clients["client"].unique()) for run in runs)
-    rounds = max(len(run.rounds) for run in runs)
-    seeds = f", {len(runs)} seeds" * has_seeds(groups)
-    method, data = (
-        f" {word} {plugins.short(name)}" if (name := table_name(runs[0], table)) else ""
-        for word, table in (("with", "method"), ("on", "data"))
-    )
-    sample = dotted(runs[0].experiment).get("evaluation.clients")
-    sampled = "" if sample is None else f" Values of clients are those of a sample of {sample} of all clients."
-    return (
-        f"{clients} clients trained{method}{data} for {rounds} rounds{seeds}.{sampled}{evaluated} "
-        "Their data stayed with them; only the messages counted here travelled."
-    )
 
 
 def _cards(run: Run, names: Sequence[str]) -> list[tuple[str, str, str]]:

@@ -27,23 +27,13 @@ def run(tmp_path_factory):
     return read_run(directory)
 
 
-def cells(figure) -> list[list[float | None]]:
-    (layer,) = figure.chart["layer"]
-    return [row["value"] for row in layer["data"]["values"]]
-
-
 def test_distances_and_masks_of_a_run_are_drawn(run):
     found = {section.title: section for section in sections(group_runs([run]), ["own/accuracy"])}
-    strip, likeness, distances, *drawn = found["Masks"].figures
+    strip, *drawn = found["Masks"].figures
     (row,) = strip.chart["data"]["values"]
     # A value for each ordered pair of clients.
     count = len(run.clients["client"].unique())
     assert len(row["value"]) == count * (count - 1) and all(0 <= value <= 1 for value in row["value"])
-    alike, apart = cells(likeness), cells(distances)
-    assert all(alike[client][client] == 1 and apart[client][client] == 0 for client in range(count))
-    assert sorted(value for line in apart for value in line if value is not None)[count:] == pytest.approx(
-        sorted(row["value"])
-    )
     assert "correlation" in found["Masks"].intro
     assert len(drawn) == 4 and re.match(r"Client 0: \d+\.\d% of ", drawn[0].title)
     others = [figure.title for figure in found["Training and other measurements"].figures]
@@ -55,7 +45,7 @@ def test_a_damaged_model_file_costs_the_drawn_masks_alone(run):
     whole = path.read_bytes()
     path.write_bytes(whole[:100])
     try:
-        assert len(mask_section(group_runs([run])).figures) == 3
+        assert len(mask_section(group_runs([run])).figures) == 1
     finally:
         path.write_bytes(whole)
 
