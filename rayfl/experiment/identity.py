@@ -107,8 +107,8 @@ def identity(experiment: "Experiment", table: Mapping[str, object]) -> str:
     method = experiment.method
     rounds = experiment.rounds
     settings = {key: value for key, value in determining_settings(table).items() if key != "rounds"}
-    given = rounds if method.kind.capabilities.depends_on_num_rounds else None
-    decisive = [settings, table.get("seed"), [repr(given), repr(method.hyper.for_num_rounds(rounds))]]
+    counted = rounds if method.kind.capabilities.depends_on_num_rounds else None
+    decisive = [settings, table.get("seed"), [repr(counted), repr(method.hyper.for_num_rounds(rounds))]]
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
 
 

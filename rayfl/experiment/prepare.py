@@ -85,9 +85,6 @@ def prepare(experiment: Experiment) -> Setup:
     if model.start is not None and any(initial[name] is not params[name] for name in params):
         raise RayflError(f"method {experiment.method.name!r} starts from weights of its own; remove model.start")
     runtime = experiment.runtime
-    evaluation = experiment.evaluation
-    if not method.capabilities.has_global_model:
-        evaluation = evaluation.model_copy(update={"pooled": False})
     setup = Setup(
         seed=seed,
         rounds=experiment.rounds,
@@ -99,7 +96,9 @@ def prepare(experiment: Experiment) -> Setup:
         uplink=experiment.uplink,
         downlink=experiment.downlink,
         topology=topology,
-        evaluation=evaluation,
+        evaluation=experiment.evaluation.model_copy(
+            update={} if method.capabilities.has_global_model else {"pooled": False}
+        ),
         selection=experiment.selection,
         schedule=experiment.schedule,
         engine_name=runtime.engine,
@@ -118,8 +117,8 @@ def prepare(experiment: Experiment) -> Setup:
 def given_elsewhere(experiment: Experiment) -> list[ThirdPartySetting]:
     """The settings that the experiment gives to third-party classes and that no class of ours declares."""
     foreign: list[ThirdPartySetting] = []
-    listed = [("evaluation.metrics", metric) for metric in experiment.evaluation.metrics or ()]
-    listed += [("wrap", wrapper) for wrapper in experiment.wrap]
+    listed = [("evaluation.metrics", settings) for settings in experiment.evaluation.metrics or ()]
+    listed += [("wrap", settings) for settings in experiment.wrap]
     for table, settings in (*experiment, ("method", experiment.method.hyper), *listed):
         if isinstance(settings, Settings):
             kind = experiment.method.kind if table == "method" else type(settings)
@@ -144,9 +143,9 @@ def _naming_failed_code(experiment: Experiment) -> Iterator[None]:
     except (RayflError, HookError, OSError, KeyboardInterrupt):
         raise
     except BaseException as error:
-        tables = (experiment.data, experiment.partition, experiment.task, experiment.topology, *experiment.wrap)
-        chosen = (*(type(choice) for choice in tables), experiment.method.kind)
-        modules = {base.__module__ for kind in chosen for base in kind.__mro__ if issubclass(base, Kind)}
+        chosen = (experiment.data, experiment.partition, experiment.task, experiment.topology, *experiment.wrap)
+        kinds = (*(type(settings) for settings in chosen), experiment.method.kind)
+        modules = {base.__module__ for kind in kinds for base in kind.__mro__ if issubclass(base, Kind)}
         frames = [
             frame for frame in traceback.walk_tb(error.__traceback__) if frame[0].f_globals["__name__"] in modules
         ]
@@ -255,16 +254,14 @@ def split_data(experiment: Experiment, dataset: Dataset) -> tuple[Dataset, Parti
     """
     dataset, partition = assigned(experiment, dataset)
     defaults = {key: share for part in (experiment.method.kind, *experiment.wrap) for key, share in part.splits.items()}
-    ratios = {
-        "validation": experiment.splits.validation_ratio,
-        "heldout": experiment.splits.heldout_ratio,
-    }
-    validation, heldout = (defaults.get(name, 0.0) if ratio is None else ratio for name, ratio in ratios.items())
+    splits = experiment.splits
+    validation = defaults.get("validation", 0.0) if splits.validation_ratio is None else splits.validation_ratio
+    heldout = defaults.get("heldout", 0.0) if splits.heldout_ratio is None else splits.heldout_ratio
     if experiment.evaluation.split == "validation":
-        if ratios["validation"] == 0:
+        if splits.validation_ratio == 0:
             raise RayflError("=0 leaves no data for evaluation.split='validation'", ("splits", "validation_ratio"))
-        evaluated = seeding.generator(experiment.seed, purpose="judged split")
-        partition = partition.hold_out(ratios["validation"] or EVALUATED_RATIO, 0.0, evaluated)
+        generator = seeding.generator(experiment.seed, purpose="judged split")
+        partition = partition.hold_out(splits.validation_ratio or EVALUATED_RATIO, 0.0, generator)
         rows = partition.validation.indices
         train = dataset.train
         dataset = replace(dataset, test=Examples(train.inputs[rows], train.labels[rows], place=train.place))

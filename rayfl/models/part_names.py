@@ -1,7 +1,7 @@
 """Finds the parameters of a module that the patterns of `parts.personal` choose."""
 
+import fnmatch
 from collections.abc import Mapping, Sequence
-from fnmatch import fnmatchcase
 
 from torch import nn
 
@@ -26,9 +26,7 @@ def chosen(
     choices = dict.fromkeys(aliases, False)
     for pattern in patterns:
         plain = pattern.removeprefix("!")
-        named = [
-            name for name, own_aliases in aliases.items() if any(fnmatchcase(alias, plain) for alias in own_aliases)
-        ]
+        named = [name for name in aliases if fnmatch.filter(aliases[name], plain)]
         if not named:
             close = did_you_mean(plain, set().union(*aliases.values()))
             raise RayflError(

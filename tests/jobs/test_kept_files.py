@@ -76,7 +76,7 @@ def test_what_becomes_of_the_original_does_not_matter_to_a_run_that_is_resumed(
     shutil.move("short", home / "moved")
     result = rayfl("resume", home / "moved", "--rounds", 4)
     assert result.exit_code == 0, result.output
-    (sentence,) = logged(caplog)
+    *_, sentence = logged(caplog)
     check_sentence(sentence, ["checkpoint", "round 2"])
     assert_same_run(Path("long"), home / "moved")
 
