@@ -86,14 +86,14 @@ def private() -> Iterator[None]:
 
 
 @contextmanager
-def started(memory_mb: int | None, resume: str | None) -> Iterator[None]:
-    """Context manager: a local Ray with a store of `memory_mb`, which ends with the block.
+def started(object_store_memory_mb: int | None, resume: str | None) -> Iterator[None]:
+    """Context manager: a local Ray with a store of `object_store_memory_mb`, which ends with the block.
 
     `resume`: the command that continues the run. Raise ClusterError if Ray does not start at a second try either.
     """
     with private(), ExitStack() as ending:
         ending.callback(fork_server.end)
-        ending.callback(_start(memory_mb, resume).remove)
+        ending.callback(_start(object_store_memory_mb, resume).remove)
         ending.callback(ray_internals.shut_down)
         yield
 
@@ -188,14 +188,14 @@ def _set(values: Mapping[str, str | None]) -> None:
     ray_internals.read_token_again()
 
 
-def _start(memory_mb: int | None, resume: str | None) -> PrivateFolder:
+def _start(object_store_memory_mb: int | None, resume: str | None) -> PrivateFolder:
     """Start Ray, at the second try if the first one fails; return the folder that holds Ray's folders."""
     try:
-        return _init(memory_mb)
+        return _init(object_store_memory_mb)
     # Ray raises anything, Exception itself too.
     except Exception:  # noqa: BLE001
         try:
-            return _init(memory_mb)
+            return _init(object_store_memory_mb)
         except Exception as error:
             words = " ".join(str(error).split())[:300]
             raise ClusterError(
@@ -206,7 +206,7 @@ def _start(memory_mb: int | None, resume: str | None) -> PrivateFolder:
             ) from error
 
 
-def _init(memory_mb: int | None) -> PrivateFolder:
+def _init(object_store_memory_mb: int | None) -> PrivateFolder:
     settings = ray_internals.system_config(
         # By default Ray frees objects once a second, and until then every round's models fill new pages of the store.
         free_objects_period_milliseconds=50,
@@ -230,7 +230,7 @@ def _init(memory_mb: int | None) -> PrivateFolder:
             ray.init(
                 address="local",
                 include_dashboard=False,
-                object_store_memory=None if memory_mb is None else memory_mb * 10**6,
+                object_store_memory=object_store_memory_mb and object_store_memory_mb * 10**6,
                 logging_level=logging.CRITICAL,
                 log_to_driver=False,
                 **settings,

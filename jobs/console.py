@@ -158,7 +158,7 @@ def headline(means: Mapping[str, float], facts: Mapping[str, Facts]) -> str:
     """The one or two most important values of a round, and that of the clients that no round asks, in words: those of
     the first metric that ranks runs."""
     first = ([what for what, value_facts in facts.items() if value_facts.ranks] or [*facts])[:1]
-    evaluated = [name for what in first for place in PLACES if (name := f"{place}/{what}") in means]
-    unseen = any(name.startswith("unseen/") for name in evaluated)
-    names = evaluated[: 3 if unseen else 2] or [name for name in ("train/loss",) if name in means]
+    names = [name for what in first for place in PLACES if (name := f"{place}/{what}") in means]
+    unseen = any(name.startswith("unseen/") for name in names)
+    names = names[: 3 if unseen else 2] or [name for name in ("train/loss",) if name in means]
     return "  ".join(f"{name} {means[name]:.4f}" for name in names) or "not evaluated"

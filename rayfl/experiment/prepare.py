@@ -56,7 +56,7 @@ def prepare(experiment: Experiment) -> Setup:
     model = experiment.model
     seed = experiment.seed
     with _naming_failed_code(experiment):
-        foreign = given_elsewhere(experiment)
+        unread = third_party_settings(experiment)
         require_installed(experiment.output.track)
         prepare_process()
         key(seed, purpose="data")
@@ -111,10 +111,10 @@ def prepare(experiment: Experiment) -> Setup:
     )
     check(setup, experiment, task)
     stop = None if experiment.stop is None else checked_stop(experiment.stop, setup)
-    return replace(setup, stop=stop, unread=[setting for setting in foreign if setting.id not in read_here()])
+    return replace(setup, stop=stop, unread=[setting for setting in unread if setting.id not in read_here()])
 
 
-def given_elsewhere(experiment: Experiment) -> list[ThirdPartySetting]:
+def third_party_settings(experiment: Experiment) -> list[ThirdPartySetting]:
     """The settings that the experiment gives to third-party classes and that no class of ours declares."""
     foreign: list[ThirdPartySetting] = []
     listed = [("evaluation.metrics", settings) for settings in experiment.evaluation.metrics or ()]
