@@ -86,26 +86,21 @@ def checked_dataset(dataset: Dataset) -> Dataset:
 def _with_rows(dataset: Dataset) -> Dataset:
     """The dataset with a row of numbers in place of an example's several inputs, or targets. RayflError if they make
     no rows."""
-    if are_several(dataset.train.labels):
-        targets = InputLayout.of(dataset.train.labels)
-        train, test = (
-            replace(examples, labels=targets.pack(examples.place or f"dataset {dataset.name!r}", examples.labels))
-            for examples in (dataset.train, dataset.test)
-        )
-        dataset = replace(dataset, train=train, test=test, targets=targets)
-    if not are_several(dataset.train.inputs):
-        return dataset
-    if dataset.kind != "vector" or dataset.mean or dataset.augment:
-        raise RayflError(
-            f"dataset {dataset.name!r} has several inputs, which models get as they are: give kind='vector', and "
-            "neither mean, std nor augment"
-        )
-    layout = InputLayout.of(dataset.train.inputs)
-    train, test = (
-        replace(examples, inputs=layout.pack(examples.place or f"dataset {dataset.name!r}", examples.inputs))
-        for examples in (dataset.train, dataset.test)
-    )
-    return replace(dataset, train=train, test=test, layout=layout)
+    for arrays, described in (("labels", "targets"), ("inputs", "layout")):
+        if are_several(getattr(dataset.train, arrays)):
+            if arrays == "inputs" and (dataset.kind != "vector" or dataset.mean or dataset.augment):
+                raise RayflError(
+                    f"dataset {dataset.name!r} has several inputs, which models get as they are: give kind='vector', "
+                    "and neither mean, std nor augment"
+                )
+            layout = InputLayout.of(getattr(dataset.train, arrays))
+            splits = {
+                split: replace(examples, **{arrays: layout.pack(examples.place or f"dataset {dataset.name!r}", rows)})
+                for split, examples in (("train", dataset.train), ("test", dataset.test))
+                for rows in [getattr(examples, arrays)]
+            }
+            dataset = replace(dataset, **splits, **{described: layout})
+    return dataset
 
 
 def check_lengths(place: str, split: str, examples: Examples) -> None:

@@ -154,10 +154,8 @@ class PerExample(Metric):
 
 def measured(metric: Metric, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> MetricSums:
     """A metric's sums of a batch. Rows with weight 0 are padding and add nothing."""
-    if weights is not None:
-        kept = weights > 0
-        outputs, targets = outputs[kept], targets[kept]
-    return metric.measure(outputs, targets)
+    kept = slice(None) if weights is None else weights > 0
+    return metric.measure(outputs[kept], targets[kept])
 
 
 def are_finite(sums: Mapping[str, Tensor | np.ndarray]) -> bool:

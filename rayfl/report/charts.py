@@ -280,8 +280,13 @@ def strips_chart(strips: Mapping[str, np.ndarray], x: str, labels: Sequence[str]
 
 def _rows(labels: Iterable[str]) -> Spec:
     """The y axis with a row per label."""
-    axis = {"labelExpr": _in_lines([*labels], _ROW_LETTERS)}
-    return {"field": "series", "type": "nominal", "title": None, "sort": None, "axis": axis}
+    return {
+        "field": "series",
+        "type": "nominal",
+        "title": None,
+        "sort": None,
+        "axis": {"labelExpr": _in_lines([*labels], _ROW_LETTERS)},
+    }
 
 
 def _height(labels: Iterable[str]) -> int:

@@ -12,7 +12,7 @@ from rayfl.metrics.masks import CORRELATION, HAMMING
 from rayfl.report import wording
 from rayfl.report.charts import Figure, Line, Section, Spec, data, lines_chart, strips_chart, told
 from rayfl.report.groups import Group, last_over_seeds, smoothed
-from rayfl.report.series import UNREADABLE, facts, metric_names, personal_models, series, shape_of
+from rayfl.report.series import UNREADABLE, facts, metric_names, personal_models, series, shape_of, tensor_of
 from rayfl.run_directory.record import Run
 from rayfl.run_directory.saved_models import CONSTANTS
 
@@ -51,8 +51,8 @@ def _drawn(run: Run) -> dict[str, dict[tuple[str, ...], float]]:
     by_metric = {}
     for name, evaluations in last.items():
         model, what, *part = name.split("/")
-        is_new = evaluations is not None and evaluations.rounds[-1] == newest
-        by_metric.setdefault(f"{model}/{what}", {})[tuple(part)] = evaluations.final if is_new else np.nan
+        is_missing = evaluations is None or evaluations.rounds[-1] < newest
+        by_metric.setdefault(f"{model}/{what}", {})[tuple(part)] = np.nan if is_missing else evaluations.final
     return by_metric
 
 
@@ -99,8 +99,7 @@ def mask_section(groups: Sequence[Group]) -> Section:
         + f" Its correlation with the similarity of labels, over pairs of clients: {numbers}." * bool(numbers)
     )
     runs = [run for group in groups for run in group.runs]
-    of_one = _masks(runs[0]) if len(runs) == 1 else []
-    return Section("Masks", intro, [*_distances(groups), *of_one])
+    return Section("Masks", intro, [*_distances(groups), *(_masks(runs[0]) if len(runs) == 1 else ())])
 
 
 def _distances(groups: Sequence[Group]) -> list[Figure]:
@@ -121,8 +120,7 @@ def _masks(run: Run) -> list[Figure]:
         # Convolutions, then matrices, each in the order of their number of inputs.
         layers = sorted((-len(shape), shape[1], name) for name, shape in shapes.items() if len(shape) in (2, 4))
         for _, _, layer in layers:
-            names = {client: f"{client}/{layer}" for client in clients}
-            kept = {client: files[name].get_tensor(name) != 0 for client, name in names.items()}
+            kept = {client: tensor_of(files, f"{client}/{layer}") != 0 for client in clients}
             if not all(mask.all() for mask in kept.values()):
                 caption = "Dark entries are kept. Columns are the layer's middle outputs, rows its first inputs."
                 return [

@@ -40,7 +40,6 @@ def sections(groups: Sequence[Group], names: Sequence[str], tables: Sequence[Piv
         if not (name in _MASKS or _AT_RETENTION.fullmatch(name) or is_summary(name, RECORDED))
     ]
     others.sort(key=lambda name: name != "train/loss")
-    by_class = _parts(others, _OF_CLASS)
     clients_note = f"Lines are means over clients; {_QUANTILES}" if len(groups) == 1 else ""
     of_metrics = _metrics_of_one(groups, names, note) if len(groups) == 1 else _metrics(groups, names, note)
     everything = [
@@ -71,7 +70,11 @@ def sections(groups: Sequence[Group], names: Sequence[str], tables: Sequence[Piv
             note or clients_note,
             [
                 *(figure for name in others if not _OF_CLASS.fullmatch(name) for figure in _measured(groups, name)),
-                *(figure for what, parts in by_class.items() for figure in _by_class(groups, what, parts)),
+                *(
+                    figure
+                    for what, parts in _parts(others, _OF_CLASS).items()
+                    for figure in _by_class(groups, what, parts)
+                ),
             ],
         ),
     ]
@@ -90,8 +93,8 @@ def _seeds_note(groups: Sequence[Group]) -> str:
     """A sentence on lines and bands if a group has several seeds, else ""."""
     counts = sorted({len(group.runs) for group in groups})
     numbers = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
-    words = f"Lines are means over seeds (n = {numbers}); bands are one standard deviation up and down."
-    return words * has_seeds(groups)
+    note = f"Lines are means over seeds (n = {numbers}); bands are one standard deviation up and down."
+    return note * has_seeds(groups)
 
 
 def _labels(groups: Sequence[Group]) -> list[str]:
@@ -249,8 +252,8 @@ def _by_class(groups: Sequence[Group], what: str, parts: Mapping[float, str]) ->
     facts = facts_of(groups, next(iter(parts.values())))
     facts = facts.model_copy(update={"title": facts.title.rpartition(": ")[0]})
     words, lines = metric(what, facts), _across(groups, "Class", parts)
-    caption = f"At the last evaluation. {words.meaning}"
-    return _figure(f"{words.title}, by class", caption, lines, facts, _labels(groups), marked=True)
+    heading, caption = f"{words.title}, by class", f"At the last evaluation. {words.meaning}"
+    return _figure(heading, caption, lines, facts, _labels(groups), marked=True)
 
 
 def _across(groups: Sequence[Group], axis: str, parts: Mapping[float, str]) -> list[Line]:

@@ -108,16 +108,20 @@ def graph_chart(graph: DrawnGraph, values: Mapping[int, float], value_facts: Fac
 
 def _link_layer(links: list[dict[str, object]], at: Mapping[str, Spec]) -> Spec:
     """The lines and their tips. `at`: the encoding of x and y."""
-    ends = {f"{axis}2": {"field": f"{axis}2"} for axis in at}
     heavy = {"field": "bytes", "type": "quantitative", "scale": {"range": [0.4, 4.5], "zero": True}, "legend": None}
-    words = [{**told("from", "Peers"), "type": "nominal"}, told("bytes", "Bytes")]
     tips = {axis: {**place, "field": f"{axis}2"} for axis, place in at.items()}
     return {
         **data(links, len(links)),
         "layer": [
             {
                 "mark": {"type": "rule", "strokeCap": "round", "opacity": 0.85},
-                "encoding": {**at, **ends, "strokeWidth": heavy, "tooltip": words},
+                "encoding": {
+                    **at,
+                    "x2": {"field": "x2"},
+                    "y2": {"field": "y2"},
+                    "strokeWidth": heavy,
+                    "tooltip": [{**told("from", "Peers"), "type": "nominal"}, told("bytes", "Bytes")],
+                },
             },
             {
                 "transform": [{"filter": "datum.one_way"}],

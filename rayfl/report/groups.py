@@ -160,8 +160,7 @@ def in_words(score: Score, facts: Facts, counted: bool = True, decimals: int = 1
     """The score of a metric: "50.0 +- 2.8 % (2)", "0.4312"; four digits where it is not a share in percent."""
     if facts.is_percent:
         return score.words(100, decimals, " %", counted)
-    is_finite = math.isfinite(score.mean) and score.mean != 0
-    digits = 3 - math.floor(math.log10(abs(score.mean))) if is_finite else 3
+    digits = 3 - math.floor(math.log10(abs(score.mean))) if score.mean and math.isfinite(score.mean) else 3
     return score.words(1.0, min(max(digits, 0), 9), f" {facts.unit}".rstrip(), counted)
 
 
@@ -259,8 +258,7 @@ def choose(groups: Sequence[Group], tuned: Sequence[str], name: str, last: int) 
 
     def tuned_values(group: Group) -> list[float]:
         """Numbers, to sort by size; other values keep their order."""
-        values = (setting(group.settings, key) for key in tuned)
-        return [value if isinstance(value, int | float) else 0 for value in values]
+        return [value if isinstance(value := setting(group.settings, key), int | float) else 0 for key in tuned]
 
     return [
         TunedGroups(max(grid, key=lambda group: rank_value(smoothed(group, name, last), facts)), tuple(grid))

@@ -123,9 +123,8 @@ def number(name: str, groups: Sequence[Group], metric: str | None = None, last: 
         (title, unit, _) = COSTS[at[1]]
         index = _TO_TARGET.index(at[1])
         title += f" to {target_words(float(at[3]), facts)}" + f" ({wording.title(base, facts)})" * bool(at[2])
-        cost_of = partial(spent, name=base, target=float(at[3]), facts=facts)
         number_facts = Facts(title=title, unit=unit, higher_is_better=False)
-        return Number(name, number_facts, lambda run: cost_of(run)[index])
+        return Number(name, number_facts, lambda run: spent(run, base, float(at[3]), facts)[index])
     text = wording.metric(base, facts)
     number_facts = facts.model_copy(
         update={"title": text.title + f", {way}" * bool(way), "unit": facts.unit or text.unit}
@@ -150,15 +149,13 @@ def further_columns(groups: Sequence[Group], metric: str | None, options: Report
     return columns
 
 
-def ranking(groups: Sequence[Group], names: Sequence[str], last: int, more: Sequence[Column]) -> dict[str, Anything]:
-    """The table of runs with the metrics `names`, sorted by the mean of the last values of the first one.
-
-    more: further columns, at its end.
-    """
+def ranking(groups: Sequence[Group], names: Sequence[str], options: ReportOptions) -> dict[str, Anything]:
+    """The table of runs with the metrics `names`, sorted by the mean of the last values of the first one."""
     titles = {name: wording.title(name, facts_of(groups, name)) for name in names}
-    smooth = [metric_column(f"Final, smoothed: {titles[name]}", groups, name, last) for name in names[:1]]
+    smooth = [metric_column(f"Final, smoothed: {titles[name]}", groups, name, options.last) for name in names[:1]]
     finals = [metric_column(f"Final: {titles[name]}", groups, name, 1) for name in names]
-    columns = [*run_columns(groups), *smooth, *finals, *cost_columns(groups, SPENT), *more]
+    further = further_columns(groups, next(iter(names), None), options)
+    columns = [*run_columns(groups), *smooth, *finals, *cost_columns(groups, SPENT), *further]
     return sortable(groups, columns, smooth[0].head if smooth else "")
 
 

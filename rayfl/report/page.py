@@ -30,7 +30,7 @@ from rayfl.report import wording
 from rayfl.report.charts import DARK, LIGHT, MOST_POINTS, NUM_COLORS, Figure, Spec, config
 from rayfl.report.figures import sections
 from rayfl.report.groups import Group, compared, facts_of, group_runs, has_seeds
-from rayfl.report.numbers import WORKED, cost_columns, further_columns, ranking, target_words, targets
+from rayfl.report.numbers import WORKED, cost_columns, ranking, target_words, targets
 from rayfl.report.page_tables import (
     TextTable,
     differences,
@@ -128,8 +128,8 @@ def write_figures(runs: Sequence[Run], folder: Path, options: ReportOptions, ove
         for figure in section.figures
         if figure.chart
     }
-    both = json.loads(converted(_STILL, json.dumps([*stills.values()]).encode()))
-    for title, (svg, pdf) in zip(stills, both, strict=True):
+    drawn = json.loads(converted(_STILL, json.dumps([*stills.values()]).encode()))
+    for title, (svg, pdf) in zip(stills, drawn, strict=True):
         files |= {f"{title}.svg": svg.encode(), f"{title}.pdf": b64decode(pdf)}
     for table in comparison(runs, options):
         text = pd.DataFrame(table.rows, columns=pd.Index(table.heads))
@@ -192,7 +192,6 @@ def page(groups: Sequence[Group], options: ReportOptions) -> dict[str, Anything]
     label = groups[0].label
     # "name: label" if the run has a label of its own.
     title = f"{run_name(runs[0])}: {label}" if runs[0].experiment.get("label") else label
-    more = further_columns(groups, names[0] if names else None, options)
     return {
         "title": "Comparison of runs" if len(groups) > 1 else title,
         "num_runs": len(shown),
@@ -228,7 +227,7 @@ def page(groups: Sequence[Group], options: ReportOptions) -> dict[str, Anything]
         "with_seeds": has_seeds(groups),
         "colors": options.colors or {},
         "lead": bool(names),
-        "ranking": ranking(groups, names, options.last, more) if several else None,
+        "ranking": ranking(groups, names, options) if several else None,
         "work": sortable(groups, cost_columns(groups, WORKED), "") if several else None,
         "fairness": fairness_tables(groups, names),
         "statuses": statuses(groups),

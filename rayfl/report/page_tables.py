@@ -139,13 +139,16 @@ def metric_column(head: str, groups: Sequence[Group], name: str, last: int) -> C
 
 def fairness_of(run: Run) -> dict[str, dict[str, float]]:
     """What `fairness` gives at the last evaluation, for every metric of single clients that is to rise or to fall."""
-    names = [name for name in metric_names(run) if name.partition("/")[0] in PLACES]
-    ways = {name: metric_facts for name in names if (metric_facts := facts(run, name)).higher_is_better is not None}
+    known = {name: facts(run, name) for name in metric_names(run) if name.partition("/")[0] in PLACES}
     rows = run.metrics.filter(pc.field("client").is_valid()).to_pandas()
     last = rows["round"] == rows.groupby("name", observed=True)["round"].transform("max")
     values = dict(iter(rows[last].groupby("name", observed=True)["value"]))
-    every = {name: fairness(values[name].to_numpy(float), ways[name]) for name in ways if name in values}
-    return {name: statistics for name, statistics in every.items() if statistics}
+    return {
+        name: statistics
+        for name, metric_facts in known.items()
+        if metric_facts.higher_is_better is not None and name in values
+        if (statistics := fairness(values[name].to_numpy(float), metric_facts))
+    }
 
 
 def fairness_tables(groups: Sequence[Group], first: Sequence[str] = (), others: bool = True) -> list[TextTable]:
@@ -188,8 +191,8 @@ def _fairness_rows(groups: Sequence[Group], seeds: Sequence[Spreads], name: str)
         if measured := [spread[name] for spread in every if name in spread]:
             scores = [over(statistics.get(column, np.nan) for statistics in measured) for column in _OVER_CLIENTS]
             words = [in_words(score, shown, counted=False) for score in scores[:6]]
-            last = [scores[6].words(decimals=3, counted=False), f"{scores[7].mean:.3g}"]
-            rows.append([group.label if len(groups) > 1 else _fairness_title(groups, name), *words, *last])
+            words += [scores[6].words(decimals=3, counted=False), f"{scores[7].mean:.3g}"]
+            rows.append([group.label if len(groups) > 1 else _fairness_title(groups, name), *words])
     return rows
 
 
@@ -251,7 +254,7 @@ def _all_settings(run: Run) -> dict[str, object]:
 
 def differing(flat: Sequence[Mapping[str, object]]) -> list[tuple[str, list[str]]]:
     """The settings whose values differ, each with its value for each run."""
-    keys = dict.fromkeys(name for settings in flat for name in settings)
+    keys = dict.fromkeys(chain(*flat))
     rows = [(name, _words(name, [settings.get(name, wording.NONE) for settings in flat])) for name in keys]
     return [(name, cells) for name, cells in rows if len({*cells}) > 1]
 
@@ -290,7 +293,7 @@ def tuning(choices: Sequence[TunedGroups], tuned: Sequence[str], name: str, last
 def _best(choice: TunedGroups, name: str) -> str:
     """The winning value, and whether the best value may lie beyond the values that were tried."""
     value = setting(choice.winner.settings, name)
-    tried = [setting(group.settings, name) for group in choice.grid]
-    numbers = {value for value in tried if isinstance(value, int | float) and not isinstance(value, bool)}
+    tried = (setting(group.settings, name) for group in choice.grid)
+    numbers = {number for number in tried if isinstance(number, int | float) and not isinstance(number, bool)}
     ends = {min(numbers): ", the smallest tried", max(numbers): ", the largest tried"} if len(numbers) > 1 else {}
     return wording.value(value) + next((words for end, words in ends.items() if end == value), "")

@@ -59,8 +59,8 @@ def table(dataset: Dataset, partition: Partition, max_rows: int = 100, unseen: S
         "1 (disjoint)",
         show_footer=True,
     )
-    sums = {split: _sum_text(shards.indices) for split, shards in splits.items()}
-    for head, footer in {"client": "all", **sums, "classes": str(np.count_nonzero(counts.sum(axis=0)))}.items():
+    footers = {"client": "all"} | {split: _sum_text(shards.indices) for split, shards in splits.items()}
+    for head, footer in {**footers, "classes": str(np.count_nonzero(counts.sum(axis=0)))}.items():
         result.add_column(head, footer=footer, justify="right")
     result.add_column("labels", footer=_label_text(dataset, counts.sum(axis=0)), overflow="fold", ratio=1)
     result.add_column("distance", footer=f"mean {far.mean():.2f}", justify="right")

@@ -158,8 +158,8 @@ def workers(run: Run) -> float:
 
 def mean_over(run: Run, column: str, having: str) -> float:
     """The mean of a column of the clients table over its rows with a positive number in the column `having`."""
-    amounts = run.clients.filter(pc.field(having) > 0)[column]
-    return float(pc.mean(amounts).as_py() or 0)
+    amounts = run.clients.filter(pc.field(having) > 0)[column].to_numpy()
+    return float(amounts.mean()) if len(amounts) else 0.0
 
 
 def is_personal(run: Run) -> bool:
@@ -219,6 +219,11 @@ def shape_of(files: Mapping[str, Foreign], name: str) -> tuple[int, ...]:
     return tuple(files[name].get_slice(name).get_shape())
 
 
+def tensor_of(files: Mapping[str, Foreign], name: str) -> np.ndarray:
+    """A tensor of `personal_models`."""
+    return files[name].get_tensor(name)
+
+
 def consensus_distance(run: Run) -> float:
     """The root of (1/n) sum_i ||x_i - x||^2 over the n saved personal models x_i, with x their mean (Kong et al., ICML
     2021); NaN if fewer than two are saved, or if they have unlike parameters.
@@ -236,7 +241,7 @@ def consensus_distance(run: Run) -> float:
             for name, shape in shapes:
                 summed = np.zeros(shape)
                 for client in clients:
-                    values = files[f"{client}/{name}"].get_tensor(f"{client}/{name}").astype(np.float64)
+                    values = tensor_of(files, f"{client}/{name}").astype(np.float64)
                     summed += values
                     squares += float(np.square(values).sum()) / len(clients)
                 squares -= float(np.square(summed / len(clients)).sum())

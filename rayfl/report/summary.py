@@ -101,7 +101,7 @@ def _overview(directory: Path) -> list[str]:
     except RayflError:
         return ["damaged", "0/?", *[""] * len(PLACES)]
     what = next((name.partition("/")[2] for name in ranking_names(run) if name.partition("/")[0] in PLACES), "")
-    last = [series(run, f"{place}/{what}") for place in PLACES]
+    last = (series(run, f"{place}/{what}") for place in PLACES)
     values = ["" if values is None else run.facts[what].words(values.final) for values in last]
     return [state_of(run), f"{len(run.rounds)}/{run.experiment.get('rounds')}", *values]
 

@@ -48,6 +48,11 @@ class ClaimRows(NamedTuple):
     smallest: Mapping[str, float]
 
     @property
+    def by_id(self) -> dict[str, Claim]:
+        """The claims by their ids."""
+        return {claim.id: claim for claim in self.claims}
+
+    @property
     def digest(self) -> str:
         """Twelve digits that change with any of the paper's rows."""
         rows = [
@@ -67,13 +72,12 @@ def estimates(rows: ClaimRows, pairs: pd.DataFrame) -> pd.DataFrame:
     `statistics.Paired`; for a claim with a horizon the mean alone, of values up to it, and p of the signed-rank test.
     complete: whether no seed lacks a value.
     """
-    by_id = {claim.id: claim for claim in rows.claims}
     keys = ["claim", "compared", "value", "unit"]
     records = []
     # pandas does not say that the keys of several columns are tuples.
     groups: Foreign = pairs.groupby(keys, sort=False)
     for names, part in groups:
-        claim = by_id[names[0]]
+        claim = rows.by_id[names[0]]
         values = part[["first", "second"]].astype(float).clip(upper=claim.horizon)
         second = values["second"] if len(claim.pairs[0]) > 1 else 0.0
         differences = (values["first"] - second).to_numpy()
@@ -173,10 +177,9 @@ def counted(verdicts: pd.DataFrame) -> str:
 
 def short_rows(rows: ClaimRows, verdicts: pd.DataFrame, source: str = "paper") -> list[list[str]]:
     """The cells of `SHORT` for each row of one source."""
-    by_id = {claim.id: claim for claim in rows.claims}
     cells = []
     for verdict in verdicts.loc[verdicts["source"] == source].to_dict("records"):
-        claim, moments = by_id[verdict["claim"]], verdict["moments"]
+        claim, moments = rows.by_id[verdict["claim"]], verdict["moments"]
         unit = "%" if claim.relative else moments[0]["unit"] if moments else ""
         sizes = [size_of(verdict["paper"], moment) for moment in moments]
         cells.append(
@@ -233,10 +236,9 @@ def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _sides(rows: ClaimRows, verdicts: pd.DataFrame) -> list[list[str]]:
-    by_id = {claim.id: claim for claim in rows.claims}
     cells = []
     for verdict in verdicts.to_dict("records"):
-        claim = by_id[verdict["claim"]]
+        claim = rows.by_id[verdict["claim"]]
         for moment in verdict["moments"]:
             sides = []
             for name in ("first", "second"):

@@ -227,8 +227,10 @@ def peer_bits(here: Setup, log: Log, record: RoundRecord, round_number: int, cli
     def size(sender: int, receiver: int) -> int:
         return buffer_bits(log.links.get((round_number, sender, receiver), log.up[round_number, sender]))
 
-    sent = sum(size(client, other) for other in present if graph[other, client])
-    return [sent, sum(size(other, client) for other in present if graph[client, other])]
+    return [
+        sum(size(client, other) for other in present if graph[other, client]),
+        sum(size(other, client) for other in present if graph[client, other]),
+    ]
 
 
 def unseen_clients_are_evaluated_and_leave_no_trace(make: Make) -> None:

@@ -151,8 +151,11 @@ def fits(part: str, value: Foreign, declared: Foreign) -> bool:
 
 def own_values(method: Method) -> dict[str, Anything]:
     """The attributes of a method, without cached properties, which follow from the others."""
-    kind = type(method)
-    return {k: v for k, v in vars(method).items() if not isinstance(getattr(kind, k, None), functools.cached_property)}
+    return {
+        name: value
+        for name, value in vars(method).items()
+        if not isinstance(getattr(type(method), name, None), functools.cached_property)
+    }
 
 
 def fingerprint(value: Anything) -> Anything:
