@@ -164,14 +164,15 @@ def fairness_tables(groups: Sequence[Group], first: Sequence[str] = (), others: 
     kinds = {"": metrics, f"Parts of metrics, {min(len(parts), MOST_PARTS)} of {len(parts)}": parts[:MOST_PARTS]}
     if len(groups) > 1:
         kinds = {_fairness_title(groups, name): [name] for name in chain(*kinds.values())}
-    tables = []
-    for title, some in kinds.items():
-        rows = [row for name in some for row in _fairness_rows(groups, seeds, name)]
+    heads = ["Metric" if len(groups) == 1 else "Run", *_OVER_CLIENTS.values()]
+    tables = [
         # The last column says how many clients were left out, if any were.
-        end = None if any(row[-1] != "0" for row in rows) else -1
-        heads = ["Metric" if len(groups) == 1 else "Run", *_OVER_CLIENTS.values()]
-        tables += [TextTable(heads[:end], [row[:end] for row in rows], "", title, folded=bool(tables))] * bool(rows)
-    return tables
+        TextTable(heads[:end], [row[:end] for row in rows], "", title)
+        for title, some in kinds.items()
+        if (rows := [row for name in some for row in _fairness_rows(groups, seeds, name)])
+        for end in [None if any(row[-1] != "0" for row in rows) else -1]
+    ]
+    return [table._replace(folded=position > 0) for position, table in enumerate(tables)]
 
 
 def _fairness_title(groups: Sequence[Group], name: str) -> str:
@@ -279,14 +280,18 @@ def differences(groups: Sequence[Group]) -> TextTable:
 def tuning(choices: Sequence[TunedGroups], tuned: Sequence[str], name: str, last: int) -> TextTable:
     """The winners, in the order of the page, and the values of the settings `tuned` that were tried."""
     facts = facts_of([choice.winner for choice in choices], name)
-    rows = []
-    for choice in choices:
-        tried = [
-            f"{', '.join(wording.value(setting(group.settings, key)) for key in tuned)}: "
-            f"{in_words(smoothed(group, name, last), facts)}{' *' * (group is choice.winner)}"
-            for group in choice.grid
+    rows = [
+        [
+            choice.winner.label,
+            *(_best(choice, key) for key in tuned),
+            "\n".join(
+                f"{', '.join(wording.value(setting(group.settings, key)) for key in tuned)}: "
+                f"{in_words(smoothed(group, name, last), facts)}{' *' * (group is choice.winner)}"
+                for group in choice.grid
+            ),
         ]
-        rows.append([choice.winner.label, *(_best(choice, key) for key in tuned), "\n".join(tried)])
+        for choice in choices
+    ]
     return TextTable(["Run", *(f"Best {key}" for key in tuned), "All that were tried (* the best)"], rows)
 
 

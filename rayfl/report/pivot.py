@@ -21,7 +21,7 @@ from rayfl.report.numbers import number
 from rayfl.report.page_tables import TextTable, differing
 from rayfl.report.statistics import LEVEL, Ranked, holm, paired, ranked, signed_rank
 from rayfl.run_directory.record import read_refused
-from rayfl.untyped import Json
+from rayfl.untyped import Foreign
 
 FEWEST_NUMBERS = 3
 """The fewest numbers of an axis against which a chart is drawn."""
@@ -128,36 +128,35 @@ class Pivot:
     @property
     def text(self) -> pd.DataFrame:
         """The table as text, with headings of two levels and `_MARKS`."""
-        rows, columns = list(dict.fromkeys(self.frame["row"])), self.frame.to_dict("list")
-        table = {(short(self.options.rows), ""): rows}
-        for start in range(0, len(self.frame), len(rows)):
-            cells = {name: every[start : start + len(rows)] for name, every in columns.items()}
-            column = cells["column"][0]
-            facts = self.facts[cells["number"][0]]
+        table = {(short(self.options.rows), ""): [*dict.fromkeys(self.frame["row"])]}
+        # pandas does not say that the keys of several columns are tuples.
+        columns: Foreign = self.frame.groupby(["column", "number"], sort=False)
+        for (column, number_name), cells in columns:
+            facts = self.facts[number_name]
             title = wording.axis_title(facts) * (len(self.facts) > 1 or not column)
             head = ": ".join(filter(None, [item_title(self.options.columns, column), title]))
             table |= {(head, part): words for part, words in self._parts(cells, facts).items()}
         return pd.DataFrame(table)
 
-    def _parts(self, cells: Mapping[Json, list[Json]], facts: Facts) -> dict[str, list[str]]:
+    def _parts(self, cells: pd.DataFrame, facts: Facts) -> dict[str, list[str]]:
         """A column's cells in words: the means, and the parts of the differences if it has any, by their headings."""
         scale = 100 if facts.is_percent else 1
         size = np.nanmax([0, *np.abs(cells["mean"])])
         decimals = min(max(3 - math.floor(math.log10(size)), 0), 6) if 0 < size < math.inf and scale == 1 else 2
-        places = [*zip(cells["row"], cells["column"], strict=True)]
-        uneven = len({n for n, place in zip(cells["count"], places, strict=True) if place not in self.refused}) > 1
+        is_refused = [place in self.refused for place in zip(cells["row"], cells["column"], strict=True)]
+        uneven = cells["count"][~np.array(is_refused)].nunique() > 1
 
         def words(value: float, sign: str = "") -> str:
             return wording.NONE if math.isnan(value) else f"{scale * value:{sign},.{decimals}f}"
 
         means = [
             REFUSED
-            if place in self.refused
+            if refused
             else _MARKS[mark].format(
                 words(mean) + f" {wording.PLUS_MINUS} {words(sd)}" * (n > 1) + f" ({n})" * (uneven and n > 0)
             )
-            for place, mean, sd, n, mark in zip(
-                places, *(cells[name] for name in ("mean", "deviation", "count", "mark")), strict=True
+            for refused, mean, sd, n, mark in zip(
+                is_refused, *(cells[name] for name in ("mean", "deviation", "count", "mark")), strict=True
             )
         ]
         if self.options.baseline is None:

@@ -149,15 +149,14 @@ def _decided(rows: ClaimRows, claim: Claim, moment: Mapping[str, Json]) -> dict[
 def _together(claim: Claim, moments: Sequence[Mapping[str, Json]]) -> str:
     """The verdict of a row by its moments, before Holm's correction."""
     verdicts = {moment["plain"] for moment in moments}
-    if len(moments) < len(claim.values):
-        return "not run"
-    if not all(moment["converged"] for moment in moments):
-        return "not converged"
-    if not all(moment["complete"] for moment in moments):
-        return "undecided"
-    if claim.sign != "=" and all(moment["low"] == moment["high"] != 0 for moment in moments):
-        return "constant"
-    return verdicts.pop() if len(verdicts) == 1 else "depends on the moment"
+    stronger = {
+        "not run": len(moments) < len(claim.values),
+        "not converged": not all(moment["converged"] for moment in moments),
+        "undecided": not all(moment["complete"] for moment in moments),
+        "constant": claim.sign != "=" and all(moment["low"] == moment["high"] != 0 for moment in moments),
+        "depends on the moment": len(verdicts) > 1,
+    }
+    return next(filter(stronger.get, stronger), None) or verdicts.pop()
 
 
 def size_of(paper: float, moment: Mapping[str, Json]) -> str:
