@@ -111,19 +111,6 @@ class JobInputs:
         return self.setup.first_server_memory(client) if stored is None else stored
 
 
-class Participant(NamedTuple):
-    """One client of a call: its status as it was drawn, its state and the server's memory of it before the round.
-
-    `number`: that of its flight, by which it draws instead of by the round.
-    """
-
-    client: int
-    status: ClientStatus
-    state: State
-    server_memory: State
-    number: int | None = None
-
-
 class Ended(NamedTuple):
     """The end of a client's round: its result, what is kept of it, and the metrics of its model after training."""
 
@@ -135,12 +122,23 @@ class Ended(NamedTuple):
 class ClientRound:
     """One client in one training job."""
 
-    def __init__(self, setup: Setup, call_inputs: CallInputs, participant: Participant) -> None:
+    def __init__(
+        self,
+        setup: Setup,
+        call_inputs: CallInputs,
+        client: int,
+        status: ClientStatus,
+        state: State,
+        server_memory: State,
+        number: int | None = None,
+    ) -> None:
+        """`status`: as it was drawn; `state` and `server_memory`: before the round; `number`: that of the client's
+        flight, by which it draws instead of by the round."""
         self.round_inputs, message, server = call_inputs
-        self.client, self.status, stored, server_memory, self.number = participant
+        self.client, self.status, self.number = client, status, number
         self.setup, self.method = setup, setup.method
         self.keeps_model = setup.keeps_models and self.number is not None
-        self.state, self.uplink_memory = without_memory(stored)
+        self.state, self.uplink_memory = without_memory(state)
         self.round, self.plan = self.round_inputs.round, self.round_inputs.plan
         self.ctx = ctx = self._context("client")
         self._key("download")

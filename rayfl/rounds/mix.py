@@ -48,13 +48,8 @@ class MixJob(WorkerJob):
         return tuple(self.rows)
 
 
-class LinkSize(NamedTuple):
-    """The size of the message on a link: bits, and numbers."""
-
-    sender: int
-    receiver: int
-    num_bits: int
-    num_values: int
+LinkSize = tuple[int, int, int, int]
+"""The sender and the receiver of a link, and the bits and the numbers of its message."""
 
 
 @dataclass(frozen=True)
@@ -272,7 +267,7 @@ class PeerWork(JobInputs):
                     outputs[calls[receiver]].setdefault(client, {})[receiver] = {
                         name: packet.written() for name, packet in message.items()
                     }
-                    sizes.append(LinkSize(client, receiver, message_bits(message), num_values(message)))
+                    sizes.append((client, receiver, message_bits(message), num_values(message)))
         return tuple(sizes), outputs
 
     def _mixed(self, round_inputs: RoundInputs, job: MixJob, inputs: Sequence[Any]) -> Iterator[Any]:

@@ -26,7 +26,7 @@ from rayfl.gather import Aggregate, Sum, WeightedMean, WeightedSum
 from rayfl.methods.base import Carry, Method, Metrics, Plan, StackRows, State, Tree, Work
 from rayfl.population.client import ClientStatus
 from rayfl.rounds.check_hooks import checked_hook
-from rayfl.rounds.client_round import CallInputs, ClientRound, Ended, Participant, operations
+from rayfl.rounds.client_round import CallInputs, ClientRound, Ended, operations
 from rayfl.rounds.engines import advanced
 from rayfl.rounds.evaluation import SUFFIX, evaluate_model
 from rayfl.rounds.partial_sums import Added, NodeAggregates, Sent, merged, on_wire
@@ -142,7 +142,7 @@ class StackRound:
         evaluated: dict[int, ClientResult] = {}
         states, carries = (unstack(x, len(self.clients)) for x in (self.finished.state, self.carry))
         for (client, status), state, carry in zip(self.statuses.items(), states, carries, strict=True):
-            client_round = ClientRound(setup, shared, Participant(client, status, {}, {}))
+            client_round = ClientRound(setup, shared, client, status, {}, {})
             if status.keeps_state and client_round.may_be_evaluated:
                 with naming_round_and_client(self.round, client):
                     evaluated[client] = evaluate_model(
@@ -267,7 +267,7 @@ class WholeStacks:
 
     def _untrained(self, client: int) -> Ended:
         ended = ClientRound(
-            self.setup, self.call_inputs, Participant(client, self.job.statuses[client], self._state(client), {})
+            self.setup, self.call_inputs, client, self.job.statuses[client], self._state(client), {}
         ).untrained()
         assert ended is not None, "its status says that it does not train"
         return ended

@@ -26,7 +26,7 @@ from rayfl.metrics.masks import ClientMask, client_mask
 from rayfl.population.client import ClientStatus
 from rayfl.rounds import evaluation
 from rayfl.rounds.check_hooks import HookInputs, checked_hook
-from rayfl.rounds.client_round import ClientRound, Ended, Participant, with_memory, without_memory
+from rayfl.rounds.client_round import ClientRound, Ended, with_memory, without_memory
 from rayfl.rounds.mix import MeetJob, MixJob, PeerWork, SendJob
 from rayfl.rounds.model_sums import ModelSums, mean_loss, pooled_sums
 from rayfl.rounds.partial_sums import FromClient, Summing, on_wire, robust_slice
@@ -163,13 +163,11 @@ class Worker(PeerWork):
             states = [self._state(client, kept[client]) for client in group]
             if self.setup.hooks_on_device:
                 states = to_device(states, self.setup.device)
-            participants = [
-                Participant(
-                    client, statuses[client], state, self._server_memory(client, kept[client]), numbers.get(client)
-                )
-                for client, state in zip(group, states, strict=True)
+            memories = [self._server_memory(client, kept[client]) for client in group]
+            client_rounds = [
+                ClientRound(self.setup, call_inputs, client, statuses[client], state, memory, numbers.get(client))
+                for client, state, memory in zip(group, states, memories, strict=True)
             ]
-            client_rounds = [ClientRound(self.setup, call_inputs, participant) for participant in participants]
             untrained = {client_round.client: client_round.untrained() for client_round in client_rounds}
             tasks = [
                 client_round.local_task() for client_round in client_rounds if untrained[client_round.client] is None

@@ -10,7 +10,7 @@ from rayfl.determinism.seeding import NOBODY
 from rayfl.methods.base import Work
 from rayfl.population.client import ClientStatus
 from rayfl.rounds import downlinks
-from rayfl.rounds.client_round import CallInputs, ClientRound, Participant, with_memory, without_memory
+from rayfl.rounds.client_round import CallInputs, ClientRound, with_memory, without_memory
 from rayfl.rounds.evaluation_settings import Evaluation
 from rayfl.rounds.setup import Setup
 from rayfl.rounds.worker_jobs import Missed, RoundInputs
@@ -32,7 +32,7 @@ def begun(
     server = setup.server_half.init_server(setup.initial)
     message, _ = downlinks.broadcast(setup, server, {}, setup.context(2, plan, NOBODY, "server"))
     call = CallInputs(RoundInputs(2, plan, message, **inputs), message, None)
-    return ClientRound(setup, call, Participant(1, status, setup.first_state(1), {}, number))
+    return ClientRound(setup, call, 1, status, setup.first_state(1), {}, number)
 
 
 def test_a_download_is_the_broadcast_and_what_was_missed():
