@@ -24,9 +24,10 @@ def print_list(table: str) -> None:
     listed = Table(kind.label, *["where"] * (kind is Method), "what it is", "settings")
     for name, component in sorted(known(kind).items()):
         if kind is Method:
+            paper = component.paper
             where = "server" if issubclass(component, ServerHalf) else "peers"
             own_settings = [key for key in settings_of(component) if key not in LocalTraining.model_fields]
-            listed.add_row(name, where, Text(component.paper), ", ".join(own_settings))
+            listed.add_row(name, where, Text(paper), ", ".join(own_settings))
         else:
             settings = [
                 key if default == "required" else f"{key} = {default}" for key, default, *_ in setting_rows(component)

@@ -30,7 +30,8 @@ from rayfl.experiment.identity import determining_settings
 from rayfl.experiment.prepare import prepare
 from rayfl.experiment.sweep import Combination
 from rayfl.methods.base import Carry, Method, Work
-from rayfl.report import summary, wording
+from rayfl.report import wording
+from rayfl.report.page_tables import TextTable
 from rayfl.rounds import engines, executor, ledger, rounds
 from rayfl.rounds.setup import Setup
 from rayfl.run_directory.play_run import Stopped
@@ -203,7 +204,7 @@ def foresee(experiment: Experiment, shown: display.Display) -> None:
     shown.close()
     most = "at most " if experiment.stop else ""
     title = f"{experiment.name}: {most}{wording.counted(experiment.rounds, 'round')}; nothing was written"
-    display.print_table(reporting.rich_table(title, summary.TextTable(["what", "value", "how"], rows)))
+    display.print_table(reporting.rich_table(TextTable(["what", "value", "how"], rows, title=title)))
 
 
 def foresee_all(combinations: Sequence[Combination], shown: display.Display) -> None:
@@ -235,8 +236,8 @@ def foresee_all(combinations: Sequence[Combination], shown: display.Display) -> 
     shown.close()
     title = f"{wording.counted(len(combinations), 'run')}, one after another; nothing was written"
     heads = ["runs", "number", "rounds", "steps", "bytes up", "bytes down", "simulated time", "real time"]
-    table = summary.TextTable(heads, [*rows, ["all", *_cells(totals, "")]])
-    display.print_table(reporting.rich_table(title, table), 150)
+    table = TextTable(heads, [*rows, ["all", *_cells(totals, "")]], title=title)
+    display.print_table(reporting.rich_table(table), 150)
     display.say(
         "Numbers of bytes are estimates where the sizes of messages depend on their values, and real times always."
     )

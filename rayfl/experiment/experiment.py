@@ -251,7 +251,7 @@ class Experiment(Settings):
         tables = [
             table for value in self.as_dict().values() for table in (value if isinstance(value, list) else [value])
         ]
-        names = [table.get("name") for table in tables if isinstance(table, dict)]
+        names = [str(table.get("name")) for table in tables if isinstance(table, dict)]
         return [name.removeprefix(plugins.MEMORY) for name in names if plugins.is_in_memory(name)]
 
     def as_dict(self) -> dict[str, Value]:

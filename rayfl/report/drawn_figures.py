@@ -51,8 +51,8 @@ def _drawn(run: Run) -> dict[str, dict[tuple[str, ...], float]]:
     by_metric = {}
     for name, evaluations in last.items():
         model, what, *part = name.split("/")
-        is_missing = evaluations is None or evaluations.rounds[-1] < newest
-        by_metric.setdefault(f"{model}/{what}", {})[tuple(part)] = np.nan if is_missing else evaluations.final
+        final = evaluations.final if evaluations and evaluations.rounds[-1] == newest else np.nan
+        by_metric.setdefault(f"{model}/{what}", {})[tuple(part)] = final
     return by_metric
 
 

@@ -133,8 +133,9 @@ def _codec_from_json(value: Json) -> Anything:
     else:
         module = import_module(_CODECS + home) if home.isidentifier() else None
     kind = getattr(module, name, None)
-    is_codec = isinstance(kind, type) and dataclasses.is_dataclass(kind)
-    if module is None or not is_codec or kind.__module__ != module.__name__:
+    if not (
+        isinstance(kind, type) and dataclasses.is_dataclass(kind) and module and kind.__module__ == module.__name__
+    ):
         raise RayflError(f"{value['codec']!r} is not a codec")
     return kind(**{key: _codec_from_json(setting) for key, setting in value["settings"].items()})
 
