@@ -197,18 +197,21 @@ def targets(groups: Sequence[Group], name: str, target: float, last: int) -> dic
     costs = costs_to_target(groups, name, target)
     reached = [(-rounds.count / len(group.runs),) for rounds, group in zip(costs["rounds"], groups, strict=True)]
     words = [_reached(rounds.count, group, name) for rounds, group in zip(costs["rounds"], groups, strict=True)]
-    columns = [Column("Reached", words, reached)]
-    for head, cost_name, decimals, unit in (
-        ("Rounds", "rounds", lambda score: int(score.deviation > 0 or score.mean % 1 > 0), ""),
-        ("Up", "uplink_megabytes", lambda score: wording.megabyte_decimals(score.mean), " MB"),
-        ("Up and down", "megabytes", lambda score: wording.megabyte_decimals(score.mean), " MB"),
-        ("Simulated time", "simulated_s", lambda score: 1, " s"),
-    ):
-        scores = costs[cost_name]
-        by = [(*share, score.mean) for share, score in zip(reached, scores, strict=True)]
-        words = [score.words(decimals=decimals(score), unit=unit, counted=has_seeds(groups)) for score in scores]
-        columns.append(Column(head, words, by))
-    return sortable(groups, [*columns, metric_column("Final, smoothed", groups, name, last)], "Up and down")
+    of_costs = [
+        Column(
+            head,
+            [score.words(decimals=decimals(score), unit=unit, counted=has_seeds(groups)) for score in costs[cost_name]],
+            [(*share, score.mean) for share, score in zip(reached, costs[cost_name], strict=True)],
+        )
+        for head, cost_name, decimals, unit in (
+            ("Rounds", "rounds", lambda score: int(score.deviation > 0 or score.mean % 1 > 0), ""),
+            ("Up", "uplink_megabytes", lambda score: wording.megabyte_decimals(score.mean), " MB"),
+            ("Up and down", "megabytes", lambda score: wording.megabyte_decimals(score.mean), " MB"),
+            ("Simulated time", "simulated_s", lambda score: 1, " s"),
+        )
+    ]
+    final = metric_column("Final, smoothed", groups, name, last)
+    return sortable(groups, [Column("Reached", words, reached), *of_costs, final], "Up and down")
 
 
 def _reached(count: int, group: Group, name: str) -> str:
