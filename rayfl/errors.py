@@ -5,7 +5,6 @@ import difflib
 import logging
 import os
 import re
-import sys
 import textwrap
 import traceback
 from collections.abc import Iterable, Iterator
@@ -174,11 +173,9 @@ SMALLER = "start a new run with a smaller method.batch_size, or with engine='vma
 
 def out_of_memory(error: BaseException) -> bool:
     """Whether an exception says that the machine or its GPU ran out of memory."""
-    torch = sys.modules.get("torch")
-    if isinstance(error, MemoryError | OutOfMemory) or (torch and isinstance(error, torch.cuda.OutOfMemoryError)):
-        return True
-    # torch's allocator on the CPU and CUDA's libraries raise a plain RuntimeError.
-    return isinstance(error, RuntimeError) and bool(re.search("out of memory|can't allocate memory", str(error)))
+    # torch's allocators and CUDA's libraries raise a RuntimeError or a subclass.
+    is_of_torch = isinstance(error, RuntimeError) and re.search("out of memory|can't allocate memory", str(error))
+    return isinstance(error, MemoryError | OutOfMemory) or bool(is_of_torch)
 
 
 def error_text(error: BaseException) -> str:

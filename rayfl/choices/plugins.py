@@ -213,8 +213,8 @@ def _imported(module: str, name: str) -> ModuleType:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise _failed(error) from None
         parts = Path(*module.split("."))
-        here = [path for path in (parts.with_suffix(".py"), parts / "__init__.py") if path.is_file()]
-        file = here[0] if here else "path/to/file.py"
+        here = (path for path in (parts.with_suffix(".py"), parts / "__init__.py") if path.is_file())
+        file = next(here, "path/to/file.py")
         raise RayflError(
             f"there is no module {error.name!r} for {name!r}; install it, or name a file as in {file}:"
             f"{name.partition(':')[2]}"

@@ -159,9 +159,8 @@ class Runtime(Settings):
     @property
     def device_name(self) -> str:
         """The device of local work."""
-        if self.device != "auto":
-            return self.device
-        return "cuda" if self.num_gpus > 0 else "cpu"
+        is_cuda = self.num_gpus > 0 if self.device == "auto" else self.device == "cuda"
+        return "cuda" if is_cuda else "cpu"
 
     @property
     def driver_device(self) -> str:

@@ -134,12 +134,11 @@ def _of_others(error: UnknownKey, kind: type[Kind], others: list[str], chosen: A
     names += [f"{len(others) - _MOST_SHOWN} more"] * (len(others) > _MOST_SHOWN)
     table = error.key[0]
     do = "does" if len(others) == 1 else "do"
-    left_over = ""
-    if isinstance(chosen, Mapping) and len(chosen) > 2:
-        left_over = f" ({table}={name} replaces the whole table, and {table}.name={name} only the name)"
+    left_over = f" ({table}={name} replaces the whole table, and {table}.name={name} only the name)"
+    is_left_over = isinstance(chosen, Mapping) and len(chosen) > 2
     return RayflError(
         f"': {kind.label} {name!r} does not take it, but {listed(names, 'and')} {do}; set {table}.name "
-        f"to one that does, or remove it{left_over}",
+        f"to one that does, or remove it{left_over * is_left_over}",
         error.key,
         error.lead,
     )
