@@ -25,8 +25,8 @@ from rayfl.experiment.experiment import Experiment
 from rayfl.experiment.report_options import check_report
 from rayfl.limits import memory
 from rayfl.methods.shared.own_parts import Parts, with_parts
-from rayfl.models.given_weights import read_backbone, read_weights
 from rayfl.models.part_names import chosen
+from rayfl.models.start_weights import read_backbone, read_weights
 from rayfl.network import Network
 from rayfl.population.sampling import Population, attackers
 from rayfl.rounds.check_hooks import checked, checked_hook

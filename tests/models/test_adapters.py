@@ -13,7 +13,7 @@ from transformers.pytorch_utils import Conv1D
 import rayfl
 from rayfl.models import flops
 from rayfl.models.adapters import Adapters
-from rayfl.models.given_weights import read_backbone
+from rayfl.models.start_weights import read_backbone
 from rayfl.network import Network
 from tests.bound_tasks import classification
 from tests.refusals import refused

@@ -10,7 +10,7 @@ from torch import nn
 
 from rayfl.experiment.experiment import read
 from rayfl.experiment.prepare import prepare
-from rayfl.models import given_weights
+from rayfl.models import start_weights
 from rayfl.run_directory.saved_models import load_model
 from tests.actors.toys import assert_same_run
 from tests.jobs.commands import rayfl
@@ -108,7 +108,7 @@ def test_weights_that_do_not_fit_are_refused(
     file = tmp_path / "w.safetensors"
     save_file(change(weights), file)
     with refused(names=[file, *names]):
-        given_weights.read_weights(file, weights, "mlp")
+        start_weights.read_weights(file, weights, "mlp")
 
 
 @pytest.mark.parametrize("content", [b"", b"not one", b"\xff" * 100])
@@ -116,7 +116,7 @@ def test_what_is_no_safetensors_file_is_refused(content: bytes, tmp_path: Path) 
     file = tmp_path / "w.safetensors"
     file.write_bytes(content)
     with refused(names=[file, "safetensors"]):
-        given_weights.read_weights(file, {}, "mlp")
+        start_weights.read_weights(file, {}, "mlp")
 
 
 def test_a_method_with_weights_of_its_own_refuses_others(home: Path) -> None:
