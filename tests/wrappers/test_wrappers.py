@@ -52,20 +52,6 @@ def test_a_wrapper_is_a_table_and_comes_back(name: str):
     assert type(made)(**made.as_dict()) == made
 
 
-@pytest.mark.parametrize(
-    ("given", "line"),
-    [
-        (True, 'wrap = [{name = "elastic"}]'),
-        ({"tau": 0.3}, 'wrap = [{name = "elastic", tau = 0.3}]'),
-        (False, "wrap = []"),
-    ],
-    ids=str,
-)
-def test_elastic_as_a_setting_of_the_method_is_refused_with_the_new_line(given: Any, line: str):
-    with refused(names=["method.elastic", line]):
-        experiment("fedavg", method={"name": "fedavg", "elastic": given})
-
-
 def test_what_wrappers_refuse():
     with refused(names=["wrap", "clip", "twice"]):
         experiment("fedavg", wrap=["clip", {"name": "clip", "norm": 2.0}])
