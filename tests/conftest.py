@@ -21,6 +21,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 import atexit  # noqa: E402
 import contextlib  # noqa: E402
 import functools  # noqa: E402
+import gc  # noqa: E402
 import os  # noqa: E402
 import shutil  # noqa: E402
 import tempfile  # noqa: E402
@@ -50,6 +51,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: (item.nodeid not in on_ray, on_ray.get(item.nodeid) != SHARED))
     if hasattr(config, "workerinput") and getattr(config, "cache", None) is not None:
         config.cache.set(ON_RAY, on_ray)
+
+
+def pytest_collection_finish() -> None:
+    """Spare the garbage collector the tests themselves: they and all modules stay until the process ends."""
+    gc.freeze()
 
 
 def ray_scope(item: pytest.Item) -> str:

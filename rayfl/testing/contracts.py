@@ -133,8 +133,10 @@ def parts_stay_with_their_clients(make: Make, parts: Mapping[str, object], num_c
     def made(**options: Value) -> Setup:
         return make(**{"model": Normed, "parts": parts, **options})
 
-    loop_and_vmap_agree(made(), made(engine="vmap"))
-    several_workers_give_the_bits_of_one(made())
+    here = made()
+    played = play(here)
+    loop_and_vmap_agree(here, made(engine="vmap"), played)
+    several_workers_give_the_bits_of_one(here, played)
     a_run_goes_on_from_its_checkpoint(made, num_clients, folder)
     setup = made(rounds=2)
     assert isinstance(setup.method, OwnParts), "training changes the running statistics"
@@ -320,6 +322,7 @@ def examples_are_evaluated_one_by_one(setup: Setup) -> None:
 def a_method_trains_on_it(make: Callable[[str], Setup]) -> None:
     """Both engines agree, and three workers give the bits of one. `make`: a setup for an engine, "loop" or "vmap"."""
     here = make("loop")
+    played = play(here)
     if here.method.task.vmappable:
-        loop_and_vmap_agree(here, make("vmap"))
-    several_workers_give_the_bits_of_one(here)
+        loop_and_vmap_agree(here, make("vmap"), played)
+    several_workers_give_the_bits_of_one(here, played)
