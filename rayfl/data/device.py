@@ -54,10 +54,8 @@ class DeviceExamples:
 
     def take(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Raw inputs [n, ...] and labels [n] of the `rows` [n], on the device."""
-        inputs, labels = self.inputs.index_select(0, rows), self.labels.index_select(0, rows)
-        if self.is_resident:
-            return inputs, labels
-        return upload(inputs, self.device), upload(labels, self.device)
+        inputs, labels = (upload(array.index_select(0, rows), self.device) for array in (self.inputs, self.labels))
+        return inputs, labels
 
 
 class DeviceData:

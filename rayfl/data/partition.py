@@ -116,20 +116,16 @@ class Partition:
         rank[order] = np.arange(len(owners)) - self.train.offsets[owners]
         is_validation = rank < num_validation[owners]
         is_train = rank >= (num_validation + num_heldout)[owners]
-        return Partition(
-            train=self._train_where(is_train),
-            validation=self._train_where(is_validation),
-            heldout=self._train_where(~is_train & ~is_validation),
-            test=self.test,
+        train, validation, heldout = (
+            Shards.per_owner(self.train.indices[chosen], owners[chosen], len(sizes))
+            for chosen in (is_train, is_validation, ~is_train & ~is_validation)
         )
+        return Partition(train, validation, heldout, self.test)
 
     def with_last(self, clients: Sequence[int]) -> "Partition":
         """The same partition with clients renumbered: `clients` become the last ones. Both groups keep their order."""
         order = np.concatenate([np.setdiff1d(np.arange(len(self.train)), clients), np.sort(clients)])
         return Partition(**{split.name: getattr(self, split.name).of_clients(order) for split in fields(self)})
-
-    def _train_where(self, chosen: np.ndarray) -> Shards:
-        return Shards.per_owner(self.train.indices[chosen], self.train.owners[chosen], len(self.train))
 
 
 class PartitionScheme(Choice, ABC):

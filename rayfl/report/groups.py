@@ -33,8 +33,6 @@ _FEW = 3
 """The most settings that a label names."""
 _PREFERRED = ("pooled", "own", "own_after_training", "unseen")
 """Models after the exchange come before those after local training."""
-_OWN = "own"
-"""Where personal methods are ranked. The pooled test set evaluates only the server's model."""
 
 
 class Group(NamedTuple):
@@ -202,7 +200,8 @@ def ranked_names(groups: Sequence[Group], metric: str | None = None) -> list[str
         if curve(group, name) is not None and facts(group.runs[0], name).higher_is_better is not None
     )
     whats = [*dict.fromkeys(name.partition("/")[2] or name for names in ranked for name in names)]
-    own_metric = f"{_OWN}/{whats[0]}" if whats else ""
+    # The pooled test set evaluates only the server's model, which personal methods do not aim at.
+    own_metric = f"own/{whats[0]}" if whats else ""
     personal = 2 * counts[own_metric] > len(groups) and any(is_personal(group.runs[0]) for group in groups)
     first = metric if metric in counts else own_metric if personal else None
 

@@ -111,7 +111,7 @@ def number(name: str, groups: Sequence[Group], metric: str | None = None, last: 
     if name in COSTS:
         title, unit, read = COSTS[name]
         return Number(name, Facts(title=title, unit=unit, higher_is_better=False), read)
-    known = list(dict.fromkeys(recorded for group in groups for run in group.runs for recorded in metric_names(run)))
+    known = [*dict.fromkeys(recorded for group in groups for run in group.runs for recorded in metric_names(run))]
     at = _AT_TARGET.fullmatch(name)
     base, _, way = (at[2] or metric or "" if at else name).partition(":")
     if base not in known or way not in _WAYS:

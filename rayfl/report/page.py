@@ -152,13 +152,13 @@ def in_numbers(text: pd.DataFrame) -> pd.DataFrame:
         units = fields["unit"].dropna().unique()
         if fields["value"].isna().ne(cells == wording.NONE).any() or fields["value"].isna().all() or len(units) > 1:
             columns[str(head)] = cells
-            continue
-        names = {"value": ", ".join([str(head), *units]), "sd": f"{head}, sd", "n": f"{head}, n"}
-        columns |= {
-            names[name]: pd.to_numeric(fields[name].str.replace(",", ""))
-            for name in names
-            if fields[name].notna().any()
-        }
+        else:
+            names = {"value": ", ".join([str(head), *units]), "sd": f"{head}, sd", "n": f"{head}, n"}
+            columns |= {
+                names[name]: pd.to_numeric(fields[name].str.replace(",", ""))
+                for name in names
+                if fields[name].notna().any()
+            }
     return pd.DataFrame(columns)
 
 

@@ -169,8 +169,9 @@ def test_examples_are_evaluated_one_by_one(with_task: Make) -> None:
 
 @pytest.mark.parametrize("method", contracts.TASK_METHODS)
 def test_a_method_trains_on_it(with_task: Make, method: str) -> None:
-    tables = contracts.task_tables(method)
-    contracts.a_method_trains_on_it(lambda engine: with_task(runtime={"engine": engine}, **tables))
+    contracts.a_method_trains_on_it(
+        lambda engine: with_task(runtime={"engine": engine}, **contracts.task_tables(method))
+    )
 
 
 EvaluatedMetric = tuple[Metric, Tensor, Tensor]
