@@ -36,7 +36,6 @@ from rayfl.report.page_tables import (
     differences,
     fairness_tables,
     origins,
-    run_and_seed,
     shared_settings,
     sortable,
     statuses,
@@ -205,7 +204,11 @@ def page(groups: Sequence[Group], options: ReportOptions) -> dict[str, Anything]
         "note": options.note,
         "unfinished": [run_label(run) for run in runs if not run.finished],
         "mixed": [run_label(run) for run in runs if kinds_besides(run.platform)],
-        "unmeasured": [run_and_seed(run) for run in runs if several and not run.metrics.num_rows],
+        "unmeasured": [
+            f"{run_label(run)}, seed {run.experiment.get('seed')}"
+            for run in runs
+            if several and not run.metrics.num_rows
+        ],
         "uneven": [group.label for group in groups if len({len(run.rounds) for run in group.runs}) > 1],
         "unknown_metric": options.metric if several and options.metric not in (None, *names) else None,
         "empty": not any(len(run.rounds) for run in runs),
@@ -222,7 +225,7 @@ def page(groups: Sequence[Group], options: ReportOptions) -> dict[str, Anything]
         "styles": {
             label: style
             for style, group in enumerate(groups)
-            for label in (group.label, *map(run_and_seed, group.runs))
+            for label in (group.label, *(f"{group.label}, seed {seed}" for seed in group.seeds))
         },
         "with_seeds": has_seeds(groups),
         "colors": options.colors or {},

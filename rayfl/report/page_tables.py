@@ -27,7 +27,7 @@ from rayfl.report.groups import (
     setting,
     smoothed,
 )
-from rayfl.report.series import facts, method_of, metric_names, run_label
+from rayfl.report.series import facts, method_of, metric_names
 from rayfl.run_directory.description import ORIGIN, read_origin
 from rayfl.run_directory.record import Run
 from rayfl.settings import dotted
@@ -161,14 +161,15 @@ def fairness_tables(groups: Sequence[Group], first: Sequence[str] = (), others: 
     known = dict.fromkeys(name for every in seeds for spread in every for name in spread)
     names = [name for name in dict.fromkeys([*first, *(known if others else ())]) if name in known]
     metrics, parts = ([name for name in names if (name.count("/") > 1) is is_part] for is_part in (False, True))
-    kinds = {"": metrics, f"Parts of metrics, {min(len(parts), MOST_PARTS)} of {len(parts)}": parts[:MOST_PARTS]}
+    few = parts[:MOST_PARTS]
+    kinds = [("", metrics), (f"Parts of metrics, {len(few)} of {len(parts)}", few)]
     if len(groups) > 1:
-        kinds = {_fairness_title(groups, name): [name] for name in chain(*kinds.values())}
+        kinds = [(_fairness_title(groups, name), [name]) for name in [*metrics, *few]]
     heads = ["Metric" if len(groups) == 1 else "Run", *_OVER_CLIENTS.values()]
     tables = [
         # The last column says how many clients were left out, if any were.
         TextTable(heads[:end], [row[:end] for row in rows], "", title)
-        for title, some in kinds.items()
+        for title, some in kinds
         if (rows := [row for name in some for row in _fairness_rows(groups, seeds, name)])
         for end in [None if any(row[-1] != "0" for row in rows) else -1]
     ]
@@ -216,16 +217,11 @@ def statuses(groups: Sequence[Group]) -> TextTable | None:
     return None if everyone_delivered else TextTable(["What became of a client", *means, "Why"], rows)
 
 
-def run_and_seed(run: Run) -> str:
-    """The label of one run of a group."""
-    return f"{run_label(run)}, seed {run.experiment.get('seed')}"
-
-
 def origins(groups: Sequence[Group]) -> TextTable | None:
     """A row per run, for at most 100 runs; None if no run has recorded its origin."""
     rows = [
-        [run_and_seed(run), *(told.get(name, wording.NONE) for name in ORIGIN)]
-        for run in [run for group in groups for run in group.runs][:_MOST_ORIGINS]
+        [f"{group.label}, seed {run.experiment.get('seed')}", *(told.get(name, wording.NONE) for name in ORIGIN)]
+        for group, run in [(group, run) for group in groups for run in group.runs][:_MOST_ORIGINS]
         if (told := read_origin(run.directory))
     ]
     return TextTable(["Run", *map(str.capitalize, ORIGIN)], rows) if rows else None
