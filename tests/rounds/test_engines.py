@@ -80,7 +80,7 @@ def zero(client: int) -> Carry:
 def test_every_sample_is_seen_once_an_epoch_and_counted(engine: Engine):
     # Batches of 2 over 5, 3 and 4 examples: 3, 2 and 2 steps an epoch. Two epochs, then one step.
     stages = (Stage("train", epochs=2, batch_size=2), Stage("more", steps=1, batch_size=1))
-    done = list(engine(Summing(Quadratic()), tasks(zero, *stages)))
+    done = list(engine(Summing(Quadratic()), tasks(zero, *stages), 1))
     assert [work["train"] for _, work in done] == [Work(6, 10), Work(4, 6), Work(4, 8)]
     assert [work["more"] for _, work in done] == [Work(1, 1)] * 3
     assert [carry["after train"].item() for carry, _ in done] == [6, 4, 4]
@@ -95,16 +95,18 @@ def test_every_sample_is_seen_once_an_epoch_and_counted(engine: Engine):
 @ENGINES
 def test_a_stage_may_come_twice_and_none_may_come(engine: Engine):
     stage = Stage("train", steps=2, batch_size=1)
-    done = list(engine(Summing(Quadratic()), tasks(zero, stage, stage)))
+    done = list(engine(Summing(Quadratic()), tasks(zero, stage, stage), 1))
     assert [carry["after train"].item() for carry, _ in done] == [4, 4, 4]
-    assert [(carry["steps"].item(), work) for carry, work in engine(Summing(Quadratic()), tasks(zero))] == [(0, {})] * 3
+    assert [(carry["steps"].item(), work) for carry, work in engine(Summing(Quadratic()), tasks(zero), 1)] == [
+        (0, {})
+    ] * 3
 
 
 @ENGINES
 def test_a_step_may_take_three_batches(engine: Engine):
     # 3 steps of 3 batches, each the whole split: nine times the sums 1..5, 6..8 and 9..12.
     stage = Stage("train", steps=3, batch_size=None, batches_per_step=3)
-    done = list(engine(Summing(Quadratic()), tasks(zero, stage)))
+    done = list(engine(Summing(Quadratic()), tasks(zero, stage), 1))
     assert [work["train"] for _, work in done] == [Work(3, 9 * size) for size in SIZES]
     assert [carry["sum"].tolist() for carry, _ in done] == [[9 * 15, 9 * 5], [9 * 21, 9 * 3], [9 * 42, 9 * 4]]
 
@@ -114,7 +116,7 @@ def test_other_keys_give_another_order(engine: Engine):
     stage = Stage("train", steps=2, batch_size=1)
 
     def sums(**key: int) -> list[float]:
-        return [carry["sum"][0].item() for carry, _ in engine(Summing(Quadratic()), tasks(zero, stage, **key))]
+        return [carry["sum"][0].item() for carry, _ in engine(Summing(Quadratic()), tasks(zero, stage, **key), 1)]
 
     assert sums() == sums()
     # Three clients with at least six ordered pairs each: the chance of equal sums for five keys is small, and fixed.
@@ -181,7 +183,9 @@ class Descending(Summing):
 def trained(task: BoundTask, engine: Engine, **key: int) -> list[torch.Tensor]:
     params = task.init(0)
     work = tasks(lambda client: {"params": params}, Stage("train", epochs=2, batch_size=2), **key)
-    return [torch.cat([t.flatten() for t in carry["params"].values()]) for carry, _ in engine(Descending(task), work)]
+    return [
+        torch.cat([t.flatten() for t in carry["params"].values()]) for carry, _ in engine(Descending(task), work, 1)
+    ]
 
 
 def test_the_engines_agree_on_unequal_clients():
@@ -271,4 +275,4 @@ def test_dropout_does_not_follow_the_order_of_clients():
 @ENGINES
 def test_an_empty_split_names_the_client(engine: Engine):
     with refused(names=["client 0", "heldout"]):
-        list(engine(Summing(Quadratic()), tasks(zero, replace(Stage(epochs=1), split="heldout"))))
+        list(engine(Summing(Quadratic()), tasks(zero, replace(Stage(epochs=1), split="heldout")), 1))

@@ -111,7 +111,7 @@ def test_zeros_stay_zero_through_training(hyper: dict[str, Any]):
     plan = here.plan(0)
     carry = here.method.begin(state, {}, here.context(0, plan, 2, "client"))
     start = LocalTask(2, 0, here.seed, lambda: carry, here.data(2), plan.stages, here.device)
-    ((trained, work),) = here.engine(here.method, [start])
+    ((trained, work),) = here.engine(here.method, [start], 1)
     assert work["train"].num_steps == 5 * 4
     for name in ("1.weight", "3.weight"):
         kept = state["mask"][name]
