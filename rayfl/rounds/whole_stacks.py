@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 
 import torch
-from torch.utils._pytree import tree_map
 
 from rayfl import tree
 from rayfl.compress.base import message_bits
@@ -233,9 +232,12 @@ class StackRound:
         }
 
 
+# Any: tensors in dictionaries.
 def first_rows(stacked: Carry, count: int) -> Carry:
     """The first `count` rows of every tensor, as views."""
-    return tree_map(lambda rows: rows[:count], stacked)
+    if isinstance(stacked, dict):
+        return {name: first_rows(part, count) for name, part in stacked.items()}
+    return stacked[:count]
 
 
 class WholeStacks:
