@@ -11,7 +11,17 @@ from rayfl.rounds.executor import InlineExecutor
 from rayfl.testing import contracts
 from rayfl.testing.executors import assert_same_bits, contents, play, rows
 from tests.contracts.actors import SharedActors
-from tests.contracts.every_method import REGISTERED, SEAMS, SERVER_CASES, VARIED, Case, cases, every_method, played
+from tests.contracts.every_method import (
+    REGISTERED,
+    SEAMS,
+    SERVER_CASES,
+    VARIED,
+    Case,
+    cases,
+    every_method,
+    played,
+    with_two_unseen,
+)
 from tests.contracts.waiting import no_stage_waits_for_a_gpu
 
 
@@ -89,4 +99,4 @@ def test_a_run_goes_on_from_its_checkpoint(case: Case, tmp_path: Path):
 
 @every_method
 def test_unseen_clients_are_evaluated_and_leave_no_trace(case: Case):
-    contracts.unseen_clients_are_evaluated_and_leave_no_trace(case.make)
+    contracts.unseen_clients_are_evaluated_and_leave_no_trace(with_two_unseen(case))

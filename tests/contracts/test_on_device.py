@@ -30,6 +30,7 @@ from rayfl.task import BoundTask, Objective
 from rayfl.testing.executors import assert_same_bits, contents, play, rows
 from rayfl.tree import State, Tree
 from tests.contracts.every_method import (
+    FEW_EXAMPLES,
     FREE_CASES,
     REGISTERED,
     SEAMS,
@@ -38,6 +39,7 @@ from tests.contracts.every_method import (
     cases,
     every_method,
     variant,
+    with_two_unseen,
 )
 from tests.contracts.seams import quadratic
 from tests.contracts.single_rounding import Rounding
@@ -154,7 +156,7 @@ def test_hooks_uplinks_and_sums_on_a_gpu_give_the_bits_of_main_memory(case: Case
 def test_an_unseen_clients_first_round_on_a_gpu_gives_the_bits_of_main_memory(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ):
-    assert_same_there(case.make, monkeypatch, rounds=2, clients={"unseen": 0.3})
+    assert_same_there(with_two_unseen(case), monkeypatch, rounds=2, clients={"unseen": 0.3}, splits=FEW_EXAMPLES)
 
 
 @cases([*SEAMS, *VARIED])
