@@ -4,6 +4,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from rayfl.methods.base import Method
 from rayfl.run_directory.run_files import own_files, require_own_entries
 from tests.actors.toys import assert_same_run
 from tests.jobs.commands import rayfl
+from tests.loaded_process import LoadedProcess, loaded_process
 from tests.refusals import mentions, refused
 
 METHOD = """
@@ -107,6 +109,12 @@ def _forget():
     beside._homes.cache_clear()
 
 
+@pytest.fixture(scope="module")
+def process() -> Iterator[LoadedProcess]:
+    with loaded_process() as process:
+        yield process
+
+
 def played(*words: object) -> None:
     result = rayfl(*words)
     assert result.exit_code == 0, result.output
@@ -115,7 +123,9 @@ def played(*words: object) -> None:
 @pytest.mark.parametrize(
     "reads", [pytest.param(READS[name], marks=[pytest.mark.slow] * (name in LIKE)) for name in READS], ids=READS
 )
-def test_a_run_keeps_what_its_plug_in_reads_and_is_resumed_without_the_original(home: Path, reads: dict[str, str]):
+def test_a_run_keeps_what_its_plug_in_reads_and_is_resumed_without_the_original(
+    home: Path, reads: dict[str, str], process: LoadedProcess
+):
     (home / "mine.py").write_text(plugin(**reads))
     played("run", "mine/own.toml", "--output", "long")
     played("run", "mine/own.toml", "--rounds", 2, "--output", "short")
@@ -130,8 +140,7 @@ def test_a_run_keeps_what_its_plug_in_reads_and_is_resumed_without_the_original(
     shutil.rmtree("user", ignore_errors=True)
     shutil.move("short", "moved")
     # In a process that has not run the plug-in.
-    command = [sys.executable, "-m", "rayfl", "resume", "moved", "--rounds", "3"]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = process.rayfl("resume", "moved", "--rounds", 3, folder=Path.cwd())
     assert done.returncode == 0, done.stderr
     assert [name for name in sorted(own_files(Path("moved"))) if "files/" in name] == [
         name for name in kept if "files/" in name

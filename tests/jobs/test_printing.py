@@ -1,6 +1,5 @@
 """A reader that leaves ends no command, and no terminal is too simple for one."""
 
-import json
 import os
 import pty
 import subprocess
@@ -13,6 +12,7 @@ from typing import Any, TextIO
 import pytest
 
 from rayfl.run_directory.record import read_run
+from tests.loaded_process import LoadedProcess, loaded_process
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = [sys.executable, "-m", "jobs.cli"]
@@ -73,79 +73,52 @@ def test_a_command_whose_output_is_closed_does_its_work(tmp_path: Path):
     assert subprocess.run(closed, cwd=ROOT, timeout=60, check=False).returncode == 0
 
 
+@pytest.fixture(scope="module")
+def process() -> Iterator[LoadedProcess]:
+    with loaded_process() as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def folder(process: LoadedProcess, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a French name and two finished runs in it, with Greek labels, made on a terminal of ASCII."""
+    folder = tmp_path_factory.mktemp("runs") / FRENCH
+    folder.mkdir()
+    for seed in (1, 2):
+        words = ["run", "demo", "--inline", "--output", f"run{seed}", f"seed={seed}", "rounds=2", f"label={GREEK}"]
+        done = process.rayfl(*words, folder=folder, encoding="ascii")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert f"{ascii(FRENCH)[1:-1]}/run{seed}" in done.stdout and read_run(folder / f"run{seed}").finished
+    return folder
+
+
 LOOKING = [
     *("methods", "data run1/experiment.toml", "show run1", "ls .", "report run1", "compare run1 run2"),
     *("table run1 run2 --rows label --columns rounds", f"show {GREEK}", f"run {FRENCH}.toml"),
 ]
-SPOKEN = [
-    *((words, "ascii") for words in LOOKING),
-    ("show run1", "latin-1"),
-    ("ls .", "koi8-r"),
-    (f"ls {GREEK}", "latin-1"),
-]
-RUNS = [f"run demo --inline --output run{seed} seed={seed} rounds=2 label={GREEK}" for seed in (1, 2)]
-FORKS = """
-import json, os, sys
-from rayfl.determinism.process import prepare_process
-prepare_process()
-from jobs import catalogue, reporting, single
-from jobs.cli import main
-
-for number, (words, encoding) in enumerate(json.loads(sys.argv[1])):
-    child = os.fork()
-    if child:
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-        continue
-    os.environ["PYTHONIOENCODING"] = encoding
-    for stream, name in ((sys.stdout, "out"), (sys.stderr, "err")):
-        stream.reconfigure(encoding=encoding)
-        os.dup2(os.open(f"../{number}.{name}", os.O_WRONLY | os.O_CREAT), stream.fileno())
-    sys.argv[:] = ["rayfl", *words.split()]
-    main()
-"""
-"""Runs commands one after the other, each in a process with a terminal of its encoding, and prints their exit codes.
-
-The commands' modules are loaded once: that takes longer than most commands."""
 
 
-@pytest.fixture(scope="module")
-def spoken(tmp_path_factory: pytest.TempPathFactory) -> "dict[tuple[str, str], subprocess.CompletedProcess[bytes]]":
-    """What RUNS and SPOKEN printed, in a folder with a French name: two runs with Greek labels, and looks at them."""
-    home = tmp_path_factory.mktemp("runs")
-    folder = home / FRENCH
-    folder.mkdir()
-    commands = [*((words, "ascii") for words in RUNS), *SPOKEN]
-    program = [sys.executable, "-c", FORKS, json.dumps(commands)]
-    around = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"}
-    codes = subprocess.run(program, cwd=folder, env=around, stdout=subprocess.PIPE, timeout=240, check=True).stdout
-    assert all(read_run(folder / f"run{seed}").finished for seed in (1, 2))
-    printed = [((home / f"{n}.out").read_bytes(), (home / f"{n}.err").read_bytes()) for n in range(len(commands))]
-    done = zip(commands, codes.split(), printed, strict=True)
-    return {words: subprocess.CompletedProcess(words[0], int(code), *both) for words, code, both in done}
-
-
-@pytest.mark.parametrize("words", RUNS)
-def test_a_run_speaks_to_a_terminal_of_ascii(words: str, spoken: "dict[Any, subprocess.CompletedProcess[bytes]]"):
-    done = spoken[words, "ascii"]
-    assert (done.returncode, done.stderr) == (0, b"")
-    run = words.split()[4]
-    assert f"{ascii(FRENCH)[1:-1]}/{run}".encode() in done.stdout
-
-
-@pytest.mark.parametrize(("words", "encoding"), SPOKEN)
+@pytest.mark.parametrize(
+    ("words", "encoding"),
+    [
+        *((words, "ascii") for words in LOOKING),
+        ("show run1", "latin-1"),
+        ("ls .", "koi8-r"),
+        (f"ls {GREEK}", "latin-1"),
+    ],
+)
 def test_every_command_speaks_to_a_terminal_without_utf_8(
-    words: str, encoding: str, spoken: "dict[Any, subprocess.CompletedProcess[bytes]]"
+    words: str, encoding: str, folder: Path, process: LoadedProcess
 ):
-    done = spoken[words, encoding]
     # Decoding raises if a byte is none of the encoding.
-    output, errors = done.stdout.decode(encoding), done.stderr.decode(encoding)
+    done = process.rayfl(*words.split(), folder=folder, encoding=encoding)
     last = words.split()[-1]
     refused = not last.isascii()
-    assert done.returncode == 2 * refused and "Unicode" not in errors, errors
+    assert done.returncode == 2 * refused and "Unicode" not in done.stderr, done.stderr
     if refused:
-        assert ascii(last)[1:-1] in errors
+        assert ascii(last)[1:-1] in done.stderr
     # Lines of tables are not escaped, but drawn with what there is.
-    assert "\\u2" not in output
+    assert "\\u2" not in done.stdout
 
 
 @pytest.mark.slow
