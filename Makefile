@@ -29,7 +29,7 @@ demo: $(HAS_RAYFL)
 	@$(BIN)/rayfl run $(EXPERIMENT) $(ARGS)
 
 test: $(HAS_TEST)
-	@$(if $(ARGS),,echo "The tests take about 13 minutes on two cores; pytest shows the percentage done.")
+	@$(if $(ARGS),,echo "The tests take about 10 minutes on two cores; pytest shows the percentage done.")
 	@$(BIN)/python -m pytest -n 3 --dist loadfile --max-worker-restart 1 $(ARGS)
 
 hostile: $(HAS_TEST)

@@ -133,6 +133,7 @@ class PartitionScheme(Choice, ABC):
 
     label = "partition"
     package = "rayfl.data.partitions"
+    renamed = {"counted": "assign"}
     by_class: ClassVar[bool] = False
     """Whether it needs one class for each example."""
 

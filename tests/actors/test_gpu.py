@@ -31,7 +31,6 @@ CALLS: Mapping[str, Callable[[Device], object]] = {
     "init": lambda device: torch.cuda.init(),
     "current_device": lambda device: torch.cuda.current_device(),
     "default_generators": lambda device: len(torch.cuda.default_generators),
-    "OutOfMemoryError": lambda device: torch.cuda.OutOfMemoryError,
     "device_count": lambda device: torch.cuda.device_count(),
     "get_device_name": torch.cuda.get_device_name,
     "get_device_properties": torch.cuda.get_device_properties,
