@@ -68,6 +68,8 @@ def _is_kept(path: Path) -> bool:
 def placed(folder: Path, digest: str, contents: Mapping[str, bytes]) -> Path:
     """The path at which a plug-in file in `folder` runs: beside only `contents`, of which it is the first."""
     home = _homes() / digest
+    # What `_refuse` says of a plug-in does not hold for this function.
+    _placed.pop(home, None)
     for path, content in ((home / name, content) for name, content in contents.items()):
         if not path.is_file() or path.read_bytes() != content:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -173,6 +173,9 @@ def _module(file: PluginFile) -> ModuleType:
     if file.module in _files:
         # Keep the newest path: there may be another file at the old one by now.
         _files[file.module] = file
+        if file.files:
+            # Somebody may have emptied the cache since it ran.
+            placed(Path(file.path).parent, file.digest, file.files)
         return sys.modules[file.module]
     module = ModuleType(file.module)
     watch()

@@ -149,7 +149,8 @@ def test_a_run_keeps_what_its_plug_in_reads_and_is_resumed_without_the_original(
 
 
 def test_a_copy_whose_file_is_damaged_or_gone_is_refused(home: Path):
-    (home / "mine.py").write_text(plugin(**READS["in a client's work"]))
+    # A process runs a source once, and another test's folder for this one may be gone.
+    (home / "mine.py").write_text(plugin(**READS["in a client's work"]) + "# damaged\n")
     played("run", "mine/own.toml", "--rounds", 2, "--output", "short")
     (copy,) = Path("short/files").glob("plugin-*/table.json")
     copy.write_text("[0.25]")
@@ -158,6 +159,13 @@ def test_a_copy_whose_file_is_damaged_or_gone_is_refused(home: Path):
     refused(rayfl("resume", "short", "--rounds", 3), names=["method.name", "reads"])
     copy.write_text("[0.5]")
     played("resume", "short", "--rounds", 3)
+
+
+def test_files_that_vanish_from_the_cache_are_there_again(home: Path):
+    (home / "mine.py").write_text(plugin(**READS["in a client's work"]) + "# vanished\n")
+    played("run", "mine/own.toml", "--rounds", 2, "--output", "short")
+    shutil.rmtree("user")
+    played("run", "mine/own.toml", "--rounds", 2, "--output", "again")
 
 
 def test_another_process_gets_the_files_with_the_source(home: Path):
