@@ -60,9 +60,8 @@ class ClientActor(OwnPackages):
                 node = ray.util.get_node_ip_address()
                 raise RayflError(f"device='cuda', but torch sees no GPU on {node}; set runtime.device='cpu'")
             # Ray only counts the shares of a GPU; it does not limit memory.
-            torch.cuda.set_per_process_memory_fraction(
-                tensor_fraction(self.gpu_share, torch.cuda.get_device_properties(device).total_memory)
-            )
+            total = torch.cuda.get_device_properties(device).total_memory
+            torch.cuda.set_per_process_memory_fraction(tensor_fraction(self.gpu_share, total))
         fix(self.worker.setup.threads, device, self.worker.setup.precision)
         self.meter = Meter(device, self.gpu_share)
         return Joined(

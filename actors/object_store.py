@@ -76,10 +76,8 @@ class Packed:
         self.buffer = np.frombuffer(b"".join(pieces), np.uint8)
 
     def __getitem__(self, index: int) -> Anything:
-        head, *buffers = (
-            self.buffer[first:last].data
-            for first, last in self.spans[self.firsts[index] : self.firsts[index + 1]].tolist()
-        )
+        spans = self.spans[self.firsts[index] : self.firsts[index + 1]].tolist()
+        head, *buffers = (self.buffer[first:last].data for first, last in spans)
         return pickle.loads(head, buffers=buffers)  # noqa: S301 - an object of this run
 
 

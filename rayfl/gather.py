@@ -132,14 +132,8 @@ class Sum(Gather):
 
     def _added(self, total: Aggregate, packet: Packet, factor: float, weight: float) -> Aggregate:
         """`total` and `factor` times the message."""
-        return Aggregate(
-            total.gather,
-            (_plus(total.sum, packet, factor),),
-            total.weight + weight,
-            total.weights,
-            total.count + 1,
-            total.items,
-        )
+        sums = (_plus(total.sum, packet, factor),)
+        return Aggregate(total.gather, sums, total.weight + weight, total.weights, total.count + 1, total.items)
 
     def joined(self, a: Aggregate, b: Aggregate) -> Aggregate:
         if not (a.sum and b.sum and type(self).merge is Gather.merge):

@@ -248,11 +248,8 @@ class Network:
 
     def __getstate__(self) -> dict[str, object]:
         # Counted once, and not again by every actor.
-        return {
-            name: value
-            for name, value in {**self.__dict__, "weight_uses": self.weight_uses}.items()
-            if name not in _MADE
-        }
+        state = {**self.__dict__, "weight_uses": self.weight_uses}
+        return {name: value for name, value in state.items() if name not in _MADE}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         vars(self).update(state)

@@ -31,13 +31,11 @@ def read_dataset(source: Source) -> Dataset:
 
     Raise RayflError as `checked_dataset` does.
     """
-    digests = source_digests(source)
-    settings = repr((type(source), source, digests))
-    dataset = _in_use.get(settings) if digests else None
-    if dataset is None:
-        dataset = checked_dataset(source.load())
-        if digests:
-            _in_use[settings] = dataset
+    if not (digests := source_digests(source)):
+        return checked_dataset(source.load())
+    settings = repr((type(source), source.to_table(), digests))
+    if (dataset := _in_use.get(settings)) is None:
+        dataset = _in_use[settings] = checked_dataset(source.load())
     return dataset
 
 

@@ -154,7 +154,9 @@ class PerExample(Metric):
 
 def measured(metric: Metric, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> MetricSums:
     """A metric's sums of a batch. Rows with weight 0 are padding and add nothing."""
-    kept = slice(None) if weights is None else weights > 0
+    if weights is None:
+        return metric.measure(outputs, targets)
+    kept = weights > 0
     return metric.measure(outputs[kept], targets[kept])
 
 

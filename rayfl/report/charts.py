@@ -235,10 +235,8 @@ def _in_lines(labels: Sequence[str], width: int) -> str:
 
 def told(field: str, title: str, percent: bool = False) -> Spec:
     """A line of a tooltip."""
-    kind = (
-        {"type": "nominal"} if field == "series" else {"type": "quantitative", "format": ".2%" if percent else ",.4~g"}
-    )
-    return {"field": field, "title": title, **kind}
+    number = {"type": "quantitative", "format": ".2%" if percent else ",.4~g"}
+    return {"field": field, "title": title, **({"type": "nominal"} if field == "series" else number)}
 
 
 def strips_chart(strips: Mapping[str, np.ndarray], x: str, labels: Sequence[str], percent: bool = False) -> Spec:
@@ -280,13 +278,8 @@ def strips_chart(strips: Mapping[str, np.ndarray], x: str, labels: Sequence[str]
 
 def _rows(labels: Iterable[str]) -> Spec:
     """The y axis with a row per label."""
-    return {
-        "field": "series",
-        "type": "nominal",
-        "title": None,
-        "sort": None,
-        "axis": {"labelExpr": _in_lines([*labels], _ROW_LETTERS)},
-    }
+    axis = {"labelExpr": _in_lines([*labels], _ROW_LETTERS)}
+    return {"field": "series", "type": "nominal", "title": None, "sort": None, "axis": axis}
 
 
 def _height(labels: Iterable[str]) -> int:

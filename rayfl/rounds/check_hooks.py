@@ -195,12 +195,8 @@ def _metrics(metrics: Anything) -> None:
 
 
 def _reply(reply: Anything, method: object, args: tuple[Anything, ...]) -> None:
-    _each(
-        reply.message,
-        "a message",
-        "packets, which ctx.downlink and rayfl.compress make,",
-        lambda part: isinstance(part, Packet),
-    )
+    wanted = "packets, which ctx.downlink and rayfl.compress make,"
+    _each(reply.message, "a message", wanted, lambda part: isinstance(part, Packet))
     _require_state(reply.server_memory, "a Reply whose server_memory is tensors by name")
     _metrics(reply.metrics)
 
@@ -223,12 +219,8 @@ def _finished_stack(finished: Anything, method: Anything, args: tuple[Anything, 
 
 
 def _sendable(message: Anything, method: Anything) -> None:
-    _each(
-        message,
-        "a message",
-        "trees, Differences or packets",
-        lambda part: isinstance(part, dict | tree.Difference | Packet),
-    )
+    wanted = "trees, Differences or packets"
+    _each(message, "a message", wanted, lambda part: isinstance(part, dict | tree.Difference | Packet))
     read_alone = getattr(type(method), "store_uplink", ServerHalf.store_uplink) is not ServerHalf.store_uplink
     for name, part in message.items():
         # Nobody would read a tree under another name; a packet may be sent only to be billed.

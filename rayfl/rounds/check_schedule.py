@@ -68,14 +68,8 @@ def polls(setup: Setup) -> bool:
     state = checked(setup.selection.init, *A_STATE)(setup.num_clients)
     candidates = checked(setup.selection.candidates, "clients, by their numbers", lambda named: len(named) >= 0)
     everyone = np.arange(setup.num_clients)
-    return (
-        len(
-            candidates(
-                state, setup.population.seen(0), everyone, setup.population.settings.num_selected, generator(setup.seed)
-            )
-        )
-        > 0
-    )
+    wanted = setup.population.settings.num_selected
+    return len(candidates(state, setup.population.seen(0), everyone, wanted, generator(setup.seed))) > 0
 
 
 def on_own_clocks(setup: Setup, name: str) -> Mapping[str, bool]:

@@ -243,9 +243,8 @@ class ClientRound:
         added = result.status is ClientStatus.DELIVERED and not setup.keeps_messages
         if not added or setup.relayed:
             message = {name: packet.written() for name, packet in message.items()}
-        model = (
-            self.trained_model(finished.state, carry) if (result.status.keeps_state and self.may_be_evaluated) else None
-        )
+        is_evaluated = result.status.keeps_state and self.may_be_evaluated
+        model = self.trained_model(finished.state, carry) if is_evaluated else None
         kept = to_memory(with_memory(finished.state, uplink_memory), setup.device)
         outputs = ClientOutputs.of(
             setup.output_slots,
@@ -291,9 +290,8 @@ def operations(setup: Setup, state: State, ctx: Context) -> dict[str, float]:
     for stage in ctx.plan.stages:
         mask = method.trains_under(state, stage, ctx)
         cost = flops.gradient_flops(uses, dense if mask is None else flops.forward_flops(uses, mask, setup.initial))
-        gradients[cost] = gradients.get(cost, 0.0) + (
-            ctx.work[stage.name].num_examples * method.gradients_per_example(stage, ctx)
-        )
+        done = ctx.work[stage.name].num_examples * method.gradients_per_example(stage, ctx)
+        gradients[cost] = gradients.get(cost, 0.0) + done
     return {"flops/training": sum([cost * number for cost, number in gradients.items()])}
 
 

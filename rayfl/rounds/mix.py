@@ -236,9 +236,8 @@ def blank(shape: tuple[int, ...]) -> torch.Tensor:
     size = math.prod(shape)
     if size < LARGE:
         return torch.empty(shape)
-    return torch.frombuffer(
-        mmap.mmap(-1, 4 * size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype=torch.float32
-    ).view(shape)
+    pages = mmap.mmap(-1, 4 * size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=torch.float32).view(shape)
 
 
 class PeerWork(JobInputs):
@@ -261,12 +260,10 @@ class PeerWork(JobInputs):
                 ctx = replace(ctx, neighbours_in=job.heard[client], neighbours_out=job.listeners[client])
                 state, _ = without_memory(self._state(client, kept))
                 for receiver in ctx.neighbours_out:
-                    message, _ = encode_upload(
-                        checked_hook(self.setup.peer_half.message_to)(state, receiver, ctx), {}, ctx
-                    )
-                    outputs[calls[receiver]].setdefault(client, {})[receiver] = {
-                        name: packet.written() for name, packet in message.items()
-                    }
+                    upload = checked_hook(self.setup.peer_half.message_to)(state, receiver, ctx)
+                    message, _ = encode_upload(upload, {}, ctx)
+                    written = {name: packet.written() for name, packet in message.items()}
+                    outputs[calls[receiver]].setdefault(client, {})[receiver] = written
                     sizes.append((client, receiver, message_bits(message), num_values(message)))
         return tuple(sizes), outputs
 

@@ -102,9 +102,8 @@ def weighted_graph(current: CurrentRound, exchange: Exchange) -> tuple[Sparse, S
     current.ledger.metrics |= round_metrics(weights, exchange.present)
     if setup.method.capabilities.weighs_links:
         weights = link_weights(setup.graph_topology, graph, exchange)
-    return graph, csr_array(
-        checked(setup.peer_half.mixing, WEIGHTS, lambda made: made.shape == graph.shape)(weights, exchange)
-    )
+    mixing = checked(setup.peer_half.mixing, WEIGHTS, lambda made: made.shape == graph.shape)
+    return graph, csr_array(mixing(weights, exchange))
 
 
 def graph_among(setup: Setup, exchange: Exchange) -> Sparse:
@@ -116,9 +115,8 @@ def graph_among(setup: Setup, exchange: Exchange) -> Sparse:
 
 def mixing_weights(setup: Setup, graph: Sparse, exchange: Exchange) -> Sparse:
     """The topology's mixing weights [n, n] of a round. Raise RayflError if they are not what the method needs."""
-    weights = csr_array(
-        checked(setup.graph_topology.mixing, WEIGHTS, lambda made: made.shape == graph.shape)(graph, exchange)
-    )
+    mixing = checked(setup.graph_topology.mixing, WEIGHTS, lambda made: made.shape == graph.shape)
+    weights = csr_array(mixing(graph, exchange))
     may_be_negative = not any(isinstance(rule, ElementwiseMean | RobustMean) for rule in setup.method.gather.values())
     check_weights(weights, graph, setup.method.capabilities.needs_weights, may_be_negative)
     return weights
